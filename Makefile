@@ -1,0 +1,34 @@
+# One short target per chore; CI calls the same ones. Every target prepares what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test install lint types unit clean
+
+run: install            ## train the main job on 4 local ranks
+	$(BIN)/unisono train
+
+test: lint types unit   ## everything CI runs
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+unit: install
+	$(BIN)/python -m pytest
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,51 @@
+"""The errors unisono raises, and whose fault each of them is.
+
+    UnisonoError
+    ├── UsageError          the caller's mistake, known on one rank alone      (also a ValueError)
+    ├── MismatchError       the ranks disagree about a call
+    ├── PeerLostError       another rank's process is gone
+    ├── DeadlockError       ranks wait for each other in a cycle
+    ├── CollectiveTimeout   a call did not end in time                         (also a TimeoutError)
+    └── ScheduleError       a schedule does not do what it says                (also a ValueError)
+
+Every message carries the values: ranks, call, sequence number, what was expected, what came, and the remedy if there
+is one. torch.distributed users catch RuntimeError around collectives, so the whole tree derives from it.
+"""
+
+__all__ = [
+    "CollectiveTimeout",
+    "DeadlockError",
+    "MismatchError",
+    "PeerLostError",
+    "ScheduleError",
+    "UnisonoError",
+    "UsageError",
+]
+
+
+class UnisonoError(RuntimeError):
+    """Anything that unisono refuses, finds or reports."""
+
+
+class UsageError(UnisonoError, ValueError):
+    """The caller's mistake, visible on one rank alone: a bad argument, a wrong device, an unknown name."""
+
+
+class MismatchError(UnisonoError):
+    """The ranks of a group disagree: other operations, dtypes, shapes, roots or reduce ops in one call."""
+
+
+class PeerLostError(UnisonoError):
+    """A rank that this call needs has died or left the group."""
+
+
+class DeadlockError(UnisonoError):
+    """Ranks wait for each other in a cycle that can never end."""
+
+
+class CollectiveTimeout(UnisonoError, TimeoutError):
+    """A call did not end within its time; the message says who is missing and what they do."""
+
+
+class ScheduleError(UnisonoError, ValueError):
+    """A schedule that loses, doubles, races or deadlocks; the message lists every finding."""
