@@ -1,0 +1,83 @@
+"""The command `unisono`: one sub-command per file in this folder, and the boundary where errors become one line.
+
+A new command is a module with a function, one import and one line in the list `COMMANDS` below. Command modules import
+torch inside their function, so that `unisono --help` answers at once.
+"""
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from unisono.cli import train
+from unisono.errors import UnisonoError
+
+__all__ = ["app", "main"]
+
+USAGE_EXIT, INTERRUPT_EXIT = 2, 130
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train.train,
+}
+
+
+class _OneLineErrors(TyperGroup):
+    """A group of commands that ends every expected failure with one line on stderr and an exit code, no traceback.
+
+    UnisonoError and malformed command lines exit with 2, Ctrl-C with 130. Anything else is a defect of ours and keeps
+    its traceback. It sits on the group, not in `main`, so that tests with a CliRunner see the same behaviour.
+    """
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one command line and leave through SystemExit, as the parser does in its standalone mode."""
+        try:
+            result = super().main(*args, **{**kwargs, "prog_name": "unisono", "standalone_mode": False})
+        except UnisonoError as error:
+            raise SystemExit(_complain(str(error))) from None
+        except (KeyboardInterrupt, typer.Abort):
+            raise SystemExit(INTERRUPT_EXIT) from None
+        except Exception as error:
+            describe = getattr(error, "format_message", None)  # what every error of the option parser carries
+            if describe is None:
+                raise
+            raise SystemExit(_complain(describe())) from None
+        raise SystemExit(result if isinstance(result, int) else 0)
+
+
+def _complain(message: str) -> int:
+    """Write the message to stderr and return the exit code that goes with it."""
+    sys.stderr.write(f"unisono: {message.strip()}\n")
+    return USAGE_EXIT
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"unisono {version('unisono')}")
+        raise typer.Exit
+
+
+app = typer.Typer(cls=_OneLineErrors, name="unisono", add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Collective communication and parallel training for PyTorch."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+
+
+def main() -> None:
+    """Entry point of the console script `unisono`."""
+    app()
