@@ -1,0 +1,16 @@
+"""What every test shares: one thread per process, and the pool of rank processes ended with the session."""
+
+import os
+from collections.abc import Iterator
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the ranks that are forked later
+
+import pytest
+
+from ranks import _POOL
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_rank_processes() -> Iterator[None]:
+    yield
+    _POOL.close()
