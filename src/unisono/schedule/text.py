@@ -1,0 +1,99 @@
+"""The text form and JSON of schedules; both round-trip exactly.
+
+    schedule ring all_reduce ranks=3 chunks=3
+    step 0: 0>1 c2 +, 1>2 c0 +, 2>0 c1 +
+    step 1: ...
+
+`0>1 c2 +` sends chunk 2 from rank 0 to rank 1, reduced into (`+`) or copied over (`=`) what is there;
+`c4-7` is a range. The header also takes root=R and switches=S. Blank lines and text after `#` are ignored. Compact
+steps are written out.
+"""
+
+import re
+from typing import Any
+
+from unisono.errors import UsageError
+from unisono.schedule.collectives import Collective
+from unisono.schedule.model import Schedule, Step, Transfer
+
+__all__ = ["from_json", "from_text", "to_json", "to_text"]
+
+_TRANSFER = re.compile(r"(-?\d+)\s*>\s*(-?\d+)\s+c(-?\d+)(?:-(\d+))?\s*([+=])")
+_STEP = re.compile(r"step\s+(\d+)\s*:\s*(.*)")
+_NUMBERS = {"ranks", "chunks", "root", "switches"}
+
+
+def to_text(schedule: Schedule) -> str:
+    """A header, then one line per explicit step."""
+    c = schedule.collective
+    head = f"schedule {schedule.name} {c.name} ranks={c.world_size} chunks={c.num_chunks}"
+    head += f" root={c.root}" if c.rooted else ""
+    head += f" switches={schedule.switches}" if schedule.switches else ""
+    lines = [f"step {i}: {', '.join(map(str, step))}".rstrip() for i, step in enumerate(schedule.explicit_steps())]
+    return "\n".join([head, *lines]) + "\n"
+
+
+def from_text(text: str) -> Schedule:
+    """The schedule a text form describes. Raises UsageError naming the line that cannot be read."""
+    numbered = [(i, line.split("#")[0].strip()) for i, line in enumerate(text.splitlines(), 1)]
+    lines = [(i, line) for i, line in numbered if line]
+    if not lines:
+        raise UsageError("empty schedule: expected 'schedule NAME COLLECTIVE ranks=N chunks=C', then 'step 0: ...'")
+    name, collective, switches = _header(*lines[0])
+    steps = tuple(_step(i, line, expected) for expected, (i, line) in enumerate(lines[1:]))
+    return Schedule(name, collective, steps, switches)
+
+
+def _header(number: int, line: str) -> tuple[str, Collective, int]:
+    words = line.split()
+    pairs = [word.split("=", 1) for word in words[3:]]
+    known = all(len(p) == 2 and p[0] in _NUMBERS and re.fullmatch(r"-?\d+", p[1]) for p in pairs)
+    values = {p[0]: int(p[1]) for p in pairs} if known else {}
+    if words[0] != "schedule" or len(values) != len(pairs) or not {"ranks", "chunks"} <= values.keys():
+        raise UsageError(
+            f"line {number}: expected 'schedule NAME COLLECTIVE ranks=N chunks=C [root=R] [switches=S]', got {line!r}"
+        )
+    collective = Collective(words[2], values["ranks"], values["chunks"], values.get("root", 0))
+    return words[1], collective, values.get("switches", 0)
+
+
+def _step(number: int, line: str, expected: int) -> Step:
+    match = _STEP.fullmatch(line)
+    if match is None or int(match[1]) != expected:
+        raise UsageError(f"line {number}: expected 'step {expected}: ...', got {line!r}")
+    return Step.of(*(_transfer(number, part.strip()) for part in match[2].split(",") if match[2]))
+
+
+def _transfer(number: int, text: str) -> Transfer:
+    match = _TRANSFER.fullmatch(text)
+    if match is None:
+        raise UsageError(f"line {number}: expected a transfer such as '0>1 c2 +' or '0>1 c4-7 =', got {text!r}")
+    first = int(match[3])
+    count = int(match[4]) - first + 1 if match[4] else 1
+    return Transfer(int(match[1]), int(match[2]), first, count, match[5] == "+")
+
+
+def to_json(schedule: Schedule) -> dict[str, Any]:
+    """Plain dictionaries and lists; a transfer is [src, dst, chunk, count, reduce]."""
+    c = schedule.collective
+    return {
+        "schedule": schedule.name,
+        "collective": c.name,
+        "ranks": c.world_size,
+        "chunks": c.num_chunks,
+        "root": c.root,
+        "switches": schedule.switches,
+        "steps": [[[t.src, t.dst, t.chunk, t.count, t.reduce] for t in step] for step in schedule.explicit_steps()],
+    }
+
+
+def from_json(data: dict[str, Any]) -> Schedule:
+    """The schedule that to_json described. Raises UsageError if a field is missing or wrong."""
+    try:
+        collective = Collective(data["collective"], data["ranks"], data["chunks"], data.get("root", 0))
+        steps = tuple(Step.of(*(Transfer(*transfer) for transfer in step)) for step in data["steps"])
+        return Schedule(data["schedule"], collective, steps, data.get("switches", 0))
+    except (KeyError, TypeError) as problem:
+        raise UsageError(
+            f"not a schedule in JSON ({problem}): expected the fields schedule, collective, ranks, chunks, steps"
+        ) from None
