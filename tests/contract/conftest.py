@@ -1,0 +1,8 @@
+"""Runs the contract at every world size, one world size after the other, so that each default group starts once."""
+
+import pytest
+
+
+@pytest.fixture(scope="session", params=[1, 2, 3, 4, 5, 8], ids=lambda n: f"{n}-ranks")
+def world_size(request: pytest.FixtureRequest) -> int:
+    return int(request.param)

@@ -1,0 +1,83 @@
+"""Dtypes, the reduce ops that mean something on them, and reproducible data for both."""
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["DTYPES", "FLOAT8", "FLOATS", "INTEGERS", "OPS", "REDUCIBLE", "as_bytes", "data", "reduce_op", "same_bytes"]
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+FLOAT8 = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+)
+DTYPES = (*FLOATS, *INTEGERS, torch.bool, *COMPLEX, *FLOAT8)
+
+REDUCIBLE = {
+    "SUM": (*FLOATS, *INTEGERS, torch.bool, *COMPLEX),
+    "AVG": (*FLOATS, *COMPLEX),
+    "PRODUCT": (*FLOATS, *INTEGERS, torch.bool, *COMPLEX),
+    "MIN": (*FLOATS, *INTEGERS, torch.bool),
+    "MAX": (*FLOATS, *INTEGERS, torch.bool),
+    "BAND": (*INTEGERS, torch.bool),
+    "BOR": (*INTEGERS, torch.bool),
+    "BXOR": (*INTEGERS, torch.bool),
+    "PREMUL_SUM": FLOATS,
+}
+OPS = tuple(REDUCIBLE)
+FACTOR = 0.5  # of PREMUL_SUM
+
+
+def reduce_op(name: str) -> dist.ReduceOp:
+    """Return torch's reduce op of that name (PREMUL_SUM with the suite's factor)."""
+    return dist._make_nccl_premul_sum(FACTOR) if name == "PREMUL_SUM" else getattr(dist.ReduceOp, name)
+
+
+def data(dtype: torch.dtype, count: int, seed: int, op: str = "") -> torch.Tensor:
+    """Return `count` reproducible values: any bit pattern for moving (no op), else values whose reduction is exact."""
+    generator = torch.Generator().manual_seed(seed)
+    width = torch.empty(0, dtype=dtype).element_size()
+    if dtype is torch.bool:
+        return torch.randint(0, 2, (count,), generator=generator, dtype=torch.uint8).bool()
+    if not op or dtype in INTEGERS:
+        return torch.randint(0, 256, (count * width,), generator=generator, dtype=torch.uint8).view(dtype)
+    if dtype.is_complex:
+        parts = _exact(2 * count, op, generator).view(-1, 2)
+        return torch.view_as_complex(parts.to(torch.float16)).to(dtype)
+    return _exact(count, op, generator).to(dtype)
+
+
+def _exact(count: int, op: str, generator: torch.Generator) -> torch.Tensor:
+    if op == "PRODUCT":  # magnitudes that neither round nor overflow, even in float16, when 8 of them are multiplied
+        return torch.tensor([-2.0, -1.0, 1.0, 2.0])[torch.randint(0, 4, (count,), generator=generator)]
+    values = torch.randint(-16, 17, (count,), generator=generator).float() / 4
+    if op in ("MIN", "MAX"):
+        rare = torch.rand(count, generator=generator)
+        values[rare < 0.05] = torch.nan
+        values[rare > 0.97] = torch.inf
+    return values
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Say whether two tensors hold the same shape, dtype and bits (NaN equals NaN, 0.0 differs from -0.0)."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(as_bytes(a), as_bytes(b))
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the tensor as bytes of shape (*x.shape, itemsize)."""
+    return torch.empty((*x.shape, 1), dtype=x.dtype).copy_(x.unsqueeze(-1)).view(torch.uint8)
