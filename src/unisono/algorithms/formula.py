@@ -36,7 +36,9 @@ class Formula:
         return self.text.startswith("<=")
 
     def __call__(self, world_size: int, chunks: int = 1) -> float:
-        """The value for a number of ranks and chunks."""
+        """The value for a number of ranks and chunks; 0 for one rank, which has nobody to talk to."""
+        if world_size == 1:
+            return 0.0
         rows, columns = squarish(world_size)
         power = 1 << (world_size.bit_length() - 1)
         values = {"n": world_size, "k": chunks, "L": ceil_log2(world_size), "p": power, "x": world_size - power}

@@ -1,0 +1,63 @@
+"""Direct: every rank talks to every other at once.
+
+One-shot all_reduce: everybody sends everything to everybody, and each sums all by itself. One step, n-1 times the
+bytes: best for the smallest messages. Two-phase: each rank sums its own block of all, then hands it to all. Two steps
+with the bytes of a ring: best wherever all pairs are joined. Sums are taken in rank order.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Collective, Schedule, Step
+
+__all__ = ["all_gather", "all_to_all", "one_shot_all_reduce", "reduce_scatter", "two_phase_all_reduce"]
+
+
+def _pairs(world_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All ordered pairs (src, dst) of different ranks, by dst, then src."""
+    dst, src = np.divmod(np.arange(world_size**2), world_size)
+    apart = src != dst
+    return src[apart], dst[apart]
+
+
+def _once(step: Step) -> tuple[Step, ...]:
+    return (step,) if len(step) else ()
+
+
+@algorithm("direct", "reduce_scatter", steps="1", nbytes_per_rank="(n-1)/n")
+def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
+    """Everybody sends each block to its owner at once."""
+    src, dst = _pairs(world_size)
+    step = Step.make(src, dst, dst * chunks, chunks, True)
+    return Schedule("direct", Collective.of("reduce_scatter", world_size, chunks), _once(step))
+
+
+@algorithm("direct", "all_gather", steps="1", nbytes_per_rank="(n-1)/n")
+def all_gather(world_size: int, chunks: int = 1) -> Schedule:
+    """Everybody sends its block to everybody at once."""
+    src, dst = _pairs(world_size)
+    step = Step.make(src, dst, src * chunks, chunks)
+    return Schedule("direct", Collective.of("all_gather", world_size, chunks), _once(step))
+
+
+@algorithm("direct", "all_to_all", steps="1", nbytes_per_rank="(n-1)/n")
+def all_to_all(world_size: int, chunks: int = 1) -> Schedule:
+    """All n(n-1) blocks at once."""
+    src, dst = _pairs(world_size)
+    step = Step.make(src, dst, (src * world_size + dst) * chunks, chunks)
+    return Schedule("direct", Collective.of("all_to_all", world_size, chunks), _once(step))
+
+
+@algorithm("one_shot", "all_reduce", steps="1", nbytes_per_rank="n-1")
+def one_shot_all_reduce(world_size: int, chunks: int = 1) -> Schedule:
+    """Everybody sends everything to everybody; each sums all."""
+    src, dst = _pairs(world_size)
+    step = Step.make(src, dst, 0, chunks, True)
+    return Schedule("one_shot", Collective.of("all_reduce", world_size, chunks), _once(step))
+
+
+@algorithm("two_phase", "all_reduce", steps="2", nbytes_per_rank="2*(n-1)/n")
+def two_phase_all_reduce(world_size: int, chunks: int = 1) -> Schedule:
+    """Each rank sums its own block of all, then hands it to all."""
+    return reduce_scatter(world_size, chunks).then(all_gather(world_size, chunks), name="two_phase")
