@@ -1,7 +1,39 @@
 """Makes the name "unisono" known to torch.distributed."""
 
-__all__ = ["autoload"]
+import math
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["autoload", "register"]
+
+NAME = "unisono"
+
+
+def _create(options: Any, backend_options: Any = None) -> Any:
+    """torch's factory for a new group: joins the default group at once, any other with its first call."""
+    from unisono.backend.group import Group
+    from unisono.backend.process_group import UnisonoProcessGroup
+
+    names = list(options.global_ranks_in_group)
+    default = not names
+    names = names or list(range(options.group_size))
+    timeout: timedelta = options.timeout
+    seconds = timeout.total_seconds() if timeout is not None else math.inf
+    label = "the default group" if default else f"group {options.group_id} {names}"
+    group = Group(options.store, options.group_rank, names, label, seconds)
+    if default:
+        group.wait_for_all()
+    return UnisonoProcessGroup(group, options.store, timeout)
+
+
+def register() -> None:
+    """Registers the backend, once; ``import unisono`` calls this."""
+    if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 
 
 def autoload() -> None:
-    """Called by torch's backend autoload (entry point group ``torch.backends``)."""
+    """Called by torch's backend autoload (entry point group ``torch.backends``) at ``import torch``."""
+    register()

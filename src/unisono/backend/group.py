@@ -1,0 +1,156 @@
+"""One rank's membership in one group: the shared memory, its two lanes, its coming and its going."""
+
+import atexit
+import hashlib
+import os
+import time
+import weakref
+from collections.abc import Sequence
+
+from unisono.backend.moving import Moving
+from unisono.backend.reducing import Reducing
+from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
+from unisono.run.collectives import CollectiveLane
+from unisono.run.point_to_point import PointToPointLane
+from unisono.transport.board import JOINED, LEFT, Board
+from unisono.transport.segment import Segment, StoreLike, attach, create
+from unisono.watch.peers import Identity
+
+__all__ = ["Group", "Operations"]
+
+_living: "weakref.WeakSet[Group]" = weakref.WeakSet()
+
+
+class Operations(Moving, Reducing):
+    """Builds every operation."""
+
+
+class Group:
+    """Ranks that share a segment.
+
+    The first rank makes it at once; the others map it with their first call, so that making a group costs next to
+    nothing and never waits. `join` is that first call; the default group is joined when it is made.
+    """
+
+    def __init__(self, store: StoreLike, rank: int, names: Sequence[int], label: str, timeout: float) -> None:
+        self.rank, self.size, self.names, self.timeout = rank, len(names), list(names), timeout
+        self.label = label
+        self.messages: PointToPointLane
+        self.collectives: CollectiveLane
+        self.operations: Operations
+        self._store: StoreLike = _Keyed(store, hashlib.blake2b(repr(self.names).encode(), digest_size=6).hexdigest())
+        self._segment: Segment | None = None
+        self._fd = -1
+        self.joined = False
+        self._closed = ""
+        if rank == 0:
+            self._segment, self._fd = create(self._store, self.size, label)
+        _living.add(self)
+
+    def join(self) -> None:
+        """Maps the segment if that is still to be done; raises if the group is closed."""
+        if self._closed:
+            raise UsageError(f"{self.label} {self._closed}")
+        deadline = time.monotonic() + self.timeout
+        segment = self._segment
+        if segment is None:
+            segment = self._segment = attach(self._store, self.rank, self.size, deadline)
+        self._claim(segment)
+        board = Board(segment, self.rank)
+        self.operations = Operations(board)
+        self.collectives = CollectiveLane(board, self.names, self.label)
+        self.messages = PointToPointLane(segment, self.rank, self.names, self.label)
+        self.joined = True
+
+    def _claim(self, segment: Segment) -> None:
+        """Enters this process as the group's rank; raises `UsageError` if another process has done so."""
+        mine, at = Identity.mine(), segment.field(self.rank, 0)
+        if self._store.add(f"claimed/{self.rank}/{segment.nonce}", 1) > 1:
+            other = segment.identity(self.rank)
+            raise UsageError(
+                f"rank {self.rank} of {self.label} is claimed twice: by pid {other.pid or 'unknown'} and by pid "
+                f"{mine.pid}; give every process its own rank"
+            )
+        segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
+
+    def wait_for_all(self) -> None:
+        """Returns once every rank has joined; raises `CollectiveTimeout` naming those that have not."""
+        self.join()
+        segment, deadline, pause = self._segment, time.monotonic() + self.timeout, 0.0005
+        assert segment is not None
+        while True:
+            missing = [name for r, name in enumerate(self.names) if segment.longs[segment.field(r, 2)] == 0]
+            if not missing:
+                break
+            if time.monotonic() > deadline:
+                there = [n for n in self.names if n not in missing]
+                raise CollectiveTimeout(
+                    f"{self.label}: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not join within "
+                    f"{self.timeout:g} s (world size {self.size}; joined: {', '.join(map(str, there))})"
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.02)
+        self._forget_fd()
+
+    def _forget_fd(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self, why: str = "was destroyed") -> None:
+        """Leaves the group: peers that still wait for this rank are told; calls under way end with an error."""
+        if self._closed:
+            return
+        self._closed = why
+        segment = self._segment
+        if self.joined and segment is not None:
+            segment.longs[segment.field(self.rank, 2)] = LEFT
+            error = UnisonoError(f"{self.label} {why} while the call was under way")
+            self.collectives.close(error)
+            self.messages.close(error)
+            del self.collectives, self.messages, self.operations
+            self.joined = False
+        self._segment = None
+        self._forget_fd()
+        _living.discard(self)
+
+    def disown(self) -> None:
+        """Forgets the group without a word to its peers: it belongs to the parent of this forked process."""
+        self._closed = "belongs to the process that this one was forked from; make a group of its own"
+        self.joined = False
+        self._forget_fd()
+
+
+class _Keyed:
+    """A store under a prefix of its own, so that groups with equal names but other members never mix."""
+
+    def __init__(self, store: StoreLike, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(f"{self._prefix}/{key}", value)
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(f"{self._prefix}/{key}")
+
+    def add(self, key: str, value: int) -> int:
+        return self._store.add(f"{self._prefix}/{key}", value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check([f"{self._prefix}/{key}" for key in keys])
+
+
+def _leave_all() -> None:
+    """At the interpreter's end, before threads are stopped: workers end, peers are told."""
+    for group in list(_living):
+        group.close("ended with its process")
+
+
+def _disown() -> None:
+    """In a forked child: the groups belong to the parent; the child may neither use them nor say it left."""
+    for group in list(_living):
+        group.disown()
+
+
+atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_disown)

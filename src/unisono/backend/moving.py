@@ -1,0 +1,195 @@
+"""Operations that only move data, for every dtype: broadcast, all_gather, gather, scatter, all_to_all."""
+
+from collections.abc import Sequence
+
+import torch
+
+from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, shapes
+from unisono.backend.tensors import Result, as_bytes, check, flat_input, with_results
+from unisono.errors import UsageError
+from unisono.run import programs
+from unisono.watch.call import name_of_dtype
+
+__all__ = ["Moving"]
+
+
+class Moving(Builder):
+    """Builds the operations that move data."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Operation:
+        """``tensor`` of ``root`` into ``tensor`` of all."""
+        call = self.call("broadcast", tensor, root=root)
+        if self.rank == root:
+            check(tensor, "the tensor")
+            return Operation(call, programs.broadcast(self.board, root, as_bytes(flat_input(tensor))), [tensor])
+        result = Result(tensor, "the tensor")
+        program = programs.broadcast(self.board, root, as_bytes(result.flat))
+        return Operation(call, with_results(program, [result]), [tensor])
+
+    def all_gather(self, outputs: Tensors, tensor: torch.Tensor) -> Operation:
+        """``tensor`` of every rank into ``outputs``, whose shapes may differ by rank."""
+        check(tensor, "the input")
+        self.one_per_rank(outputs, tensor, "outputs")
+        results = [Result(output, f"output {r}") for r, output in enumerate(outputs)]
+        call = self.moving(
+            "all_gather",
+            tensor.dtype,
+            [tensor.shape] * self.size,
+            [output.shape for output in outputs],
+            lambda: f"{name_of_dtype(tensor.dtype)} {list(tensor.shape)} into {shapes(outputs)}",
+        )
+        mine = apart(flat_input(tensor), [r.flat for r in results], self.rank)
+        program = programs.all_gather(self.board, as_bytes(mine), [as_bytes(r.flat) for r in results])
+        return Operation(call, with_results(program, results), list(outputs))
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
+        """``tensor`` of every rank, side by side into ``output``."""
+        check(tensor, "the input")
+        same_dtype([output], tensor, "the output")
+        if output.numel() != tensor.numel() * self.size:
+            raise UsageError(
+                f"all_gather of {tensor.numel()} elements on {self.size} ranks fills {tensor.numel() * self.size}; "
+                f"the output {list(output.shape)} has {output.numel()}"
+            )
+        result = Result(output, "the output")
+        call = self.call("all_gather", tensor, rest="single")
+        mine = apart(flat_input(tensor), list(result.flat.view(self.size, -1)), self.rank)
+        places = as_bytes(result.flat).view(self.size, -1)
+        program = programs.all_gather_flat(self.board, as_bytes(mine), places)
+        return Operation(call, with_results(program, [result]), [output])
+
+    def all_gather_many(self, outputs: Tensors, tensors: Tensors) -> Operation:
+        """Several `all_gather_single`, of any dtypes, in one call."""
+        if not tensors or len(outputs) != len(tensors):
+            raise UsageError(f"all_gather of {len(tensors)} inputs into {len(outputs)} outputs: give one for each")
+        results = [Result(output, "an output") for output in outputs]
+        for output, tensor in zip(outputs, tensors, strict=True):
+            check(tensor, "an input")
+            same_dtype([output], tensor, "an output")
+            if output.numel() != tensor.numel() * self.size:
+                raise UsageError(f"an output of {output.numel()} elements for {self.size} inputs of {tensor.numel()}")
+        mine = torch.cat([as_bytes(flat_input(t)) for t in tensors])
+        packed = mine.new_empty((self.size, mine.numel()))
+        kinds = repr([(name_of_dtype(t.dtype), tuple(t.shape)) for t in tensors])
+        call = self.call("all_gather", mine, rest=kinds)
+        program = programs.all_gather_flat(self.board, mine, packed)
+        return Operation(call, self._unpack_rows(program, packed, results), list(outputs))
+
+    def _unpack_rows(
+        self, program: programs.Program, packed: torch.Tensor, results: Sequence[Result]
+    ) -> programs.Program:
+        yield from program
+        parts = packed.split([r.flat.nbytes // self.size for r in results], dim=1)
+        for result, part in zip(results, parts, strict=True):
+            as_bytes(result.flat).view(self.size, -1).copy_(part)
+            result.deliver()
+
+    def gather(self, outputs: Tensors, tensor: torch.Tensor, root: int) -> Operation:
+        """``tensor`` of every rank into the root's ``outputs``, whose shapes may differ by rank."""
+        check(tensor, "the input")
+        results: list[Result] = []
+        if self.rank == root:
+            self.one_per_rank(outputs, tensor, "outputs")
+            results = [Result(output, f"output {r}") for r, output in enumerate(outputs)]
+        call = self.moving(
+            "gather",
+            tensor.dtype,
+            [tensor.shape if r == root else None for r in range(self.size)],
+            [o.shape for o in outputs] if results else [None] * self.size,
+            lambda: (
+                f"{name_of_dtype(tensor.dtype)} {list(tensor.shape)}" + (f" into {shapes(outputs)}" if results else "")
+            ),
+            root,
+        )
+        mine = as_bytes(apart(flat_input(tensor), [r.flat for r in results], self.rank))
+        sends = [mine if r == root else None for r in range(self.size)]
+        receives = [as_bytes(r.flat) for r in results] or [None] * self.size
+        program = programs.exchange(self.board, call, sends, receives, slots=1)
+        return Operation(call, with_results(program, results), list(outputs) if results else [])
+
+    def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> Operation:
+        """The root's ``inputs[r]`` into rank r's ``output``; shapes may differ by rank."""
+        result = Result(output, "the output")
+        if self.rank == root:
+            self.one_per_rank(inputs, output, "inputs")
+            for rank, tensor in enumerate(inputs):
+                check(tensor, f"input {rank}")
+        sending = self.rank == root
+        call = self.moving(
+            "scatter",
+            output.dtype,
+            [t.shape for t in inputs] if sending else [None] * self.size,
+            [output.shape if r == root else None for r in range(self.size)],
+            lambda: (
+                (f"{shapes(inputs)} of " if sending else "")
+                + f"{name_of_dtype(output.dtype)} into {list(output.shape)}"
+            ),
+            root,
+        )
+        flats = [apart(flat_input(t), [result.flat], 0 if r == root else -1) for r, t in enumerate(inputs) if sending]
+        receives = [as_bytes(result.flat) if r == root else None for r in range(self.size)]
+        sends = [as_bytes(f) for f in flats] or [None] * self.size
+        program = programs.exchange(self.board, call, sends, receives, slots=self.size)
+        return Operation(call, with_results(program, [result]), [output])
+
+    def all_to_all(self, outputs: Tensors, inputs: Tensors) -> Operation:
+        """``inputs[j]`` of rank i into ``outputs[i]`` of rank j; any shapes that agree in pairs."""
+        if not outputs or not inputs:
+            raise UsageError("all_to_all needs one output and one input per rank")
+        self.one_per_rank(outputs, inputs[0], "outputs")
+        self.one_per_rank(inputs, inputs[0], "inputs")
+        for rank, tensor in enumerate(inputs):
+            check(tensor, f"input {rank}")
+        results = [Result(output, f"output {r}") for r, output in enumerate(outputs)]
+        return self._all_to_all(results, [flat_input(t) for t in inputs], outputs, inputs)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
+    ) -> Operation:
+        """Rows ``input_splits[j]`` of ``tensor`` to rank j, rows ``output_splits[i]`` of ``output`` from rank i.
+
+        No splits means equal ones.
+        """
+        check(tensor, "the input")
+        same_dtype([output], tensor, "the output")
+        result = Result(output, "the output")
+        out_rows = self._rows(output, output_splits, "output")
+        in_rows = self._rows(tensor, input_splits, "input")
+        flat = apart(flat_input(tensor), [result.flat], -1)
+        inputs, outputs = list(flat.split(in_rows)), list(result.flat.split(out_rows))
+        pieces = [Result(part, "the output") for part in outputs]
+        operation = self._all_to_all(pieces, inputs, outputs, inputs)
+        return Operation(operation.call, with_results(operation.steps, [result]), [output])
+
+    def _rows(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[int]:
+        """Elements per rank, from rows per rank."""
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not splits:
+            if rows % self.size:
+                raise UsageError(
+                    f"{what} {list(tensor.shape)}: {rows} rows do not divide among {self.size} ranks; give splits"
+                )
+            splits = [rows // self.size] * self.size
+        if len(splits) != self.size or sum(splits) != rows or min(splits) < 0:
+            raise UsageError(
+                f"{what} splits {list(splits)} must be {self.size} numbers that sum to the {rows} rows of "
+                f"{list(tensor.shape)}"
+            )
+        each = tensor.numel() // rows if rows else 0
+        return [count * each for count in splits]
+
+    def _all_to_all(self, results: Sequence[Result], flats: Tensors, outputs: Tensors, inputs: Tensors) -> Operation:
+        dtype = inputs[0].dtype
+        call = self.moving(
+            "all_to_all",
+            dtype,
+            [t.shape for t in inputs],
+            [t.shape for t in outputs],
+            lambda: f"{name_of_dtype(dtype)} {shapes(inputs)} into {shapes(outputs)}",
+        )
+        targets = [r.flat for r in results]
+        safe = [apart(flat, targets, -1) for flat in flats]
+        program = programs.exchange(
+            self.board, call, [as_bytes(f) for f in safe], [as_bytes(t) for t in targets], slots=self.size
+        )
+        return Operation(call, with_results(program, results), list(outputs))

@@ -1,0 +1,119 @@
+"""Every collective: torch's arguments checked and turned into a call (what peers compare) and a program (what is done).
+
+A mistake in the arguments raises `UsageError`; the process group still lets that call meet its peers (`refused`), so
+that they hear of it instead of waiting. Calls are cached: training repeats itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unisono.backend.tensors import Result, overlap
+from unisono.errors import UsageError
+from unisono.run import programs
+from unisono.run.programs import Program
+from unisono.transport.board import Board
+from unisono.watch.call import Call, name_of_dtype, piece
+
+__all__ = ["Builder", "Operation", "Shape", "Tensors", "apart", "same_dtype", "shapes", "unpack"]
+
+Tensors = Sequence[torch.Tensor]
+Shape = Sequence[int]
+_KEPT = 1024  # calls kept for reuse
+
+
+@dataclass(slots=True)
+class Operation:
+    """A call ready to be carried out."""
+
+    call: Call
+    steps: Program
+    outputs: list[Any]
+
+
+class Builder:
+    """What the builders of all operations share: the board, the ranks, the calls made before."""
+
+    def __init__(self, board: Board) -> None:
+        self.board, self.rank, self.size = board, board.rank, board.size
+        self._calls: dict[tuple[Any, ...], Call] = {}
+
+    def call(self, op: str, tensor: torch.Tensor, reduce_op: str = "", root: int = -1, rest: str = "") -> Call:
+        """The call for a tensor whose dtype and shape must agree on all ranks."""
+        key = (op, tensor.dtype, tensor.shape, reduce_op, root, rest)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._keep(key, Call(op, tensor.dtype, tuple(tensor.shape), reduce_op, root, rest=rest))
+        return call
+
+    def moving(
+        self,
+        op: str,
+        dtype: torch.dtype,
+        sends: Sequence[Shape | None],
+        expects: Sequence[Shape | None],
+        words: Callable[[], str],
+        root: int = -1,
+    ) -> Call:
+        """The call for pieces whose shapes may differ by rank; None where nothing goes between two ranks."""
+        key = (op, dtype, root, tuple(sends), tuple(expects))
+        call = self._calls.get(key)
+        if call is None:
+            numbers = [tuple(0 if s is None else piece(s) for s in row) for row in (sends, expects)]
+            call = Call(op, dtype, root=root, sends=numbers[0], expects=numbers[1], words=words())
+            self._keep(key, call)
+        return call
+
+    def _keep(self, key: tuple[Any, ...], call: Call) -> Call:
+        if len(self._calls) >= _KEPT:
+            self._calls.clear()
+        self._calls[key] = call
+        return call
+
+    def refused(self, op: str, error: UsageError) -> Operation:
+        """The call of a rank whose arguments were wrong: it meets the others to tell them, then raises."""
+        return Operation(Call(op, refused=str(error)), programs.barrier(self.board), [])
+
+    def barrier(self) -> Operation:
+        """All ranks come before any leaves."""
+        call = self._calls.get(("barrier",)) or self._keep(("barrier",), Call("barrier"))
+        return Operation(call, programs.barrier(self.board), [])
+
+    def one_per_rank(self, tensors: Tensors, like: torch.Tensor, what: str) -> None:
+        """Raises `UsageError` unless there is one tensor per rank, all of the dtype of ``like``."""
+        if len(tensors) != self.size:
+            raise UsageError(f"{len(tensors)} {what} for a group of {self.size} ranks: one per rank is needed")
+        same_dtype(tensors, like, what)
+
+
+def same_dtype(tensors: Tensors, like: torch.Tensor, what: str) -> None:
+    """Raises `UsageError` unless all have the dtype of ``like``."""
+    for tensor in tensors:
+        if tensor.dtype != like.dtype:
+            raise UsageError(
+                f"{what} of {name_of_dtype(tensor.dtype)} beside {name_of_dtype(like.dtype)}: use one dtype"
+            )
+
+
+def shapes(tensors: Tensors) -> str:
+    """The shapes of several tensors, for people: ``[2] [3] [4]``, or ``4 x [2]`` where all are equal."""
+    found = [str(list(t.shape)) for t in tensors]
+    return f"{len(found)} x {found[0]}" if len(set(found)) == 1 else " ".join(found)
+
+
+def apart(mine: torch.Tensor, others: Sequence[torch.Tensor], own: int) -> torch.Tensor:
+    """``mine``, copied if it shares memory with a result other than the one it ends up in itself, at its own place."""
+    for rank, other in enumerate(others):
+        if overlap(mine, other) and not (rank == own and mine.data_ptr() == other.data_ptr()):
+            return mine.clone()
+    return mine
+
+
+def unpack(program: Program, packed: torch.Tensor, results: Sequence[Result]) -> Program:
+    """The program, then the parts of its flat result to where they belong."""
+    yield from program
+    for result, part in zip(results, packed.split([r.flat.numel() for r in results]), strict=True):
+        result.flat.copy_(part)
+        result.deliver()

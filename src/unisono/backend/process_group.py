@@ -1,0 +1,283 @@
+"""torch.distributed's process group on unisono: one short method per operation, torch's names on the outside.
+
+A Python process group replaces torch's own at once, so everything torch asks of one is here. Methods that torch's C++
+calls (DDP's reducer, functional collectives) and methods that its Python calls by name are the same to us; older
+spellings are aliases. Every method returns a Work; for a synchronous call it is done.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.backend.group import Group
+from unisono.backend.operations import Operation, Tensors
+from unisono.backend.sparse import all_reduce_sparse
+from unisono.backend.tensors import Result, as_bytes, check, flat_input
+from unisono.backend.work import DONE, PendingWork
+from unisono.errors import UsageError
+from unisono.run.lane import Task
+from unisono.run.point_to_point import Message
+from unisono.watch.call import Call
+
+__all__ = ["UnisonoProcessGroup"]
+
+_OP_NAMES = {
+    getattr(dist.ReduceOp.RedOpType, name): name
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+}
+
+
+def _reduce_op(options: Any) -> tuple[str, float]:
+    """The reduce op's name and, for PREMUL_SUM, its factor (else 1)."""
+    op = options.reduceOp
+    name = _OP_NAMES.get(getattr(op, "op", op), "UNUSED")
+    return name, float(op.__getstate__()[1]) if name == "PREMUL_SUM" else 1.0
+
+
+class UnisonoProcessGroup(dist.ProcessGroup):
+    """A process group over shared memory for CPU tensors."""
+
+    def __init__(self, group: Group, store: Any, timeout: timedelta) -> None:
+        super().__init__(group.rank, group.size)
+        self._group, self._store = group, store
+        self._name = self._description = ""
+        self._timeout = timeout
+
+    # What torch asks about the group
+
+    def getBackendName(self) -> str:
+        return "unisono"
+
+    def getRank(self) -> int:
+        return self._group.rank
+
+    def getSize(self) -> int:
+        return self._group.size
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> "UnisonoProcessGroup":
+        return self
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the group's timeout for calls from now on."""
+        self._timeout, self._group.timeout = timeout, timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to agree on: calls are numbered from the first."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._group.collectives.calls if self._group.joined else 0
+
+    def shutdown(self) -> None:
+        """Leaves the group; called by ``destroy_process_group``."""
+        self._group.close()
+
+    def abort(self) -> None:
+        """Leaves the group at once; calls under way end with an error."""
+        self._group.close("was aborted")
+
+    # Carrying a call out
+
+    def _seconds(self, options: Any) -> float:
+        """The call's own timeout if it has one, else the group's."""
+        seconds = options.timeout.total_seconds() if options is not None else 0.0
+        return seconds if seconds > 0 else self._group.timeout
+
+    def _do(self, op: str, options: Any, build: Callable[[], Operation]) -> dist._Work:
+        group = self._group
+        if not group.joined:
+            group.join()
+        try:
+            operation = build()
+        except UsageError as error:
+            operation = group.operations.refused(op, error)
+        task = Task(operation.call, operation.steps, operation.outputs, self._seconds(options))
+        background = options is None or options.asyncOp
+        group.collectives.submit(task, background)
+        return PendingWork(group.collectives, task) if background else DONE
+
+    # Operations that combine
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> dist._Work:
+        opts = opts or dist.AllreduceOptions()
+        if tensors[0].is_sparse:
+            return all_reduce_sparse(self, tensors[0], opts)
+        op, factor = _reduce_op(opts)
+        return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce(tensors[0], op, factor))
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist._Work:
+        opts = opts or dist.AllreduceCoalescedOptions()
+        op, factor = _reduce_op(opts)
+        return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce_many(tensors, op, factor))
+
+    def reduce(self, tensors: Tensors, opts: Any) -> dist._Work:
+        op, factor = _reduce_op(opts)
+        root = opts.rootRank
+        return self._do("reduce", opts, lambda: self._group.operations.reduce(tensors[0], root, op, factor))
+
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> dist._Work:
+        opts = opts or dist.ReduceScatterOptions()
+        op, factor = _reduce_op(opts)
+        return self._do(
+            "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter(outputs[0], inputs[0], op, factor)
+        )
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> dist._Work:
+        opts = opts or dist.ReduceScatterOptions()
+        op, factor = _reduce_op(opts)
+        return self._do(
+            "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter_single(output, tensor, op, factor)
+        )
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
+        opts = opts or dist.ReduceScatterOptions()
+        op, factor = _reduce_op(opts)
+        return self._do(
+            "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter_many(outputs, inputs, op, factor)
+        )
+
+    # Operations that move
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> dist._Work:
+        return self._do("broadcast", opts, lambda: self._group.operations.broadcast(tensors[0], opts.rootRank))
+
+    def allgather(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> dist._Work:
+        return self._do("all_gather", opts, lambda: self._group.operations.all_gather(outputs[0], tensors[0]))
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> dist._Work:
+        return self._do("all_gather", opts, lambda: self._group.operations.all_gather_single(output, tensor))
+
+    def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any = None) -> dist._Work:
+        return self._do("all_gather", opts, lambda: self._group.operations.all_gather_many(outputs, tensors))
+
+    def allgather_coalesced(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> dist._Work:
+        """``outputs[r][i]`` receives rank r's ``tensors[i]``."""
+        packed = [torch.empty((self._group.size, *t.shape), dtype=t.dtype, device="cpu") for t in tensors]
+
+        def build() -> Operation:
+            operation = self._group.operations.all_gather_many(packed, tensors)
+            return Operation(operation.call, deliver(operation), [t for row in outputs for t in row])
+
+        def deliver(operation: Operation) -> Any:
+            yield from operation.steps
+            for rank, row in enumerate(outputs):
+                for target, gathered in zip(row, packed, strict=True):
+                    target.data.copy_(gathered[rank])
+
+        return self._do("all_gather", opts, build)
+
+    def gather(self, outputs: list[Tensors], tensors: Tensors, opts: Any) -> dist._Work:
+        received = outputs[0] if outputs else []
+        root = opts.rootRank
+        return self._do("gather", opts, lambda: self._group.operations.gather(received, tensors[0], root))
+
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist._Work:
+        sent = inputs[0] if inputs else []
+        root = opts.rootRank
+        return self._do("scatter", opts, lambda: self._group.operations.scatter(outputs[0], sent, root))
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
+        return self._do("all_to_all", opts, lambda: self._group.operations.all_to_all(outputs, inputs))
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        opts: Any = None,
+    ) -> dist._Work:
+        return self._do(
+            "all_to_all",
+            opts,
+            lambda: self._group.operations.all_to_all_single(output, tensor, output_splits, input_splits),
+        )
+
+    def barrier(self, opts: Any = None) -> dist._Work:
+        return self._do("barrier", opts, lambda: self._group.operations.barrier())
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error names every rank that did not come: every barrier here does."""
+        opts = dist.BarrierOptions()
+        opts.asyncOp = False
+        if timeout is not None:
+            opts.timeout = timeout
+        self.barrier(opts)
+
+    # Messages
+
+    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> dist._Work:
+        check(tensors[0], "the tensor to send")
+        return self._message("send", tensors[0], as_bytes(flat_input(tensors[0])), peer, tag, None)
+
+    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> dist._Work:
+        result = Result(tensors[0], "the tensor to receive into")
+        return self._message("recv", tensors[0], as_bytes(result.flat), peer, tag, result.deliver)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist._Work:
+        result = Result(tensors[0], "the tensor to receive into")
+        return self._message("recv", tensors[0], as_bytes(result.flat), None, tag, result.deliver)
+
+    def _message(
+        self,
+        op: str,
+        tensor: torch.Tensor,
+        data: torch.Tensor,
+        peer: int | None,
+        tag: int,
+        after: Callable[[], None] | None,
+    ) -> dist._Work:
+        group = self._group
+        if not group.joined:
+            group.join()
+        call = Call(op, tensor.dtype, tuple(tensor.shape))
+        message = Message(call, data, peer, tag, [tensor], group.timeout, after)
+        group.messages.submit(message, background=True)
+        return PendingWork(group.messages, message)
+
+    # Names of earlier and later torch releases
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single

@@ -1,0 +1,95 @@
+"""Operations that combine: all_reduce, reduce, reduce_scatter, and their coalesced forms."""
+
+import torch
+
+from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, unpack
+from unisono.backend.tensors import Result, check, flat_input, with_results
+from unisono.errors import UsageError
+from unisono.run import programs
+from unisono.run.reduce import reducer
+from unisono.watch.call import Call
+
+__all__ = ["Reducing"]
+
+
+class Reducing(Builder):
+    """Builds the operations that combine; ``op`` is the reduce op's name, ``factor`` that of PREMUL_SUM."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: str, factor: float) -> Operation:
+        """The combination of all tensors into each."""
+        result = Result(tensor, "the tensor", load=True)
+        program = programs.all_reduce(self.board, result.flat, result.flat, reducer(tensor.dtype, op, factor))
+        if result.tensor is not None:
+            program = with_results(program, [result])
+        return Operation(self.call("all_reduce", tensor, op), program, [tensor])
+
+    def all_reduce_many(self, tensors: Tensors, op: str, factor: float) -> Operation:
+        """Several tensors of one dtype, in one call."""
+        if not tensors:
+            raise UsageError("all_reduce of no tensors at all: give one or more")
+        results = [Result(tensor, "a tensor", load=True) for tensor in tensors]
+        same_dtype(tensors, tensors[0], "a tensor")
+        packed = torch.cat([result.flat for result in results])
+        call = self.call("all_reduce", packed, op, rest=repr([tuple(t.shape) for t in tensors]))
+        program = programs.all_reduce(self.board, packed, packed, reducer(packed.dtype, op, factor))
+        return Operation(call, unpack(program, packed, results), list(tensors))
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: str, factor: float) -> Operation:
+        """The combination of all tensors into the root's; the others' stay as they were."""
+        check(tensor, "the tensor")
+        combine = reducer(tensor.dtype, op, factor)
+        call = self.call("reduce", tensor, op, root)
+        if self.rank != root:
+            return Operation(call, programs.all_reduce(self.board, flat_input(tensor), None, combine, root), [tensor])
+        result = Result(tensor, "the tensor", load=True)
+        program = programs.all_reduce(self.board, result.flat, result.flat, combine, root)
+        return Operation(call, with_results(program, [result]), [tensor])
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: Tensors, op: str, factor: float) -> Operation:
+        """The combination of all ranks' ``inputs[r]`` into rank r's ``output``; shapes may differ by r."""
+        self.one_per_rank(inputs, output, "inputs")
+        for rank, tensor in enumerate(inputs):
+            check(tensor, f"input {rank}")
+        if output.numel() != inputs[self.rank].numel():
+            raise UsageError(
+                f"reduce_scatter gives group rank {self.rank} {inputs[self.rank].numel()} elements; its output "
+                f"{list(output.shape)} has {output.numel()}"
+            )
+        packed = repr([tuple(t.shape) for t in inputs])
+        call = self.call("reduce_scatter", inputs[0], op, rest=packed)
+        return self._scattered(call, output, [flat_input(t) for t in inputs], factor)
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, op: str, factor: float) -> Operation:
+        """As `reduce_scatter`, the inputs side by side in one tensor."""
+        check(tensor, "the input")
+        same_dtype([output], tensor, "the output")
+        if tensor.numel() != output.numel() * self.size:
+            raise UsageError(
+                f"reduce_scatter of {tensor.numel()} elements over {self.size} ranks does not give each the "
+                f"{output.numel()} of its output: the input needs {output.numel() * self.size}"
+            )
+        call = self.call("reduce_scatter", tensor, op)
+        return self._scattered(call, output, list(flat_input(tensor).view(self.size, -1)), factor)
+
+    def _scattered(self, call: Call, output: torch.Tensor, parts: Tensors, factor: float) -> Operation:
+        combine = reducer(output.dtype, call.reduce_op, factor)
+        result = Result(output, "the output")
+        inputs = [apart(part, [result.flat], 0 if rank == self.rank else -1) for rank, part in enumerate(parts)]
+        program = programs.reduce_scatter(self.board, inputs, result.flat, combine)
+        return Operation(call, with_results(program, [result]), [output])
+
+    def reduce_scatter_many(self, outputs: Tensors, tensors: Tensors, op: str, factor: float) -> Operation:
+        """Several `reduce_scatter_single` of one dtype, in one call."""
+        if not tensors or len(outputs) != len(tensors):
+            raise UsageError(f"reduce_scatter of {len(tensors)} inputs into {len(outputs)} outputs: give one for each")
+        for output, tensor in zip(outputs, tensors, strict=True):
+            check(tensor, "an input")
+            if tensor.numel() != output.numel() * self.size:
+                raise UsageError(f"an input of {tensor.numel()} elements for {self.size} outputs of {output.numel()}")
+        same_dtype([*outputs, *tensors], tensors[0], "a tensor")
+        rows = torch.cat([flat_input(t).view(self.size, -1) for t in tensors], dim=1)
+        results = [Result(output, "an output") for output in outputs]
+        packed = rows.new_empty(rows.shape[1])
+        call = self.call("reduce_scatter", rows, op, rest=repr([tuple(t.shape) for t in tensors]))
+        operation = self._scattered(call, packed, list(rows), factor)
+        return Operation(call, unpack(operation.steps, packed, results), list(outputs))

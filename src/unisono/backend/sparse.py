@@ -1,0 +1,38 @@
+"""all_reduce of sparse COO tensors: everybody's entries are gathered and added up, in rank order."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.errors import UsageError
+
+__all__ = ["all_reduce_sparse"]
+
+
+def all_reduce_sparse(group: Any, tensor: torch.Tensor, options: Any) -> dist._Work:
+    """Sums sparse COO tensors of equal shape over ``group`` (a `UnisonoProcessGroup`), in place; done on return.
+
+    Raises `UsageError` for another reduce op than SUM.
+    """
+    name = str(getattr(options.reduceOp, "op", options.reduceOp)).rpartition(".")[2]
+    if name != "SUM":
+        raise UsageError(f"all_reduce of a sparse tensor combines with SUM alone, not {name}; use .to_dense()")
+    mine = tensor.detach().coalesce()
+    size, dims = group.getSize(), mine.sparse_dim()
+    counts = torch.empty(size, dtype=torch.int64)
+    _wait(group.all_gather_single(counts, torch.tensor([mine._nnz()])))
+    entries = [int(count) for count in counts]
+    rest = mine.values().shape[1:]
+    indices = [torch.empty((count, dims), dtype=torch.int64) for count in entries]
+    values = [torch.empty((count, *rest), dtype=mine.dtype) for count in entries]
+    _wait(group.allgather([indices], [mine.indices().t().contiguous()]))
+    work = group.allgather([values], [mine.values()])
+    _wait(work)
+    total = torch.sparse_coo_tensor(torch.cat(indices).t(), torch.cat(values), mine.shape).coalesce()
+    tensor.detach().copy_(total)
+    return work  # type: ignore[no-any-return]
+
+
+def _wait(work: dist._Work) -> None:
+    work.wait()

@@ -1,0 +1,114 @@
+"""What a call hands back: torch's Work over a task, and its future."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.run.lane import Lane, Task
+from unisono.run.point_to_point import Message
+
+__all__ = ["DONE", "PendingWork"]
+
+
+def _seconds(timeout: timedelta | None) -> float | None:
+    """None for "no limit of its own", which torch writes as zero or a negative time."""
+    seconds = timeout.total_seconds() if timeout is not None else 0.0
+    return seconds if seconds > 0 else None
+
+
+class _FinishedWork(dist._Work):
+    """The shared Work of every synchronous call: it was done before the call returned."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return []
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result([])
+        return future
+
+
+DONE = _FinishedWork()
+"""Returned by every call that is done on return."""
+
+
+class PendingWork(dist._Work):
+    """A call that may still be under way.
+
+    `wait` carries it forward in the caller's thread and raises its error; `is_completed` carries it without waiting.
+    The future completes with the list of output tensors, or raises the error.
+    """
+
+    def __init__(self, lane: Lane, task: Task) -> None:
+        super().__init__()
+        self._lane, self._task = lane, task
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Until the call is done; raises its error, or `CollectiveTimeout` after ``timeout`` (the call then goes on)."""
+        self._lane.finish(self._task, _seconds(timeout))
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the call has ended, well or not."""
+        return self._lane.poll(self._task)
+
+    def is_success(self) -> bool:
+        """Whether the call has ended well."""
+        return self._lane.poll(self._task) and self._task.error is None
+
+    def exception(self) -> BaseException | None:
+        """The error the call ended with, if it did."""
+        return self._task.error
+
+    def synchronize(self) -> None:
+        """The same as `wait`: there is no stream to order on a CPU."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors, once done."""
+        self.wait()
+        return self._task.outputs
+
+    def source_rank(self) -> int:
+        """Group rank from which a message came."""
+        assert isinstance(self._task, Message)
+        return self._task.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Completes with the output tensors.
+
+        An exception set on a future from Python is invisible to C++ (DDP would read it as gradients), so the error is
+        raised by a ``then`` step, which C++ does see.
+        """
+        task = self._task
+        outputs: torch.futures.Future[Any] = torch.futures.Future()
+        if self._lane.poll(task) and task.error is None:
+            outputs.set_result(task.outputs)
+            return outputs
+        self._lane.listen(task, lambda _: outputs.set_result(None))
+        return outputs.then(lambda _: _outcome(task))
+
+
+def _outcome(task: Task) -> list[torch.Tensor]:
+    if task.error is not None:
+        raise task.error
+    return task.outputs

@@ -1,0 +1,191 @@
+"""Lanes: where calls wait for their turn, and the one loop that carries them forward.
+
+A lane holds the calls of one rank in one group that are under way. Whoever needs a call done carries the lane forward:
+the caller inside a synchronous call, `wait` or `is_completed`; a worker thread, started when a call is asynchronous, is
+only the fallback that keeps an un-waited call from blocking the others (handing a call to a thread and back costs more
+than most calls). Carrying forward never blocks while holding the lane; sleeping is done outside.
+"""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from unisono.errors import CollectiveTimeout, UnisonoError
+from unisono.watch.call import Call, call_site
+
+__all__ = ["Lane", "Task"]
+
+_SLICE = 0.05  # s: how long anybody sleeps before looking around
+_GRACE = 0.0003  # s: how long the worker leaves a new call to its caller
+
+
+class Task:
+    """One call under way: what was asked, the steps left, the outcome."""
+
+    __slots__ = ("call", "deadline", "done", "error", "issued", "listeners", "outputs", "site", "steps")
+
+    def __init__(self, call: Call, steps: Any, outputs: list[Any], timeout: float, site: str = "") -> None:
+        self.call, self.steps, self.outputs, self.site = call, steps, outputs, site
+        self.issued = time.monotonic()
+        self.deadline = self.issued + timeout
+        self.done = False
+        self.error: BaseException | None = None
+        self.listeners: list[Callable[[Task], None]] = []
+
+
+class Lane(ABC):
+    """Calls under way, the lock that guards them, and the worker of last resort."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.failed: UnisonoError | None = None
+        self._lock = threading.Lock()
+        self._settled: deque[Task] = deque()
+        self._worker: threading.Thread | None = None
+        self._work_there = threading.Event()
+        self._closed = False
+
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether any call is under way."""
+
+    @abstractmethod
+    def _carry(self, linger: bool) -> None:
+        """Carries the calls as far as they go without blocking; ``linger``: waits while that is cheap. Lock held."""
+
+    @abstractmethod
+    def _enqueue(self, task: Task) -> None:
+        """Takes a call in. Lock held."""
+
+    @abstractmethod
+    def _nap(self, seconds: float) -> None:
+        """Sleeps until something may have moved, at most ``seconds``. Lock not held."""
+
+    @abstractmethod
+    def _look_around(self) -> None:
+        """Called about every `_SLICE` of waiting: deadlines, lost peers. Fails calls by `_fail`. Lock held."""
+
+    @abstractmethod
+    def _fail(self, task: Task, error: UnisonoError) -> None:
+        """Ends ``task`` with ``error``, and whatever can no longer be done after that. Lock held."""
+
+    def submit(self, task: Task, background: bool) -> None:
+        """Takes a call in. In the background it is carried as far as it goes now; else it is done on return.
+
+        Raises the call's own error if it is not left to the background.
+        """
+        if self.failed is not None:
+            raise type(self.failed)(f"this group has failed before and can only be destroyed: {self.failed}")
+        if background:
+            task.site = call_site()
+            with self._lock:
+                self._enqueue(task)
+                self._carry(linger=False)
+            self._settle()
+            if not task.done:
+                self._wake_worker()
+            return
+        with self._lock:
+            self._enqueue(task)
+            self._carry(linger=True)
+        self.finish(task)
+
+    def finish(self, task: Task, timeout: float | None = None) -> None:
+        """Carries the lane until ``task`` is done; raises its error, or `CollectiveTimeout` after ``timeout`` seconds."""
+        self._settle()
+        limit = None if timeout is None else time.monotonic() + timeout
+        look = time.monotonic() + _SLICE
+        while not task.done:
+            now = time.monotonic()
+            if limit is not None and now > limit:
+                raise CollectiveTimeout(self.explain(task, f"was waited for {timeout:g} s and goes on"))
+            self._nap(_SLICE if limit is None else max(0.0, min(_SLICE, limit - now)))
+            with self._lock:
+                self._carry(linger=not task.done)
+                if not task.done and time.monotonic() >= look:
+                    self._look_around()
+                    look = time.monotonic() + _SLICE
+            self._settle()
+        if task.error is not None:
+            raise task.error
+
+    @abstractmethod
+    def explain(self, task: Task, what: str) -> str:
+        """One line on a call that did not end: what it is, who is missing."""
+
+    def poll(self, task: Task) -> bool:
+        """Carries the lane without waiting; whether ``task`` is done."""
+        if not task.done and self._lock.acquire(blocking=False):
+            try:
+                self._carry(linger=False)
+            finally:
+                self._lock.release()
+            self._settle()
+        return task.done
+
+    def listen(self, task: Task, listener: Callable[[Task], None]) -> None:
+        """Calls ``listener(task)`` once the call is done, from whichever thread carries it then."""
+        with self._lock:
+            if not task.done:
+                task.listeners.append(listener)
+                self._wake_worker()
+                return
+        listener(task)
+
+    def close(self, error: UnisonoError) -> None:
+        """Ends every call under way with ``error``, and the worker."""
+        with self._lock:
+            self._closed = True
+            self.failed = self.failed or error
+            self._fail_all(error)
+        self._settle()
+        worker, self._worker = self._worker, None
+        if worker is not None and worker is not threading.current_thread():
+            self._work_there.set()
+            worker.join(2.0)
+
+    @abstractmethod
+    def _fail_all(self, error: UnisonoError) -> None:
+        """Ends every call under way with ``error``. Lock held."""
+
+    def _end(self, task: Task, error: BaseException | None = None) -> None:
+        """Marks a call done. Lock held."""
+        task.error, task.done = error, True
+        task.steps = None
+        if task.listeners:
+            self._settled.append(task)
+
+    def _settle(self) -> None:
+        """Tells the listeners of calls that are done; outside the lock, since they may issue calls of their own."""
+        while self._settled:
+            try:
+                task = self._settled.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            for listener in task.listeners:
+                listener(task)
+
+    def _wake_worker(self) -> None:
+        if self._worker is None and not self._closed:
+            self._worker = threading.Thread(target=self._run_worker, name=f"unisono {self.name}", daemon=True)
+            self._worker.start()
+        self._work_there.set()
+
+    def _run_worker(self) -> None:
+        look = 0.0
+        while not self._closed:
+            self._work_there.wait()
+            self._work_there.clear()
+            time.sleep(_GRACE)
+            while self.busy() and not self._closed:
+                with self._lock:
+                    self._carry(linger=False)
+                    if self.busy() and time.monotonic() >= look:
+                        self._look_around()
+                        look = time.monotonic() + _SLICE
+                self._settle()
+                if self.busy():
+                    self._nap(_SLICE)

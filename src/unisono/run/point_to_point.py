@@ -1,0 +1,309 @@
+"""The lane of messages: send and recv between two ranks, matched by source and tag, in the order they were posted.
+
+Messages to one peer leave in order; messages from one peer arrive in order and meet the oldest receive that names
+their source (or any) and their tag. A message nobody has asked for stays in the ring, unless a receive with another
+tag waits behind it: then it is set aside in this rank's own memory. A send is done when its last byte is in the ring,
+so that small messages need no receiver; longer ones flow as the receiver takes them.
+"""
+
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError
+from unisono.run.lane import Lane, Task
+from unisono.transport import futex
+from unisono.transport.board import LEFT
+from unisono.transport.ring import UNIT, Ring
+from unisono.transport.segment import Segment
+from unisono.watch.call import Call, name_of_dtype
+from unisono.watch.peers import alive
+
+__all__ = ["Message", "PointToPointLane"]
+
+_HEAD = struct.Struct("<qQQ16s")  # tag, payload bytes, elements, dtype by name
+_PIECE = 128 * 1024  # bytes moved before the peer is told
+_SPINS, _YIELDS = 20, 100
+
+
+class Message(Task):
+    """A send (to ``peer``) or a receive (from ``peer``, or from any rank if None) of one flat uint8 tensor.
+
+    ``after`` runs once a received message lies in ``data``: it brings it to a tensor that is not contiguous.
+    """
+
+    __slots__ = ("after", "data", "moved", "peer", "source", "started", "tag")
+
+    def __init__(
+        self,
+        call: Call,
+        data: torch.Tensor,
+        peer: int | None,
+        tag: int,
+        outputs: list[torch.Tensor],
+        timeout: float,
+        after: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(call, None, outputs, timeout)
+        self.data, self.peer, self.tag, self.after = data, peer, tag, after
+        self.moved, self.started = 0, False
+        self.source = -1 if peer is None else peer
+
+
+@dataclass
+class _Arriving:
+    """The message at the reading end of a ring: whom it is for (None: nobody any more), what is left of it."""
+
+    tag: int
+    nbytes: int
+    numel: int
+    dtype: str
+    into: torch.Tensor | None
+    message: Message | None
+    moved: int = 0
+    owed: int = UNIT  # bytes read (the head) that the writer has not been told of
+
+
+@dataclass
+class _Inbox:
+    ring: Ring
+    current: _Arriving | None = None
+    aside: deque[_Arriving] = field(default_factory=deque)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // UNIT) * UNIT
+
+
+class PointToPointLane(Lane):
+    """All messages of one rank in one group."""
+
+    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str) -> None:
+        super().__init__(f"{label} messages")
+        size, layout = segment.layout.world_size, segment.layout
+        self._segment, self._rank, self._names, self._label = segment, rank, names, label
+        self._out = [Ring(segment, rank, peer) for peer in range(size)]
+        self._in = [_Inbox(Ring(segment, peer, rank)) for peer in range(size)]
+        self._bells = [
+            futex.Counter(segment.words, (layout.bells + 64 * peer) // 4, segment.address) for peer in range(size)
+        ]
+        self._sends: list[deque[Message]] = [deque() for _ in range(size)]
+        self._posted: list[Message] = []
+        self._heard = 0  # this rank's bell as it was before the last look into the rings
+
+    def busy(self) -> bool:
+        return bool(self._posted) or any(self._sends)
+
+    def _enqueue(self, task: Task) -> None:
+        assert isinstance(task, Message)
+        if task.call.op == "send":
+            assert task.peer is not None
+            self._sends[task.peer].append(task)
+            return
+        for peer in range(len(self._in)) if task.peer is None else (task.peer,):
+            for waiting in self._in[peer].aside:
+                if waiting.tag == task.tag:
+                    self._in[peer].aside.remove(waiting)
+                    task.source = peer
+                    self._deliver(waiting, task)
+                    return
+        self._posted.append(task)
+
+    def _deliver(self, waiting: _Arriving, task: Message) -> None:
+        """Hands over a message that was set aside."""
+        if self._match(waiting, task):
+            assert waiting.into is not None
+            task.data.copy_(waiting.into)
+            self._end_message(task)
+
+    def _carry(self, linger: bool) -> None:
+        for attempt in range(_SPINS + _YIELDS if linger else 1):
+            self._heard = self._bells[self._rank].value()
+            for peer, queue in enumerate(self._sends):
+                while queue and self._push(queue[0], peer):
+                    self._end_message(queue.popleft())
+            for peer in self._wanted():
+                self._pull(peer)
+            if not linger or not self.busy():
+                return
+            if attempt >= _SPINS:
+                os.sched_yield()
+
+    def _wanted(self) -> Sequence[int]:
+        """The sources from which something is expected."""
+        peers = {message.peer for message in self._posted}
+        peers |= {p for p, inbox in enumerate(self._in) if inbox.current is not None}
+        return range(len(self._in)) if None in peers else sorted(p for p in peers if p is not None)
+
+    def _push(self, message: Message, peer: int) -> bool:
+        """Moves what fits of a message into the ring; whether all of it is in."""
+        ring, data = self._out[peer], message.data
+        nbytes, room, news = data.numel(), ring.room(), 0
+        if not message.started:
+            if room < UNIT:
+                return False
+            name = name_of_dtype(message.call.dtype).encode()
+            ring.put_head(_HEAD.pack(message.tag, nbytes, message.call.numel, name).ljust(UNIT, b"\0"))
+            message.started, room, news = True, room - UNIT, UNIT
+        while message.moved < nbytes and room > 0:
+            at = ring.write_place(news)
+            part = min(nbytes - message.moved, room, ring.capacity - at, _PIECE)
+            ring.data[at : at + part].copy_(data[message.moved : message.moved + part])
+            message.moved += part
+            step = _padded(part) if message.moved == nbytes else part
+            news, room = news + step, room - step
+            if news >= _PIECE:
+                self._tell(ring.written, news, peer)
+                news, room = 0, ring.room()
+        if news:
+            self._tell(ring.written, news, peer)
+        return message.moved == nbytes
+
+    def _tell(self, publish: Callable[[int], None], nbytes: int, peer: int) -> None:
+        publish(nbytes)
+        self._bells[peer].add()
+
+    def _pull(self, peer: int) -> None:
+        """Takes what has come from ``peer``, as long as somebody wants it."""
+        inbox = self._in[peer]
+        while True:
+            if inbox.current is None:
+                inbox.current = self._open(peer, inbox)
+            arriving = inbox.current
+            if arriving is None or not self._take(inbox.ring, arriving, peer):
+                return
+            inbox.current = None
+            if arriving.message is not None:
+                self._end_message(arriving.message)
+            elif arriving.into is not None:
+                inbox.aside.append(arriving)
+
+    def _open(self, peer: int, inbox: _Inbox) -> _Arriving | None:
+        """Reads the next head and finds out whom the message is for; None if nothing is there or nobody wants it."""
+        wanting = [m for m in self._posted if m.peer in (None, peer)]
+        if not wanting or inbox.ring.there() < UNIT:
+            return None
+        tag, nbytes, numel, dtype = _HEAD.unpack_from(inbox.ring.head())
+        arriving = _Arriving(tag, nbytes, numel, dtype.rstrip(b"\0").decode(), None, None)
+        for message in wanting:
+            if message.tag == tag:
+                self._posted.remove(message)
+                message.source = peer
+                if self._match(arriving, message):
+                    arriving.into, arriving.message = message.data, message
+                return arriving
+        arriving.into = torch.empty(nbytes, dtype=torch.uint8)
+        return arriving
+
+    def _match(self, arriving: _Arriving, message: Message) -> bool:
+        """Whether sender and receiver agree; if not, the receive ends with the reason and the data is dropped."""
+        call = message.call
+        if arriving.numel == call.numel and arriving.dtype == name_of_dtype(call.dtype):
+            return True
+        sender, receiver = self._names[message.source], self._names[self._rank]
+        self._end(
+            message,
+            MismatchError(
+                f"rank {receiver} expects {call.describe()} ({call.numel} elements) from rank {sender}, which sent "
+                f"{arriving.numel} elements of {arriving.dtype} (tag {message.tag}, {self._label}); the message was "
+                "dropped: give send and recv tensors of one size and dtype"
+            ),
+        )
+        return False
+
+    def _take(self, ring: Ring, arriving: _Arriving, peer: int) -> bool:
+        """Copies what is there of a message; whether all of it is taken."""
+        gone, arriving.owed = arriving.owed, 0
+        while arriving.moved < arriving.nbytes:
+            available = ring.there() - gone
+            left = arriving.nbytes - arriving.moved
+            at = (ring.read_place() + gone) % ring.capacity
+            part = min(left, available, ring.capacity - at)
+            if part <= 0:
+                break
+            if arriving.into is not None:
+                arriving.into[arriving.moved : arriving.moved + part].copy_(ring.data[at : at + part])
+            arriving.moved += part
+            gone += _padded(part) if arriving.moved == arriving.nbytes else part
+            if gone >= _PIECE:
+                self._tell(ring.taken, gone, peer)
+                gone = 0
+        if gone:
+            self._tell(ring.taken, gone, peer)
+        return arriving.moved == arriving.nbytes
+
+    def _end_message(self, message: Message) -> None:
+        if message.after is not None:
+            message.after()
+        message.after = None
+        self._end(message)
+
+    def _nap(self, seconds: float) -> None:
+        self._bells[self._rank].sleep(self._heard, seconds)
+
+    def _messages(self) -> list[Message]:
+        return [
+            *self._posted,
+            *(i.current.message for i in self._in if i.current and i.current.message),
+            *self._to_go(),
+        ]
+
+    def _to_go(self) -> list[Message]:
+        return [message for queue in self._sends for message in queue]
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        for message in self._messages():
+            lost = self._lost(message)
+            if lost:
+                self._fail(message, PeerLostError(f"{self.explain(message, 'can not end')}: {lost}"))
+            elif now > message.deadline:
+                waited = message.deadline - message.issued
+                self._fail(message, CollectiveTimeout(self.explain(message, f"did not end within {waited:g} s")))
+
+    def _lost(self, message: Message) -> str:
+        """Words on the peer if it will never do its part; for any source, if all the others are gone."""
+        peers = [p for p in range(len(self._in)) if p != self._rank] if message.peer is None else [message.peer]
+        words = []
+        for peer in peers:
+            who = self._segment.identity(peer)
+            if who.pid and self._segment.longs[self._segment.field(peer, 2)] == LEFT:
+                words.append(f"rank {self._names[peer]} (pid {who.pid}) has left the group")
+            elif who.pid and not alive(who):
+                words.append(f"rank {self._names[peer]} (pid {who.pid}) is dead")
+        return ", ".join(words) if len(words) == len(peers) else ""
+
+    def explain(self, task: Task, what: str) -> str:
+        """One line on a message that did not get through."""
+        assert isinstance(task, Message)
+        peer = "any rank" if task.peer is None else f"rank {self._names[task.peer]}"
+        way = f"to {peer}" if task.call.op == "send" else f"from {peer}"
+        return (
+            f"{task.call.describe()} {way} (tag {task.tag}, {self._label}) {what}: "
+            f"{task.moved if task.call.op == 'send' else self._received(task)} of {task.data.numel()} bytes moved"
+        )
+
+    def _received(self, message: Message) -> int:
+        return next((i.current.moved for i in self._in if i.current and i.current.message is message), 0)
+
+    def _fail(self, task: Task, error: UnisonoError) -> None:
+        assert isinstance(task, Message)
+        if task in self._posted:
+            self._posted.remove(task)
+        for inbox in self._in:
+            if inbox.current is not None and inbox.current.message is task:
+                inbox.current.message = inbox.current.into = None
+        if task.call.op == "send" and task.peer is not None:
+            if task.started and not isinstance(error, PeerLostError):
+                self.failed = error  # half a message lies in the ring: nothing can follow it
+            self._sends[task.peer].remove(task)
+        self._end(task, error)
+
+    def _fail_all(self, error: UnisonoError) -> None:
+        for message in self._messages():
+            self._fail(message, error)

@@ -1,0 +1,111 @@
+"""Reductions: one fixed order of summation, the right width for every dtype, and refusals with their reason.
+
+All ranks' parts are combined in rank order, ``((p0 + p1) + p2) + ...``, one tensor operation per part. The order is the
+same whatever the size, chunking or algorithm, so all ranks hold the same bits, run after run. bfloat16, float16 and
+float8 accumulate in float32 (complex32 in complex64) and are rounded once. Unsigned integers that torch cannot add are
+added as signed ones: the bits are the same. NaN propagates in MIN and MAX.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+
+from unisono.errors import UsageError
+from unisono.watch.call import name_of_dtype
+
+__all__ = ["Reducer", "reducer"]
+
+_Binary = Callable[..., torch.Tensor]
+_COMBINE: dict[str, _Binary] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PREMUL_SUM": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+_WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.float8_e4m3fnuz: torch.float32,
+    torch.float8_e5m2fnuz: torch.float32,
+    torch.float8_e8m0fnu: torch.float32,
+    torch.complex32: torch.complex64,
+}
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+class Reducer:
+    """Combines one part per rank into a result, for one dtype and one reduce op (see the module's text)."""
+
+    def __init__(self, dtype: torch.dtype, op: str, factor: float = 1.0) -> None:
+        self.dtype, self.op, self.factor = dtype, op, factor
+        self._combine = _COMBINE[op]
+        self._wide = _WIDE.get(dtype)
+        self._signed = _SIGNED.get(dtype)
+        self._plain = self._wide is None and self._signed is None and op not in ("AVG", "PREMUL_SUM")
+
+    def __call__(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Writes the combination of ``parts`` (flat, equal sizes, rank order) to ``out``, which may be one of them."""
+        if self._plain and len(parts) == 2:
+            self._combine(parts[0], parts[1], out=out)
+        elif self._signed is not None:
+            self._as_signed(parts, out)
+        else:
+            self._in_order(parts, out)
+
+    def prepared(self, mine: torch.Tensor) -> torch.Tensor:
+        """This rank's input as it goes into the sum: multiplied by the factor for PREMUL_SUM, else itself."""
+        if self.op != "PREMUL_SUM":
+            return mine
+        return mine.to(self._wide).mul_(self.factor).to(self.dtype) if self._wide else mine * self.factor
+
+    def _in_order(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        combine = self._combine
+        if len(parts) == 1:
+            total = parts[0].to(self._wide) if self._wide else parts[0].clone()
+        elif self._wide:
+            total = combine(parts[0].to(self._wide), parts[1].to(self._wide))
+        else:
+            total = combine(parts[0], parts[1])
+        for part in parts[2:]:
+            combine(total, part.to(self._wide) if self._wide else part, out=total)
+        if self.op == "AVG":
+            total.div_(len(parts))
+        out.copy_(total)
+
+    def _as_signed(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Two's complement sums, products and bits are the same for both; for MIN and MAX the order is turned first."""
+        signed = self._signed
+        assert signed is not None
+        views = [part.view(signed) for part in parts]
+        turn = torch.iinfo(signed).min if self.op in ("MIN", "MAX") else 0
+        total = views[0] ^ turn
+        for view in views[1:]:
+            self._combine(total, view ^ turn if turn else view, out=total)
+        out.view(signed).copy_(total ^ turn if turn else total)
+
+
+@lru_cache(maxsize=512)
+def reducer(dtype: torch.dtype, op: str, factor: float = 1.0) -> Reducer:
+    """The reducer for a dtype and a reduce op; raises `UsageError` where the op means nothing for the dtype."""
+    name = name_of_dtype(dtype)
+    floating = dtype.is_floating_point or dtype.is_complex
+    if op not in _COMBINE:
+        raise UsageError(f"reduce op {op or 'UNUSED'} is not one of {', '.join(_COMBINE)}")
+    if op in ("AVG", "PREMUL_SUM") and not floating:
+        raise UsageError(
+            f"{op} is not defined for {name}: the {'mean' if op == 'AVG' else 'scaled sum'} of integers is not an "
+            "integer; use SUM and divide, or convert to a floating point dtype"
+        )
+    if op in ("MIN", "MAX") and dtype.is_complex:
+        raise UsageError(f"{op} is not defined for {name}: complex numbers have no order")
+    if op in ("BAND", "BOR", "BXOR") and floating:
+        raise UsageError(f"{op} is not defined for {name}: it combines the bits of integers and booleans")
+    return Reducer(dtype, op, factor)

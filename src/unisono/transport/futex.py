@@ -1,0 +1,117 @@
+"""Counters in shared memory that the kernel increments and on which ranks sleep: the one waiting primitive.
+
+Python has no atomic increment and no memory barrier, and unisono ships no compiled code. Linux lends both: the futex
+operation FUTEX_WAKE_OP is an atomic read-modify-write *done by the kernel*, followed by the wake-up of the sleepers if
+the old value passes a comparison. So "add one, and if that was the last arrival wake everybody" is one system call.
+
+Why it is right on x86-64 and on weakly ordered CPUs:
+
+* **Release.** The kernel's increment is a lock-prefixed add on x86-64, a release store (``stlxr``) followed by a full
+  barrier (``dmb ish``) on arm64, ``amoadd.aqrl`` on RISC-V. Everything a rank stored before `Counter.add` is visible to
+  whoever sees the incremented value.
+* **Acquire.** A rank that polls sees the value with a plain load. x86-64 never moves a later load before an earlier
+  one, so what follows may be read. Elsewhere it may be, so `acquire` makes a system call that the kernel documents as a
+  full barrier (``smp_mb`` "(B)" in kernel/futex/waitwake.c: FUTEX_WAKE orders what came before it against the read of
+  the bucket's waiters) before anything is read.
+* **No lost wake-up.** `Counter.sleep` passes the value it saw; the kernel compares and goes to sleep under the lock
+  that the waker takes, so an increment in between makes the call return at once.
+
+A word is 32 bits and wraps; users compare for equality or by difference modulo 2**32.
+"""
+
+import ctypes
+import platform
+import sys
+from collections.abc import Callable
+
+from unisono.errors import UsageError
+
+__all__ = ["Counter", "acquire", "release"]
+
+_FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
+_OP_ADD, _CMP_EQ = 1, 0
+_EVERYBODY = 2**31 - 1
+_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
+_MACHINE = platform.machine()
+_STRONG = _MACHINE in ("x86_64", "AMD64")  # stores in order, loads in order; only a load may pass an earlier store
+
+# PyDLL keeps the interpreter lock: a wake-up is shorter than giving the lock away. CDLL gives it away: others may run
+# while this thread sleeps.
+_quick = ctypes.PyDLL(None).syscall
+_blocking = ctypes.CDLL(None, use_errno=True).syscall
+_quick.restype = _blocking.restype = ctypes.c_long
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _number() -> ctypes.c_long:
+    if not sys.platform.startswith("linux") or _MACHINE not in _NUMBERS:
+        raise UsageError(
+            f"unisono's shared memory needs Linux on one of {', '.join(_NUMBERS)}; this is {sys.platform} on {_MACHINE}"
+        )
+    return ctypes.c_long(_NUMBERS[_MACHINE])
+
+
+class Counter:
+    """One 32-bit word of shared memory: incremented by the kernel, slept on by ranks.
+
+    ``words`` is the segment as a memoryview of format ``I``, ``index`` the word's place in it, ``address`` the segment's
+    address in this process. With ``full`` given, only the increment that makes the word equal ``full`` wakes the
+    sleepers (a meeting: the last to arrive wakes all); else every increment does (a door bell).
+    """
+
+    __slots__ = ("_add_args", "_sleep_args", "_words", "index")
+
+    def __init__(self, words: memoryview, index: int, address: int, full: int | None = None) -> None:
+        number = _number()
+        here, spare = address + 4 * index, address + 4 * (index + 1)
+        # FUTEX_WAKE_OP wakes the sleepers of its first word always, those of the second if the comparison holds.
+        first = here if full is None else spare
+        compare = 0 if full is None else full - 1
+        if compare > 2047:
+            raise UsageError(f"a meeting of {full} ranks on one host is beyond the 2048 that a futex comparison holds")
+        operation = (_OP_ADD << 28) | (_CMP_EQ << 24) | (1 << 12) | compare
+        self._words, self.index = words, index
+        self._add_args = (
+            number,
+            ctypes.c_void_p(first),
+            ctypes.c_int(_FUTEX_WAKE_OP),
+            ctypes.c_int(_EVERYBODY),
+            ctypes.c_void_p(_EVERYBODY),
+            ctypes.c_void_p(here),
+            ctypes.c_uint32(operation),
+        )
+        self._sleep_args = (number, ctypes.c_void_p(here), ctypes.c_int(_FUTEX_WAIT))
+
+    def value(self) -> int:
+        """The word as it is now (a plain load: call `acquire` before reading what it announces)."""
+        return int(self._words[self.index])
+
+    def add(self) -> None:
+        """Adds one and wakes the sleepers, as told at construction; a release (see the module's text)."""
+        _quick(*self._add_args)
+
+    def sleep(self, seen: int, seconds: float) -> None:
+        """Sleeps in the kernel until woken, at most ``seconds``, unless the word differs from ``seen`` already."""
+        whole = int(seconds)
+        limit = _Timespec(whole, int((seconds - whole) * 1e9))
+        _blocking(*self._sleep_args, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
+
+
+_dummy = ctypes.c_uint32(0)
+
+
+def _full_barrier() -> None:
+    _quick(_number(), ctypes.byref(_dummy), ctypes.c_int(_FUTEX_WAKE), ctypes.c_int(1), None, None, ctypes.c_int(0))
+
+
+def _nothing() -> None:
+    """The CPU keeps the order by itself."""
+
+
+acquire: Callable[[], None] = _nothing if _STRONG else _full_barrier
+"""Call after a load has told that something is there, before reading it."""
+release: Callable[[], None] = _nothing if _STRONG else _full_barrier
+"""Call after writing something, before a plain store that tells it is there."""

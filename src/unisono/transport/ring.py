@@ -1,0 +1,68 @@
+"""One-way rings of bytes between two ranks: how point-to-point messages travel.
+
+One writer, one reader. Both ends count the bytes they have passed since the beginning; the difference is what lies in
+the ring. The writer stores data, then its count (after a release, see futex.py), then rings the reader's bell; the
+reader copies out, stores its count and rings the writer's bell. A message is a 64-byte head and its payload, both
+rounded up to 64 bytes, so that a head never wraps around the end.
+"""
+
+import torch
+
+from unisono.transport import futex
+from unisono.transport.segment import Segment
+
+__all__ = ["UNIT", "Ring"]
+
+UNIT = 64
+
+
+class Ring:
+    """The ring from ``source`` to ``destination``, as seen by either end."""
+
+    def __init__(self, segment: Segment, source: int, destination: int) -> None:
+        layout = segment.layout
+        pair = source * layout.world_size + destination
+        control = layout.ring_controls + pair * layout.RING_CONTROL
+        start = layout.rings + pair * layout.ring
+        self.capacity, self._start = layout.ring, start
+        self._longs, self._raw = segment.longs, segment.raw
+        self._written_at, self._read_at = control // 8, (control + 64) // 8
+        self.data: torch.Tensor = segment.bytes[start : start + layout.ring]
+
+    def room(self) -> int:
+        """Bytes the writer may store now."""
+        return self.capacity - (self._longs[self._written_at] - self._longs[self._read_at])
+
+    def there(self) -> int:
+        """Bytes the reader may take now."""
+        nbytes = self._longs[self._written_at] - self._longs[self._read_at]
+        futex.acquire()
+        return nbytes
+
+    def write_place(self, ahead: int = 0) -> int:
+        """Where in ``data`` the byte comes that is ``ahead`` of what has been written."""
+        return (self._longs[self._written_at] + ahead) % self.capacity
+
+    def read_place(self) -> int:
+        """Where in ``data`` the next byte to be read lies."""
+        return self._longs[self._read_at] % self.capacity
+
+    def put_head(self, head: bytes) -> None:
+        """Stores a message's head (64 bytes) at the write place, without telling the reader yet."""
+        at = self._start + self.write_place()
+        self._raw[at : at + UNIT] = head
+
+    def head(self) -> bytes:
+        """The 64 bytes at the read place."""
+        at = self._start + self.read_place()
+        return self._raw[at : at + UNIT]
+
+    def written(self, nbytes: int) -> None:
+        """Tells the reader of ``nbytes`` more."""
+        futex.release()
+        self._longs[self._written_at] += nbytes
+
+    def taken(self, nbytes: int) -> None:
+        """Gives ``nbytes`` back to the writer."""
+        futex.release()
+        self._longs[self._read_at] += nbytes

@@ -1,0 +1,203 @@
+"""The memory that the ranks of one group share on a host: its layout, its birth and its joining.
+
+The segment is an anonymous memory file (memfd) made by the group's rank 0 and opened by the others through
+``/proc/<pid>/fd``. It has no name in any file system: /dev/shm may be tiny, no end of a process, however sudden, leaves
+a file behind, and nobody listens on a socket. Its mode is 0600. Pages exist once touched, so a generous layout is free.
+"""
+
+import ctypes
+import mmap
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from unisono.errors import CollectiveTimeout, UsageError
+from unisono.watch.peers import Identity, boot_id
+
+__all__ = ["KIB", "MIB", "Layout", "Segment", "StoreLike", "attach", "create"]
+
+KIB, MIB = 1 << 10, 1 << 20
+_LINE, _PAGE = 64, 4096
+_MAGIC = 0x31_4F4E_4F53_494E_55  # "UNISONO1", read backwards
+_FIELDS = 5  # 64-bit words before the nonce: magic, world size, size of the segment, then two spare
+
+
+class StoreLike(Protocol):
+    """What is needed of a ``torch.distributed.Store``."""
+
+    def set(self, key: str, value: str) -> None: ...  # noqa: D102
+    def get(self, key: str) -> bytes: ...  # noqa: D102
+    def add(self, key: str, value: int) -> int: ...  # noqa: D102
+    def check(self, keys: list[str]) -> bool: ...  # noqa: D102
+
+
+def _up(nbytes: int, unit: int) -> int:
+    return -(-nbytes // unit) * unit
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie, in bytes from the start; a function of the world size alone, so that all ranks agree."""
+
+    world_size: int
+
+    RECORD = 256  # per rank, 64-bit words: pid, start time, state, meetings begun, calls begun
+    TEXT = _PAGE  # per rank: what it has to say to the others, as text
+    COUNTERS = 4  # meeting counters, used in turn
+    RING_CONTROL = 2 * _LINE  # per ordered pair: head, tail, each on its own line
+
+    @property
+    def header(self) -> int:
+        """Bytes of one rank's call header: sequence number, signature, two counts per rank."""
+        return _up(8 + 96 + 16 * self.world_size, _LINE)
+
+    @property
+    def ring(self) -> int:
+        """Bytes of one ring (messages from one rank to another)."""
+        return max(64 * KIB, min(512 * KIB, 32 * MIB // self.world_size**2 // (64 * KIB) * (64 * KIB)))
+
+    @property
+    def stage(self) -> int:
+        """Bytes of one rank's staging area, of which there are two."""
+        return max(128 * KIB, min(MIB, 8 * MIB // self.world_size // (64 * KIB) * (64 * KIB)))
+
+    @property
+    def records(self) -> int:  # noqa: D102
+        return _PAGE
+
+    @property
+    def texts(self) -> int:  # noqa: D102
+        return _up(self.records + self.RECORD * self.world_size, _PAGE)
+
+    @property
+    def counters(self) -> int:  # noqa: D102
+        return self.texts + self.TEXT * self.world_size
+
+    @property
+    def bells(self) -> int:  # noqa: D102
+        return self.counters + self.COUNTERS * _LINE
+
+    @property
+    def headers(self) -> int:  # noqa: D102
+        return self.bells + self.world_size * _LINE
+
+    @property
+    def ring_controls(self) -> int:  # noqa: D102
+        return self.headers + 2 * self.world_size * self.header
+
+    @property
+    def rings(self) -> int:  # noqa: D102
+        return _up(self.ring_controls + self.world_size**2 * self.RING_CONTROL, _PAGE)
+
+    @property
+    def stages(self) -> int:  # noqa: D102
+        return self.rings + self.world_size**2 * self.ring
+
+    @property
+    def total(self) -> int:  # noqa: D102
+        return self.stages + 2 * self.world_size * self.stage
+
+
+class Segment:
+    """A mapped segment: the same memory as 32-bit words, 64-bit words, raw bytes and one torch tensor of uint8."""
+
+    def __init__(self, fd: int, layout: Layout) -> None:
+        self.layout = layout
+        self.raw = mmap.mmap(fd, layout.total, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        view = memoryview(self.raw)
+        self.words, self.longs = view.cast("I"), view.cast("Q")
+        self.bytes = torch.frombuffer(self.raw, dtype=torch.uint8)
+        # The array of one byte that gives the address keeps the mapping alive, as the tensor does.
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.raw))
+
+    @property
+    def nonce(self) -> str:
+        """Tells this segment from any other."""
+        return self.raw[_FIELDS * 8 : _FIELDS * 8 + 16].decode()
+
+    def text(self, rank: int) -> str:
+        """What ``rank`` wrote last with `say`."""
+        start = self.layout.texts + rank * self.layout.TEXT
+        size = self.longs[start // 8]
+        return self.raw[start + 8 : start + 8 + size].decode("utf-8", "replace")
+
+    def say(self, rank: int, text: str) -> None:
+        """Writes ``rank``'s text for the others to read, cut to the page it has."""
+        start, data = self.layout.texts + rank * self.layout.TEXT, text.encode()[: self.layout.TEXT - 8]
+        self.raw[start + 8 : start + 8 + len(data)] = data
+        self.longs[start // 8] = len(data)
+
+    def field(self, rank: int, index: int) -> int:
+        """Place among ``longs`` of a rank's record word ``index``."""
+        return (self.layout.records + rank * self.layout.RECORD) // 8 + index
+
+    def identity(self, rank: int) -> Identity:
+        """The process that joined as ``rank``; pid 0 if none has."""
+        at = self.field(rank, 0)
+        return Identity(self.longs[at], self.longs[at + 1])
+
+
+def create(store: StoreLike, world_size: int, name: str) -> tuple[Segment, int]:
+    """Rank 0 makes the segment and publishes where it is; returns it with the file descriptor to keep until all joined."""
+    layout = Layout(world_size)
+    fd = os.memfd_create(f"unisono:{name}"[:200], os.MFD_CLOEXEC)
+    os.fchmod(fd, 0o600)
+    os.ftruncate(fd, layout.total)
+    segment = Segment(fd, layout)
+    nonce = secrets.token_hex(8)
+    segment.raw[_FIELDS * 8 : _FIELDS * 8 + 16] = nonce.encode()
+    segment.longs[1], segment.longs[2], segment.longs[0] = world_size, layout.total, _MAGIC
+    store.set("segment", f"{os.getpid()} {fd} {nonce} {boot_id()} {world_size}")
+    return segment, fd
+
+
+def attach(store: StoreLike, rank: int, world_size: int, deadline: float) -> Segment:
+    """Another rank waits for rank 0's segment and maps it.
+
+    Raises `CollectiveTimeout` if rank 0 does not publish one before ``deadline`` (``time.monotonic`` seconds),
+    `UsageError` if it lives on another host, was made for another world size or may not be opened.
+    """
+    pause = 0.0005
+    while True:
+        if store.check(["segment"]):
+            segment = _open(store.get("segment").decode(), rank, world_size)
+            if segment is not None:
+                return segment
+        if time.monotonic() > deadline:
+            raise CollectiveTimeout(
+                f"rank {rank} of {world_size} waited for rank 0, which has not joined the group: it never made the "
+                "shared memory. Is it started, with the same address, port or file?"
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.02)
+
+
+def _open(where: str, rank: int, world_size: int) -> Segment | None:
+    """The segment named in the store, or None if that note is a leftover of an earlier group."""
+    pid, fd_there, nonce, boot, made_for = where.split()
+    if boot != boot_id():
+        raise UsageError(f"rank {rank} runs on another host than rank 0: unisono's shared memory serves one host")
+    try:
+        fd = os.open(f"/proc/{pid}/fd/{fd_there}", os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError as error:
+        raise UsageError(
+            f"rank {rank} (user {os.geteuid()}) may not open the shared memory of rank 0 (pid {pid}): {error}; run all "
+            "ranks as one user"
+        ) from None
+    except OSError:
+        return None
+    try:
+        if os.fstat(fd).st_size < _PAGE or os.pread(fd, 16, _FIELDS * 8) != nonce.encode():
+            return None
+        if int(made_for) != world_size:
+            raise UsageError(
+                f"rank {rank} was started with world_size {world_size}, rank 0 (pid {pid}) with {made_for}: "
+                "give all ranks the same"
+            )
+        return Segment(fd, Layout(world_size))
+    finally:
+        os.close(fd)
