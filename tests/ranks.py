@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["BACKEND", "RankFailure", "Ranks", "ranks"]
 
-BACKEND = os.environ.get("UNISONO_TEST_BACKEND", "unisono")
+BACKEND = "unisono"
 TIMEOUT = 60.0  # seconds one run() may take, unless it says otherwise
 GRACE = 8.0  # seconds the other ranks get to end once one of them has failed
 DUMP_STACKS = signal.SIGRTMIN + 7
@@ -128,7 +128,7 @@ class Pool:
         if self.directory is None:
             self.directory = Path(tempfile.mkdtemp(prefix="unisono-ranks-"))
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "pytest"])
+        context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "pytest"])
         for rank in range(len(self.workers), world_size):
             ours, theirs = context.Pipe()
             stack_file = self.directory / f"stack-{rank}"

@@ -54,7 +54,7 @@ class Seat:
         self.problems: list[str] = []
 
     def values(self, member: int, part: int = 0, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Return what `member` contributes as its `part`-th tensor (all rows and parts alike if it is to be expanded)."""
+        """Return what `member` contributes as its `part`-th tensor (rows and parts alike if it will be expanded)."""
         shape = self.case.shape if shape is None else shape
         if self.case.layout == "expanded" and shape:
             row = data(self.case.dtype, math.prod(shape[1:]), self.case.seed * 4096 + member, self.case.op)

@@ -55,7 +55,8 @@ def sends(rank: int, world_size: int) -> Any:
         return [thing(0)]
     got: list[Any] = [None] * rank
     if rank:
-        source = dist.recv_object_list(got, src=rank - 1 if rank % 2 else None)
+        named = {"src": rank - 1} if rank % 2 else {"group_src": rank - 1}
+        source = dist.recv_object_list(got, **named)
         assert source == rank - 1, source
     got.append(thing(rank))
     if rank + 1 < world_size:

@@ -1,0 +1,144 @@
+"""What cannot be done is refused on every rank with a reason, changes no tensor, and leaves the group usable."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ranks import ranks
+
+SUM = dist.ReduceOp.SUM
+
+
+def overlapping(count: int = 4) -> torch.Tensor:
+    """Return a tensor all of whose rows are the same memory."""
+    return torch.ones(1, 3).expand(count, 3)
+
+
+def reductions(x: torch.Tensor, op: dist.ReduceOp) -> dict[str, Callable[[], object]]:
+    """Every call that reduces x by op."""
+    size = dist.get_world_size()
+    return {
+        "all_reduce": lambda: dist.all_reduce(x.clone(), op),
+        "all_reduce async": lambda: dist.all_reduce(x.clone(), op, async_op=True).wait(),
+        "reduce": lambda: dist.reduce(x.clone(), 0, op),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.empty_like(x), [x] * size, op),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(torch.empty_like(x), torch.cat([x] * size), op),
+    }
+
+
+def into_overlapping() -> dict[str, Callable[[], object]]:
+    """Every call with a result whose elements share memory."""
+    size, x = dist.get_world_size(), torch.ones(4, 3)
+    rank = dist.get_rank()
+    wide = torch.ones(4 * size, 3)
+    return {
+        "broadcast": lambda: dist.broadcast(overlapping(), 0),
+        "all_reduce": lambda: dist.all_reduce(overlapping()),
+        "reduce": lambda: dist.reduce(overlapping(), 0),
+        "gather": lambda: dist.gather(x, [overlapping() for _ in range(size)] if rank == 0 else None, 0),
+        "scatter": lambda: dist.scatter(overlapping(), [x] * size if rank == 0 else None, 0),
+        "all_gather": lambda: dist.all_gather([overlapping() for _ in range(size)], x),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(overlapping(4 * size), x),
+        "reduce_scatter": lambda: dist.reduce_scatter(overlapping(), [x] * size),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(overlapping(), wide),
+        "all_to_all": lambda: dist.all_to_all([overlapping() for _ in range(size)], [x] * size),
+        "all_to_all_single": lambda: dist.all_to_all_single(overlapping(4 * size), wide),
+    }
+
+
+def messages(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
+    """Make every call; return what each raised, after a sum that shows the group still works."""
+    seen = {}
+    for name, call in calls.items():
+        try:
+            call()
+            seen[name] = "no error"
+        except (RuntimeError, ValueError) as error:  # torch itself refuses some calls with a ValueError
+            seen[name] = f"{type(error).__name__}: {error}"
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        assert total.eq(dist.get_world_size()).all(), f"after {name} the group gives {total}"
+    return seen
+
+
+def refused_ops(rank: int, world_size: int, op: str, dtype: torch.dtype) -> dict[str, str]:
+    return messages(reductions(torch.ones(4, dtype=dtype), getattr(dist.ReduceOp, op)))
+
+
+def refused_results(rank: int, world_size: int) -> dict[str, str]:
+    return messages(into_overlapping())
+
+
+def one_rank_overlaps(rank: int, world_size: int) -> dict[str, str]:
+    """Only the last rank passes a result that cannot be written."""
+    mine = overlapping() if rank == world_size - 1 else torch.ones(4, 3)
+    return messages({"all_reduce": lambda: dist.all_reduce(mine)})
+
+
+def sizes_that_do_not_fit(rank: int, world_size: int) -> dict[str, str]:
+    wide = torch.ones(4 * world_size + 1)
+    return messages(
+        {
+            "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(wide, torch.ones(4)),
+            "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(torch.ones(4), wide),
+            "all_to_all_single": lambda: dist.all_to_all_single(wide, wide.clone(), [4] * world_size, [4] * world_size),
+            "all_gather": lambda: dist.all_gather([torch.ones(3)] * (world_size + 1), torch.ones(3)),
+            "reduce_scatter": lambda: dist.reduce_scatter(torch.ones(3), [torch.ones(3)] * (world_size + 1)),
+            "reduce_scatter, other shape": lambda: dist.reduce_scatter(torch.ones(2), [torch.ones(3)] * world_size),
+        }
+    )
+
+
+several = pytest.mark.parametrize("world_size", [1, 2, 3], indirect=True)
+MEANINGLESS = [
+    ("AVG", torch.int32, "AVG"),
+    ("AVG", torch.uint8, "AVG"),
+    ("AVG", torch.bool, "AVG"),
+    ("BAND", torch.float32, "BAND"),
+    ("BOR", torch.bfloat16, "BOR"),
+    ("BXOR", torch.float64, "BXOR"),
+]
+
+
+@several
+@pytest.mark.parametrize(("op", "dtype", "word"), MEANINGLESS)
+def test_reductions_without_meaning(world_size: int, op: str, dtype: torch.dtype, word: str) -> None:
+    for seen in ranks(world_size).run(refused_ops, op, dtype):
+        for name, message in seen.items():
+            assert message.startswith("UsageError"), f"{name}: {message}"
+            assert word in message, f"{name} does not name the op: {message}"
+            assert str(dtype).removeprefix("torch.") in message, f"{name} does not name the dtype: {message}"
+
+
+@several
+@pytest.mark.parametrize("op", ["MIN", "MAX", "BAND"])
+def test_complex_numbers_have_no_order(world_size: int, op: str) -> None:
+    for seen in ranks(world_size).run(refused_ops, op, torch.complex64):
+        assert [name for name, message in seen.items() if message == "no error"] == []
+
+
+@several
+def test_overlapping_results(world_size: int) -> None:
+    everyone = ranks(world_size).run(refused_results)
+    for rank, seen in enumerate(everyone):
+        for name, message in seen.items():
+            if name == "gather" and rank:
+                assert message != "no error", f"{name}: only the root has a result, all must hear of it"
+            else:
+                assert message.startswith("UsageError"), f"{name}: {message}"
+
+
+@pytest.mark.parametrize("world_size", [2, 3], indirect=True)
+def test_one_rank_with_an_overlapping_result_stops_all(world_size: int) -> None:
+    *others, last = ranks(world_size, group_timeout=10).run(one_rank_overlaps)
+    assert last["all_reduce"].startswith("UsageError")
+    for seen in others:
+        assert seen["all_reduce"].startswith(("UsageError", "MismatchError")), seen["all_reduce"]
+
+
+@several
+def test_sizes_that_do_not_fit(world_size: int) -> None:
+    for seen in ranks(world_size).run(sizes_that_do_not_fit):
+        assert [name for name, message in seen.items() if not message.startswith(("UsageError", "ValueError"))] == []
