@@ -1,0 +1,204 @@
+"""N ranks on this host: started together, watched together, ended together.
+
+The ranks are forked from one server process that has imported torch once. The launcher itself never imports torch.
+Whatever ends the launcher ends the ranks: an error on any rank, Ctrl-C and SIGTERM end them through `_Ranks.stop`;
+should the launcher be killed outright, each rank notices that its parent is gone and leaves.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import connection, forkserver
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from traceback import extract_tb
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple
+
+from unisono.errors import PeerLostError, UnisonoError
+from unisono.train.settings import Outcome, Settings, StepRecord
+
+if TYPE_CHECKING:
+    from unisono.train.job import Listener
+
+__all__ = ["launch"]
+
+GRACE_SECONDS = 0.3  # after a first failure: the time in which its true cause may still come in
+STOP_SECONDS = 1.0
+KILLED_EXIT = 128
+
+
+class _Failure(NamedTuple):
+    """Why a rank ended; a process that was killed explains the errors of its peers, never the other way round."""
+
+    rank: int
+    message: str
+    killed: bool = False
+
+    def error(self) -> UnisonoError:
+        kind = PeerLostError if self.killed else UnisonoError
+        return kind(f"rank {self.rank} failed: {self.message}")
+
+
+def launch(settings: Settings, on_steps: "Listener") -> Outcome:
+    """Run the job on `settings.ranks` new processes and return rank 0's outcome.
+
+    Args:
+        settings: checked by the caller, so that a mistake costs no start of processes.
+        on_steps: called in this process with the records of every few steps.
+
+    Raises:
+        PeerLostError: a rank was killed.
+        UnisonoError: a rank raised; the message is one line and names rank, error and place.
+
+    """
+    with _termination_as_exit(), TemporaryDirectory(prefix="unisono-train-") as folder:
+        ranks = _Ranks(settings, Path(folder) / "store")
+        try:
+            ranks.start()
+            return ranks.follow(on_steps)
+        finally:
+            ranks.stop()
+
+
+class _Ranks:
+    """The processes of one run and a one-way pipe from each of them, on which a rank's end shows as end of file."""
+
+    def __init__(self, settings: Settings, store: Path) -> None:
+        self.settings = settings
+        self.store = store
+        self.processes: list[ForkServerProcess] = []
+        self.pipes: dict[connection.Connection, int] = {}
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["unisono.train.job"])
+        _start_server()
+        for rank in range(self.settings.ranks):
+            reader, writer = context.Pipe(duplex=False)
+            process = context.Process(target=_rank_main, args=(self.settings, rank, self.store, writer), daemon=True)
+            self.processes.append(process)
+            process.start()
+            writer.close()
+            self.pipes[reader] = rank
+
+    def follow(self, on_steps: "Listener") -> Outcome:
+        """Pass on records until all ranks have ended well; raise what went wrong otherwise."""
+        outcome = None
+        while self.pipes:
+            failures = []
+            for message in self._messages(timeout=None):
+                if isinstance(message, _Failure):
+                    failures.append(message)
+                elif isinstance(message, Outcome):
+                    outcome = message
+                else:
+                    on_steps(message)
+            if failures:
+                failures += [late for late in self._messages(GRACE_SECONDS) if isinstance(late, _Failure)]
+                raise min(failures, key=lambda failure: not failure.killed).error()
+        assert outcome is not None, "rank 0 ended well without an outcome"
+        return outcome
+
+    def _messages(self, timeout: float | None) -> Iterator[list[StepRecord] | Outcome | _Failure]:
+        """What has come in, waiting for at least one message or end of file."""
+        for reader in connection.wait(list(self.pipes), timeout):
+            assert isinstance(reader, connection.Connection)
+            try:
+                yield reader.recv()
+            except (EOFError, ConnectionResetError):
+                rank = self.pipes.pop(reader)
+                reader.close()
+                if failure := _death(rank, self.processes[rank]):
+                    yield failure
+
+    def stop(self) -> None:
+        """End what still runs: politely, then for good. Takes at most a second."""
+        running = [process for process in self.processes if process.pid is not None]
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.join(STOP_SECONDS / len(running))
+            process.kill()
+            process.join()
+        for reader in self.pipes:
+            reader.close()
+
+
+def _death(rank: int, process: ForkServerProcess) -> _Failure | None:
+    """How a rank whose pipe has closed ended; None when it ended well."""
+    process.join(STOP_SECONDS)
+    code = process.exitcode
+    if code == 0:
+        return None
+    if code is not None and code < 0:
+        return _Failure(rank, f"process {process.pid} was ended by {signal.Signals(-code).name}", killed=True)
+    return _Failure(rank, f"process {process.pid} ended with exit code {code} and no word")
+
+
+def _start_server() -> None:
+    """Start the process that ranks are forked from, deaf to Ctrl-C from its first moment on: the launcher ends it."""
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN) if on_main_thread else None
+    try:
+        forkserver.ensure_running()
+    finally:
+        if on_main_thread:
+            signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """Let SIGTERM leave this process through its `finally` clauses, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(KILLED_EXIT + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _rank_main(settings: Settings, rank: int, store: Path, pipe: connection.Connection) -> None:
+    """What a rank's process does; its last act is to send the outcome or the failure."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    try:
+        from unisono.train.job import run_rank
+
+        def send(records: list[StepRecord]) -> None:
+            if rank == 0:
+                pipe.send(records)
+
+        outcome = run_rank(settings, rank, f"file://{store}", send)
+        if rank == 0:
+            pipe.send(outcome)
+    except BaseException as error:
+        pipe.send(_Failure(rank, _one_line(error)))
+        os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """Wait for the launcher to be gone, however it went, and end this process."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _one_line(error: BaseException) -> str:
+    """An error in one line; one that is not ours also says where in the code it was raised."""
+    text = " ".join(str(error).split()) or "no message"
+    if isinstance(error, UnisonoError):
+        return f"{type(error).__name__}: {text}"
+    place = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {text} ({Path(place.filename).name}:{place.lineno})"

@@ -1,0 +1,156 @@
+"""What the job shows: a progress bar while it runs, then a table, a sample of text and a picture of the loss."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from unisono.errors import UsageError
+from unisono.train.settings import Outcome, Settings, StepRecord
+
+__all__ = ["Display", "check_plot_path", "comparison", "printable", "save_plot", "summary"]
+
+PLAIN_LINES = 10
+
+
+class Display:
+    """The progress of one run, to be used as a context manager around it.
+
+    On a terminal it is a live bar; elsewhere, in a log file say, it is a plain line for every tenth of the steps.
+    """
+
+    def __init__(self, console: Console, settings: Settings) -> None:
+        self.console = console
+        self.settings = settings
+        self.lines = 0
+        self.bar = Progress(
+            TextColumn("{task.fields[name]}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=settings.steps, name=settings.backend, numbers="starting the ranks")
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def show(self, records: list[StepRecord]) -> None:
+        """Move the bar on by some steps; the numbers are those of these steps alone."""
+        seconds = sum(record.seconds for record in records)
+        share = sum(record.sync_seconds for record in records) / seconds
+        speed = len(records) * self.settings.tokens_per_step / seconds
+        numbers = f"loss {records[-1].loss:.3f} · {speed:,.0f} tokens/s · {share:.0%} communicating"
+        step = records[-1].step
+        self.bar.update(self.task, completed=step, numbers=numbers)
+        if self.bar.disable and step * PLAIN_LINES // self.settings.steps > self.lines:
+            self.lines = step * PLAIN_LINES // self.settings.steps
+            self.console.print(
+                f"{self.settings.backend} {step}/{self.settings.steps} {numbers}", highlight=False, soft_wrap=True
+            )
+
+
+def summary(outcome: Outcome) -> Table:
+    """One run in numbers."""
+    settings = outcome.settings
+    table = Table("", settings.backend, title=f"{outcome.text_name}, {settings.ranks} ranks, {settings.steps} steps")
+    table.columns[1].justify = "right"
+    for name, value, _ in _rows(outcome):
+        table.add_row(name, value)
+    return table
+
+
+def comparison(first: Outcome, second: Outcome) -> Table:
+    """Two runs of equal settings on two backends side by side: what differs in the losses and in the times.
+
+    The speed-up is how many times faster the first is than the second.
+    """
+    settings = first.settings
+    title = f"{first.text_name}, {settings.ranks} ranks, {settings.steps} steps"
+    table = Table("", first.settings.backend, second.settings.backend, "difference", title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for (name, left, left_value), (_, right, right_value) in zip(_rows(first), _rows(second), strict=True):
+        difference = f"{left_value - right_value:+.4f}" if "loss" in name else ""
+        table.add_row(name, left, right, difference)
+    gap = max(abs(one.loss - other.loss) for one, other in zip(first.records, second.records, strict=True))
+    table.add_row("largest difference of the loss in any step", "", "", f"{gap:.4f}")
+    table.add_row("speed-up of a step", "", "", f"{second.step_seconds / first.step_seconds:.2f}×", style="bold")
+    return table
+
+
+def _rows(outcome: Outcome) -> list[tuple[str, str, float]]:
+    """Name, text and value of each line of a table."""
+    final, held_out = outcome.records[-1].loss, outcome.held_out[-1][1]
+    return [
+        ("parameters", f"{outcome.parameters:,}", outcome.parameters),
+        ("training loss, last step (nats per byte)", f"{final:.4f}", final),
+        ("held-out loss (nats per byte)", f"{held_out:.4f}", held_out),
+        ("byte frequencies alone would give", f"{outcome.unigram_entropy:.4f}", outcome.unigram_entropy),
+        ("step time, median (ms)", f"{outcome.step_seconds * 1e3:.1f}", outcome.step_seconds),
+        ("tokens per second, all ranks", f"{outcome.tokens_per_second:,.0f}", outcome.tokens_per_second),
+        ("share of time communicating", f"{outcome.sync_share:.1%}", outcome.sync_share),
+    ]
+
+
+def printable(sample: bytes) -> Text:
+    """Generated bytes as text that no terminal can take for a command."""
+    text = sample.decode(errors="replace")
+    return Text("".join(letter if letter.isprintable() or letter == "\n" else "·" for letter in text))
+
+
+def check_plot_path(path: Path) -> None:
+    """Raise UsageError for a place where no picture can be written, before any time is spent on training."""
+    if path.is_dir():
+        raise UsageError(f"cannot write the plot {path}: it is a directory, expected a file name")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write the plot {path}: the directory {path.parent} does not exist")
+    try:
+        existed = path.exists()
+        path.open("ab").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write the plot {path}: {error.strerror}") from None
+
+
+def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write a PNG of the loss by step and, for several runs, also by seconds spent in training steps."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = min(len(outcomes), 2)
+    figure = Figure(figsize=(7.0 * panels, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    settings = outcomes[0].settings
+    figure.suptitle(
+        f"{outcomes[0].text_name}: {settings.ranks} ranks, {settings.batch} × {settings.shape.context} bytes"
+    )
+    for panel, by_time in zip(figure.subplots(1, panels, squeeze=False, sharey=True)[0], (False, True), strict=False):
+        for index, outcome in enumerate(outcomes):
+            clock = [0.0]
+            for record in outcome.records:
+                clock.append(clock[-1] + record.seconds if by_time else record.step)
+            style = {"color": f"C{index}", "linestyle": "-" if index == 0 else (0, (4, 3))}
+            name = outcome.settings.backend
+            losses = [record.loss for record in outcome.records]
+            panel.plot(clock[1:], losses, linewidth=1, alpha=0.6, label=f"{name}: training", **style)
+            steps, held_out = zip(*outcome.held_out, strict=True)
+            panel.plot([clock[step] for step in steps], held_out, marker="o", label=f"{name}: held out", **style)
+        entropy = outcomes[0].unigram_entropy
+        panel.axhline(entropy, color="grey", linestyle=":", label="byte frequencies alone")
+        panel.set(xlabel="seconds in training steps" if by_time else "step", ylabel="loss (nats per byte)")
+        panel.grid(alpha=0.3)
+        panel.legend()
+    figure.savefig(path, format="png", dpi=120)

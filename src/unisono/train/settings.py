@@ -1,0 +1,109 @@
+"""What the job is told, and what it tells: plain values that travel between processes. Never imports torch."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from unisono.errors import UsageError
+
+__all__ = ["BACKENDS", "ModelShape", "Outcome", "Settings", "StepRecord"]
+
+BACKENDS = ("unisono", "gloo")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of the transformer: features, blocks, attention heads, and bytes it can look back on."""
+
+    width: int = 96
+    layers: int = 3
+    heads: int = 3
+    context: int = 96
+
+    def check(self) -> None:
+        """Raise UsageError for sizes that make no transformer."""
+        for name in ("width", "layers", "heads", "context"):
+            _at_least(name, getattr(self, name), 1)
+        if self.width % (2 * self.heads):
+            raise UsageError(f"--width is {self.width}, expected a multiple of {2 * self.heads} ({self.heads} heads)")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One training run. Every rank holds equal settings; `batch` counts the sequences of all ranks together."""
+
+    backend: str = "unisono"
+    ranks: int = 4
+    text: Path | None = None
+    steps: int = 160
+    batch: int = 16
+    learning_rate: float = 6e-3
+    seed: int = 0
+    sample_bytes: int = 160
+    shape: ModelShape = field(default_factory=ModelShape)
+
+    def check(self) -> None:
+        """Raise UsageError, one line, for the first value that cannot be trained with."""
+        if self.backend not in BACKENDS:
+            raise UsageError(f"unknown backend {self.backend!r}, expected one of: {', '.join(BACKENDS)}")
+        _at_least("ranks", self.ranks, 1)
+        _at_least("steps", self.steps, 1)
+        _at_least("batch", self.batch, 1)
+        if self.batch < self.ranks:
+            raise UsageError(
+                f"--batch is {self.batch} for {self.ranks} ranks, but every rank needs at least one sequence: "
+                f"use --batch {self.ranks} or more"
+            )
+        if not 0 < self.learning_rate < float("inf"):
+            raise UsageError(f"--learning-rate is {self.learning_rate}, expected a positive number")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed is {self.seed}, expected 0 to 2**63 - 1")
+        self.shape.check()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Bytes predicted in one step by all ranks together."""
+        return self.batch * self.shape.context
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One training step, averaged over the ranks: loss in nats per byte, times in seconds."""
+
+    step: int
+    loss: float
+    seconds: float
+    sync_seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to. `held_out` holds (steps done, loss in nats per byte) from before the first step on."""
+
+    settings: Settings
+    text_name: str
+    parameters: int
+    unigram_entropy: float
+    records: list[StepRecord]
+    held_out: list[tuple[int, float]]
+    sample: bytes
+
+    @property
+    def step_seconds(self) -> float:
+        """Median seconds of a step."""
+        return median(record.seconds for record in self.records)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Bytes predicted per second of all ranks together, at the median step."""
+        return self.settings.tokens_per_step / self.step_seconds
+
+    @property
+    def sync_share(self) -> float:
+        """Share of the training time that a rank spends in gradient synchronisation, 0 to 1."""
+        return sum(record.sync_seconds for record in self.records) / sum(record.seconds for record in self.records)
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise UsageError(f"--{name} is {value}, expected {least} or more")
