@@ -1,9 +1,12 @@
 """unisono: collective communication and parallel training for PyTorch.
 
-Importing it registers the ``torch.distributed`` backend ``"unisono"`` and has no other side effect.
+Importing it registers the ``torch.distributed`` backend ``"unisono"`` and has no other side effect; installed, it is
+registered by ``import torch`` alone.
 """
 
-from unisono.backend.register import register
+import os
+import sys
+
 from unisono.errors import (
     CollectiveTimeout,
     DeadlockError,
@@ -27,4 +30,8 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-register()
+if "torch" in sys.modules or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+    from unisono.backend.register import register
+
+    register()
+# Otherwise torch, once imported, registers the backend itself through its entry point: the command line stays light.

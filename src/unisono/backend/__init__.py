@@ -1,0 +1,1 @@
+"""PyTorch's view: the process group, its operations, Work and Future."""

@@ -79,7 +79,7 @@ class Moving(Builder):
         self, program: programs.Program, packed: torch.Tensor, results: Sequence[Result]
     ) -> programs.Program:
         yield from program
-        parts = packed.split([r.flat.nbytes // self.size for r in results], dim=1)
+        parts = torch.split(packed, [r.flat.nbytes // self.size for r in results], dim=1)
         for result, part in zip(results, parts, strict=True):
             as_bytes(result.flat).view(self.size, -1).copy_(part)
             result.deliver()
@@ -103,7 +103,7 @@ class Moving(Builder):
         )
         mine = as_bytes(apart(flat_input(tensor), [r.flat for r in results], self.rank))
         sends = [mine if r == root else None for r in range(self.size)]
-        receives = [as_bytes(r.flat) for r in results] or [None] * self.size
+        receives = [as_bytes(r.flat) for r in results] if results else [None] * self.size
         program = programs.exchange(self.board, call, sends, receives, slots=1)
         return Operation(call, with_results(program, results), list(outputs) if results else [])
 
@@ -128,7 +128,7 @@ class Moving(Builder):
         )
         flats = [apart(flat_input(t), [result.flat], 0 if r == root else -1) for r, t in enumerate(inputs) if sending]
         receives = [as_bytes(result.flat) if r == root else None for r in range(self.size)]
-        sends = [as_bytes(f) for f in flats] or [None] * self.size
+        sends = [as_bytes(f) for f in flats] if flats else [None] * self.size
         program = programs.exchange(self.board, call, sends, receives, slots=self.size)
         return Operation(call, with_results(program, [result]), [output])
 
@@ -156,7 +156,7 @@ class Moving(Builder):
         out_rows = self._rows(output, output_splits, "output")
         in_rows = self._rows(tensor, input_splits, "input")
         flat = apart(flat_input(tensor), [result.flat], -1)
-        inputs, outputs = list(flat.split(in_rows)), list(result.flat.split(out_rows))
+        inputs, outputs = list(torch.split(flat, in_rows)), list(torch.split(result.flat, out_rows))
         pieces = [Result(part, "the output") for part in outputs]
         operation = self._all_to_all(pieces, inputs, outputs, inputs)
         return Operation(operation.call, with_results(operation.steps, [result]), [output])

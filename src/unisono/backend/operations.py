@@ -114,6 +114,6 @@ def apart(mine: torch.Tensor, others: Sequence[torch.Tensor], own: int) -> torch
 def unpack(program: Program, packed: torch.Tensor, results: Sequence[Result]) -> Program:
     """The program, then the parts of its flat result to where they belong."""
     yield from program
-    for result, part in zip(results, packed.split([r.flat.numel() for r in results]), strict=True):
+    for result, part in zip(results, torch.split(packed, [r.flat.numel() for r in results]), strict=True):
         result.flat.copy_(part)
         result.deliver()

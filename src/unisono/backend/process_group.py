@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
 from unisono.backend.group import Group
 from unisono.backend.operations import Operation, Tensors
@@ -41,7 +42,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     """A process group over shared memory for CPU tensors."""
 
     def __init__(self, group: Group, store: Any, timeout: timedelta) -> None:
-        super().__init__(group.rank, group.size)
+        super().__init__(group.rank, group.size)  # type: ignore[call-arg]  # the stub knows the C++ form alone
         self._group, self._store = group, store
         self._name = self._description = ""
         self._timeout = timeout
@@ -122,7 +123,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         seconds = options.timeout.total_seconds() if options is not None else 0.0
         return seconds if seconds > 0 else self._group.timeout
 
-    def _do(self, op: str, options: Any, build: Callable[[], Operation]) -> dist._Work:
+    def _do(self, op: str, options: Any, build: Callable[[], Operation]) -> Work:
         group = self._group
         if not group.joined:
             group.join()
@@ -137,38 +138,38 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     # Operations that combine
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> dist._Work:
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.AllreduceOptions()
         if tensors[0].is_sparse:
             return all_reduce_sparse(self, tensors[0], opts)
         op, factor = _reduce_op(opts)
         return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce(tensors[0], op, factor))
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist._Work:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.AllreduceCoalescedOptions()
         op, factor = _reduce_op(opts)
         return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce_many(tensors, op, factor))
 
-    def reduce(self, tensors: Tensors, opts: Any) -> dist._Work:
+    def reduce(self, tensors: Tensors, opts: Any) -> Work:
         op, factor = _reduce_op(opts)
         root = opts.rootRank
         return self._do("reduce", opts, lambda: self._group.operations.reduce(tensors[0], root, op, factor))
 
-    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> dist._Work:
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
         op, factor = _reduce_op(opts)
         return self._do(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter(outputs[0], inputs[0], op, factor)
         )
 
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> dist._Work:
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
         op, factor = _reduce_op(opts)
         return self._do(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter_single(output, tensor, op, factor)
         )
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
         op, factor = _reduce_op(opts)
         return self._do(
@@ -177,19 +178,19 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     # Operations that move
 
-    def broadcast(self, tensors: Tensors, opts: Any) -> dist._Work:
+    def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         return self._do("broadcast", opts, lambda: self._group.operations.broadcast(tensors[0], opts.rootRank))
 
-    def allgather(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> dist._Work:
+    def allgather(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather(outputs[0], tensors[0]))
 
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> dist._Work:
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather_single(output, tensor))
 
-    def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any = None) -> dist._Work:
+    def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any = None) -> Work:
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather_many(outputs, tensors))
 
-    def allgather_coalesced(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> dist._Work:
+    def allgather_coalesced(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
         """``outputs[r][i]`` receives rank r's ``tensors[i]``."""
         packed = [torch.empty((self._group.size, *t.shape), dtype=t.dtype, device="cpu") for t in tensors]
 
@@ -205,17 +206,17 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
         return self._do("all_gather", opts, build)
 
-    def gather(self, outputs: list[Tensors], tensors: Tensors, opts: Any) -> dist._Work:
+    def gather(self, outputs: list[Tensors], tensors: Tensors, opts: Any) -> Work:
         received = outputs[0] if outputs else []
         root = opts.rootRank
         return self._do("gather", opts, lambda: self._group.operations.gather(received, tensors[0], root))
 
-    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist._Work:
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
         sent = inputs[0] if inputs else []
         root = opts.rootRank
         return self._do("scatter", opts, lambda: self._group.operations.scatter(outputs[0], sent, root))
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         return self._do("all_to_all", opts, lambda: self._group.operations.all_to_all(outputs, inputs))
 
     def all_to_all_single(
@@ -225,14 +226,14 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         output_splits: list[int],
         input_splits: list[int],
         opts: Any = None,
-    ) -> dist._Work:
+    ) -> Work:
         return self._do(
             "all_to_all",
             opts,
             lambda: self._group.operations.all_to_all_single(output, tensor, output_splits, input_splits),
         )
 
-    def barrier(self, opts: Any = None) -> dist._Work:
+    def barrier(self, opts: Any = None) -> Work:
         return self._do("barrier", opts, lambda: self._group.operations.barrier())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -245,15 +246,15 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     # Messages
 
-    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> dist._Work:
+    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
         check(tensors[0], "the tensor to send")
         return self._message("send", tensors[0], as_bytes(flat_input(tensors[0])), peer, tag, None)
 
-    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> dist._Work:
+    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
         result = Result(tensors[0], "the tensor to receive into")
         return self._message("recv", tensors[0], as_bytes(result.flat), peer, tag, result.deliver)
 
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist._Work:
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         result = Result(tensors[0], "the tensor to receive into")
         return self._message("recv", tensors[0], as_bytes(result.flat), None, tag, result.deliver)
 
@@ -265,7 +266,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         peer: int | None,
         tag: int,
         after: Callable[[], None] | None,
-    ) -> dist._Work:
+    ) -> Work:
         group = self._group
         if not group.joined:
             group.join()

@@ -1,10 +1,11 @@
-"""Makes the name "unisono" known to torch.distributed."""
+"""Makes the name "unisono" known to torch.distributed.
+
+torch is imported inside the functions: torch itself imports this module at the end of its own import.
+"""
 
 import math
 from datetime import timedelta
 from typing import Any
-
-import torch.distributed as dist
 
 __all__ = ["autoload", "register"]
 
@@ -30,6 +31,8 @@ def _create(options: Any, backend_options: Any = None) -> Any:
 
 def register() -> None:
     """Registers the backend, once; ``import unisono`` calls this."""
+    import torch.distributed as dist
+
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 

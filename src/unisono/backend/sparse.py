@@ -3,14 +3,14 @@
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
 from unisono.errors import UsageError
 
 __all__ = ["all_reduce_sparse"]
 
 
-def all_reduce_sparse(group: Any, tensor: torch.Tensor, options: Any) -> dist._Work:
+def all_reduce_sparse(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     """Sums sparse COO tensors of equal shape over ``group`` (a `UnisonoProcessGroup`), in place; done on return.
 
     Raises `UsageError` for another reduce op than SUM.
@@ -34,5 +34,5 @@ def all_reduce_sparse(group: Any, tensor: torch.Tensor, options: Any) -> dist._W
     return work  # type: ignore[no-any-return]
 
 
-def _wait(work: dist._Work) -> None:
+def _wait(work: Work) -> None:
     work.wait()

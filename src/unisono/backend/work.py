@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
 from unisono.run.lane import Lane, Task
 from unisono.run.point_to_point import Message
@@ -18,7 +18,7 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return seconds if seconds > 0 else None
 
 
-class _FinishedWork(dist._Work):
+class _FinishedWork(Work):
     """The shared Work of every synchronous call: it was done before the call returned."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -49,7 +49,7 @@ DONE = _FinishedWork()
 """Returned by every call that is done on return."""
 
 
-class PendingWork(dist._Work):
+class PendingWork(Work):
     """A call that may still be under way.
 
     `wait` carries it forward in the caller's thread and raises its error; `is_completed` carries it without waiting.
@@ -61,7 +61,7 @@ class PendingWork(dist._Work):
         self._lane, self._task = lane, task
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until the call is done; raises its error, or `CollectiveTimeout` after ``timeout`` (the call then goes on)."""
+        """Until the call is done; raises its error, or `CollectiveTimeout` after ``timeout`` (the call goes on)."""
         self._lane.finish(self._task, _seconds(timeout))
         return True
 

@@ -1,0 +1,1 @@
+"""What moves data: lanes, programs, reductions."""

@@ -37,6 +37,7 @@ class CollectiveLane(Lane):
         self._headers: dict[int, tuple[object, bytes, bytes]] = {}
 
     def busy(self) -> bool:
+        """Whether any collective is under way."""
         return bool(self._queue)
 
     def _enqueue(self, task: Task) -> None:

@@ -19,6 +19,7 @@ from unisono.watch.call import Call, call_site
 __all__ = ["Lane", "Task"]
 
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
+_SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
 _GRACE = 0.0003  # s: how long the worker leaves a new call to its caller
 
 
@@ -46,6 +47,7 @@ class Lane(ABC):
         self._settled: deque[Task] = deque()
         self._worker: threading.Thread | None = None
         self._work_there = threading.Event()
+        self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the lane to them
         self._closed = False
 
     @abstractmethod
@@ -94,23 +96,40 @@ class Lane(ABC):
         self.finish(task)
 
     def finish(self, task: Task, timeout: float | None = None) -> None:
-        """Carries the lane until ``task`` is done; raises its error, or `CollectiveTimeout` after ``timeout`` seconds."""
+        """Carries the lane until ``task`` is done and raises its error, or `CollectiveTimeout` after ``timeout`` s."""
+        if not task.done:
+            with self._lock:
+                self._waiters += 1
+            try:
+                self._carry_until(task, timeout)
+            finally:
+                with self._lock:
+                    self._waiters -= 1
+                    if self._worker is not None and self.busy():
+                        self._work_there.set()
         self._settle()
+        if task.error is not None:
+            raise task.error
+
+    def _carry_until(self, task: Task, timeout: float | None) -> None:
         limit = None if timeout is None else time.monotonic() + timeout
         look = time.monotonic() + _SLICE
-        while not task.done:
-            now = time.monotonic()
-            if limit is not None and now > limit:
-                raise CollectiveTimeout(self.explain(task, f"was waited for {timeout:g} s and goes on"))
-            self._nap(_SLICE if limit is None else max(0.0, min(_SLICE, limit - now)))
+        while True:
             with self._lock:
                 self._carry(linger=not task.done)
                 if not task.done and time.monotonic() >= look:
                     self._look_around()
                     look = time.monotonic() + _SLICE
             self._settle()
-        if task.error is not None:
-            raise task.error
+            if task.done:
+                return
+            slice_ = _SLICE if self._waiters == 1 else _SHORT
+            if limit is not None:
+                left = limit - time.monotonic()
+                if left <= 0:
+                    raise CollectiveTimeout(self.explain(task, f"was waited for {timeout:g} s and goes on"))
+                slice_ = min(slice_, left)
+            self._nap(slice_)
 
     @abstractmethod
     def explain(self, task: Task, what: str) -> str:
@@ -180,12 +199,12 @@ class Lane(ABC):
             self._work_there.wait()
             self._work_there.clear()
             time.sleep(_GRACE)
-            while self.busy() and not self._closed:
+            while self.busy() and not self._waiters and not self._closed:
                 with self._lock:
                     self._carry(linger=False)
                     if self.busy() and time.monotonic() >= look:
                         self._look_around()
                         look = time.monotonic() + _SLICE
                 self._settle()
-                if self.busy():
+                if self.busy() and not self._waiters:
                     self._nap(_SLICE)

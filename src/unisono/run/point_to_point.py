@@ -97,6 +97,7 @@ class PointToPointLane(Lane):
         self._heard = 0  # this rank's bell as it was before the last look into the rings
 
     def busy(self) -> bool:
+        """Whether any message is under way."""
         return bool(self._posted) or any(self._sends)
 
     def _enqueue(self, task: Task) -> None:

@@ -112,10 +112,10 @@ def exchange(
 def all_reduce(
     board: Board, source: torch.Tensor, result: torch.Tensor | None, combine: Reducer, root: int | None = None
 ) -> Program:
-    """The combination of every rank's ``source`` (flat) into ``result`` (flat, may be ``source``) of all, or of ``root``.
+    """The combination of all ``source`` (flat) into ``result`` (flat, may be ``source``) of every rank, or of ``root``.
 
-    Up to `ONE_SHOT` bytes everybody stages all and reduces all; above, everybody reduces its own part of all (two-phase:
-    direct reduce-scatter and all-gather, chunk by chunk).
+    Up to `ONE_SHOT` bytes everybody stages all and reduces all; above, everybody reduces its own part of all
+    (two-phase: direct reduce-scatter and all-gather, chunk by chunk).
     """
     if source.nbytes > ONE_SHOT:
         yield from _two_phase(board, source, result, combine, range(board.size) if root is None else (root,))

@@ -1,0 +1,1 @@
+"""The wires: shared memory with its counters, board and rings."""

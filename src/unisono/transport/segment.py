@@ -142,7 +142,7 @@ class Segment:
 
 
 def create(store: StoreLike, world_size: int, name: str) -> tuple[Segment, int]:
-    """Rank 0 makes the segment and publishes where it is; returns it with the file descriptor to keep until all joined."""
+    """Rank 0 makes the segment and publishes where it is; returns it with the descriptor to keep until all joined."""
     layout = Layout(world_size)
     fd = os.memfd_create(f"unisono:{name}"[:200], os.MFD_CLOEXEC)
     os.fchmod(fd, 0o600)

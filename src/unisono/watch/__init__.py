@@ -1,0 +1,1 @@
+"""Who called what, and who still lives: headers, the guard, processes."""

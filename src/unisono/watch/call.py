@@ -66,8 +66,8 @@ def piece_numel(number: int) -> int:
 class Call:
     """One rank's side of a collective.
 
-    ``sends`` and ``expects`` hold a `piece` per rank of the group for operations whose sizes may differ by rank (gather,
-    scatter, all_gather, all_to_all); then ``shape`` is only for people. ``rest`` is any other text that must agree.
+    ``sends`` and ``expects`` hold a `piece` per rank of the group for operations whose sizes may differ by rank
+    (gather, scatter, all_gather, all_to_all). ``rest`` is any other text that must agree.
     ``refused`` is the caller's mistake: such a call still meets its peers, so that they hear of it.
     """
 
