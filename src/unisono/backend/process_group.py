@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 
+from unisono.backend.dynamo import keep_from_dynamo
 from unisono.backend.group import Group
 from unisono.backend.operations import Operation, Tensors
 from unisono.backend.sparse import all_reduce_sparse
@@ -282,3 +283,6 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+
+keep_from_dynamo(UnisonoProcessGroup)

@@ -18,6 +18,7 @@ from unisono.watch.call import Call, call_site
 
 __all__ = ["Lane", "Task"]
 
+_telling = threading.local()  # .on while this thread runs listeners
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
 _SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
 _GRACE = 0.0003  # s: how long the worker leaves a new call to its caller
@@ -77,8 +78,10 @@ class Lane(ABC):
     def submit(self, task: Task, background: bool) -> None:
         """Takes a call in. In the background it is carried as far as it goes now; else it is done on return.
 
-        Raises the call's own error if it is not left to the background.
+        Raises the call's own error if it is not left to the background. A listener's own calls never are: it may run on
+        the worker, which could not carry them while the listener waits for them.
         """
+        background = background and not getattr(_telling, "on", False)
         if self.failed is not None:
             raise type(self.failed)(f"this group has failed before and can only be destroyed: {self.failed}")
         if background:
@@ -184,8 +187,12 @@ class Lane(ABC):
                 task = self._settled.popleft()
             except IndexError:  # another thread was quicker
                 return
-            for listener in task.listeners:
-                listener(task)
+            before, _telling.on = getattr(_telling, "on", False), True
+            try:
+                for listener in task.listeners:
+                    listener(task)
+            finally:
+                _telling.on = before
 
     def _wake_worker(self) -> None:
         if self._worker is None and not self._closed:
