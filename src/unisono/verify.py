@@ -10,9 +10,10 @@ Every chunk is followed symbolically as a multiset of contributions (schedule.st
     deadlock    ranks wait for each other for ever under the given number of messages in flight
     in_place    with one buffer for input and output, a block arrives over one that has yet to be sent
 
-and one note, which is no defect (compositions such as gather then broadcast have it):
+and two notes, which are no defects (compositions such as gather then broadcast have them):
 
     redundant   a copy brings what is there already
+    unused      nothing that a rank must hold at the end depends on a transfer
 
 **Race.** A transfer carries what its source held when the step began. The executor keeps that promise for reductions by
 applying them after the rank's own reads of the step, so an exchange (each sends what the other reduces into) is sound,
@@ -73,7 +74,7 @@ class Report:
     """All findings about a schedule, in the order of the steps.
 
     `in_flight`: messages under way per rank with which it cannot deadlock. `in_place`: one buffer serves for input and
-    output. `notes`: copies that bring nothing new.
+    output. `notes`: transfers that could be left out.
     """
 
     schedule: Schedule
@@ -92,7 +93,7 @@ class Report:
         what = f"{s.name} {s.collective.name} over {s.world_size} ranks, {s.num_steps} steps"
         if self.ok:
             place = "" if self.in_place else ", not in place"
-            waste = f"; {len(self.notes)} copies bring nothing new" if self.notes else ""
+            waste = f"; {len(self.notes)} transfers could be left out in part" if self.notes else ""
             return f"{what}: correct (needs {self.in_flight} messages in flight per rank{place}{waste})"
         count = f"{len(self.findings)} finding{'s' * (len(self.findings) > 1)}"
         return "\n\n".join([f"{what}: {count}", *map(str, self.findings)])
@@ -126,8 +127,7 @@ class _Proof:
         self.schedule = schedule
         self.steps: tuple[Step, ...] = tuple(schedule.explicit_steps())
         self.findings: list[Finding] = []
-        units = [Units.of(step) for step in self.steps]
-        self.units = [u.only(well_formed(schedule, u)) for u in units]
+        self.units = [Units.of(schedule, step) for step in self.steps]
         self.notes: list[Finding] = []
 
     def report(self, in_flight: int | None, in_place: bool) -> Report:
@@ -139,6 +139,7 @@ class _Proof:
             self._redundant(i, units, state)
             state.apply(units)
         self._postcondition(state)
+        self._unused()
         needed = busiest_sender(self.steps)
         if in_flight is not None and in_flight < needed:
             self._deadlock(in_flight)
@@ -154,7 +155,8 @@ class _Proof:
 
     def _range(self, i: int, step: Step) -> None:
         c, nodes = self.schedule.collective, self.schedule.world_size + self.schedule.switches
-        for t in step:
+        bad = ~well_formed(self.schedule, step)
+        for t in (t for t, is_bad in zip(step, bad, strict=True) if is_bad):
             reasons = [f"there is no rank {r}" for r in (t.src, t.dst) if not 0 <= r < nodes]
             if t.count < 1:
                 reasons.append("it moves no chunk")
@@ -162,11 +164,10 @@ class _Proof:
                 reasons.append(f"chunks run from 0 to {c.num_chunks - 1}")
             if t.src == t.dst:
                 reasons.append("a rank needs no message to itself")
-            if reasons:
-                line = f"step {i}: {t}"
-                arrow = " " * (len(line) - len(str(t))) + "^ " + "; ".join(reasons)
-                message = f"step {i}: transfer {t}: {'; '.join(reasons)}"
-                self.findings.append(Finding("range", message, i, (i,), f"{line}\n{arrow}"))
+            line = f"step {i}: {t}"
+            arrow = " " * (len(line) - len(str(t))) + "^ " + "; ".join(reasons)
+            message = f"step {i}: transfer {t}: {'; '.join(reasons)}"
+            self.findings.append(Finding("range", message, i, (i,), f"{line}\n{arrow}"))
 
     def _race(self, i: int, units: Units) -> None:
         width = self.schedule.collective.num_chunks
@@ -190,9 +191,9 @@ class _Proof:
 
     def _empty(self, i: int, units: Units, state: State) -> None:
         width = self.schedule.collective.num_chunks
-        holds = np.asarray(state.counts.any(axis=2))
-        sends = ~holds[units.src, units.chunk]
-        lands = units.reduce & ~holds[units.dst, units.chunk] & (units.dst < self.schedule.world_size)
+        sends = ~state.counts[units.src, units.chunk].any(axis=1)
+        bare = ~state.counts[units.dst, units.chunk].any(axis=1)
+        lands = units.reduce & bare & (units.dst < self.schedule.world_size)
         for rank, chunks in _by_rank((units.src * width + units.chunk)[sends], width):
             message = f"step {i}: rank {rank} sends {_chunks(chunks)} but holds nothing of it"
             self._add("empty", message, (i, rank), chunks[0], [i], "nothing to send")
@@ -210,6 +211,21 @@ class _Proof:
             steps = tuple(sorted({*before, i}))
             picture = life_of_chunk(self.schedule, chunks[0], steps, (i, rank), "nothing new")
             self.notes.append(Finding("redundant", message, i, steps, picture))
+
+    def _unused(self) -> None:
+        c = self.schedule.collective
+        needed = np.zeros((c.world_size + self.schedule.switches, c.num_chunks), dtype=np.bool_)
+        needed[: c.world_size] = c.held_after()
+        for i in range(len(self.steps) - 1, -1, -1):
+            units = self.units[i]
+            live = needed[units.dst, units.chunk]
+            for rank, chunks in _by_rank((units.dst * c.num_chunks + units.chunk)[~live], c.num_chunks):
+                message = f"step {i}: {_chunks(chunks)} {_is(chunks)} sent to rank {rank}, but nothing comes of it"
+                picture = life_of_chunk(self.schedule, chunks[0], [i], (i, rank), "unused")
+                self.notes.append(Finding("unused", message, i, (i,), picture))
+            copies = ~units.reduce
+            needed[units.dst[copies], units.chunk[copies]] = False
+            needed[units.src[live], units.chunk[live]] = True
 
     def _postcondition(self, state: State) -> None:
         c = self.schedule.collective
@@ -311,7 +327,7 @@ class _Proof:
 
 def _by_rank(cells: NDArray[np.int64], width: int) -> Iterator[tuple[int, list[int]]]:
     """Cells rank * width + chunk as (rank, its chunks), in order."""
-    unique = np.unique(cells)
+    unique = np.unique(cells) if len(cells) else cells
     for rank in np.unique(unique // width):
         yield int(rank), [int(c) for c in unique[unique // width == rank] % width]
 

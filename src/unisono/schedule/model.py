@@ -95,9 +95,12 @@ class Step:
 
     @classmethod
     def of(cls, *transfers: Transfer) -> "Step":
-        """A step from transfers."""
+        """A step from transfers. Raises UsageError if a number does not fit 32 bits."""
         rows = [(t.src, t.dst, t.chunk, t.count, t.reduce) for t in transfers]
-        columns = np.array(rows, dtype=np.int32).reshape(-1, 5).T
+        try:
+            columns = np.array(rows, dtype=np.int32).reshape(-1, 5).T
+        except OverflowError:
+            raise UsageError("a rank or chunk of a transfer must fit 32 bits") from None
         return cls.make(columns[0], columns[1], columns[2], columns[3], columns[4].astype(np.bool_))
 
     @classmethod

@@ -20,7 +20,7 @@ _CLIP = 99  # more than once is all that matters, and a wrong schedule may doubl
 
 @dataclass(frozen=True)
 class Units:
-    """A step's transfers chunk by chunk: int64 arrays of one length; `transfer` is the index within the step."""
+    """A step's well-formed transfers chunk by chunk: arrays of one length; `transfer` is the index within the step."""
 
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
@@ -29,9 +29,9 @@ class Units:
     transfer: NDArray[np.int64]
 
     @classmethod
-    def of(cls, step: Step) -> "Units":
-        """The units of a plain step."""
-        count = np.maximum(step.count.astype(np.int64), 0)
+    def of(cls, schedule: Schedule, step: Step) -> "Units":
+        """The units of a plain step, without the transfers that are not well formed."""
+        count = np.where(well_formed(schedule, step), step.count, 0)
         index = np.repeat(np.arange(len(step)), count)
         within = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
         chunk = step.chunk.astype(np.int64)[index] + within
@@ -63,30 +63,29 @@ class State:
         copies, adds = ~units.reduce, units.reduce
         self.counts[units.dst[copies], column[copies]] = value[copies]
         np.add.at(self.counts, (units.dst[adds], column[adds]), value[adds])
-        np.minimum(self.counts, _CLIP, out=self.counts)
+        self.counts[units.dst, column] = np.minimum(self.counts[units.dst, column], _CLIP)
 
     def at(self, rank: int, chunk: int) -> NDArray[np.int16]:
         """Counts per contributor of one chunk at one rank: int16, shape (world_size,)."""
         return np.asarray(self.counts[rank, self._column[chunk]])
 
 
-def well_formed(schedule: Schedule, units: Units) -> NDArray[np.bool_]:
-    """Which units name ranks and chunks that exist, and do not go from a rank to itself."""
+def well_formed(schedule: Schedule, step: Step) -> NDArray[np.bool_]:
+    """Which transfers name ranks and chunks that exist, move a chunk, and do not go from a rank to itself."""
     nodes, chunks = schedule.world_size + schedule.switches, schedule.collective.num_chunks
-    exist = (units.src >= 0) & (units.src < nodes) & (units.dst >= 0) & (units.dst < nodes)
-    return np.asarray(exist & (units.chunk >= 0) & (units.chunk < chunks) & (units.src != units.dst))
+    exist = (step.src >= 0) & (step.src < nodes) & (step.dst >= 0) & (step.dst < nodes) & (step.src != step.dst)
+    return np.asarray(exist & (step.chunk >= 0) & (step.count > 0) & (step.chunk <= chunks - step.count))
 
 
 def states(schedule: Schedule, chunks: Sequence[int] | None = None) -> Iterator[State]:
     """The state before, then after each explicit step (one object, advanced in place), for some chunks or all.
 
-    Transfers that name no existing rank or chunk have no effect.
+    Transfers that are not well formed have no effect.
     """
     state = State(schedule.collective, schedule.switches, chunks)
     yield state
     for step in schedule.explicit_steps():
-        units = Units.of(step)
-        state.apply(units.only(well_formed(schedule, units)))
+        state.apply(Units.of(schedule, step))
         yield state
 
 

@@ -10,6 +10,7 @@ steps are written out.
 """
 
 import re
+from operator import index
 from typing import Any
 
 from unisono.errors import UsageError
@@ -90,10 +91,20 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
 def from_json(data: dict[str, Any]) -> Schedule:
     """The schedule that to_json described. Raises UsageError if a field is missing or wrong."""
     try:
-        collective = Collective(data["collective"], data["ranks"], data["chunks"], data.get("root", 0))
-        steps = tuple(Step.of(*(Transfer(*transfer) for transfer in step)) for step in data["steps"])
-        return Schedule(data["schedule"], collective, steps, data.get("switches", 0))
+        optional = {"root": 0, "switches": 0}
+        numbers = (index((optional | data)[field]) for field in ("ranks", "chunks", "root", "switches"))
+        ranks, chunks, root, switches = numbers
+        collective = Collective(data["collective"], ranks, chunks, root)
+        steps = tuple(Step.of(*map(_from_list, step)) for step in data["steps"])
+        return Schedule(data["schedule"], collective, steps, switches)
     except (KeyError, TypeError) as problem:
         raise UsageError(
             f"not a schedule in JSON ({problem}): expected the fields schedule, collective, ranks, chunks, steps"
         ) from None
+
+
+def _from_list(values: list[int]) -> Transfer:
+    if len(values) != 5:
+        raise TypeError(f"{values} is not [src, dst, chunk, count, reduce]")
+    src, dst, chunk, count, reduce = map(index, values)
+    return Transfer(src, dst, chunk, count, bool(reduce))
