@@ -38,7 +38,7 @@ def flat_input(tensor: torch.Tensor) -> torch.Tensor:
     plain = _plain(tensor)
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    return plain.reshape(-1)
+    return plain.contiguous().view(-1)
 
 
 def as_bytes(flat: torch.Tensor) -> torch.Tensor:
