@@ -15,6 +15,7 @@ from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from traceback import extract_tb
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["launch"]
 
+# Imported once, for all ranks; the last two are needed late and would else be imported by each rank for itself.
+PRELOADED = ["unisono.train.job", "torch._dynamo", "unisono.backend.process_group"]
 GRACE_SECONDS = 0.3  # after a first failure: the time in which its true cause may still come in
 STOP_SECONDS = 1.0
 KILLED_EXIT = 128
@@ -76,7 +79,7 @@ class _Ranks:
 
     def start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["unisono.train.job"])
+        context.set_forkserver_preload(PRELOADED)
         _start_server()
         for rank in range(self.settings.ranks):
             reader, writer = context.Pipe(duplex=False)
@@ -99,7 +102,7 @@ class _Ranks:
                 else:
                     on_steps(message)
             if failures:
-                failures += [late for late in self._messages(GRACE_SECONDS) if isinstance(late, _Failure)]
+                failures += self._late_failures()
                 raise min(failures, key=lambda failure: not failure.killed).error()
         assert outcome is not None, "rank 0 ended well without an outcome"
         return outcome
@@ -115,6 +118,14 @@ class _Ranks:
                 reader.close()
                 if failure := _death(rank, self.processes[rank]):
                     yield failure
+
+    def _late_failures(self) -> list[_Failure]:
+        """What else goes wrong within the time of grace."""
+        failures: list[_Failure] = []
+        end = monotonic() + GRACE_SECONDS
+        while self.pipes and (left := end - monotonic()) > 0:
+            failures += [late for late in self._messages(left) if isinstance(late, _Failure)]
+        return failures
 
     def stop(self) -> None:
         """End what still runs: politely, then for good. Takes at most a second."""

@@ -82,14 +82,14 @@ class ByteTransformer(nn.Module):
 
     @torch.no_grad()
     def generate(self, prompt: bytes, length: int, temperature: float, seed: int) -> bytes:
-        """Continue the prompt (at least one byte) by `length` bytes, drawn at the given temperature."""
+        """The `length` bytes that follow a prompt of at least one byte, drawn at the given temperature."""
         generator = torch.Generator().manual_seed(seed)
         text = list(prompt)
         for _ in range(length):
             window = torch.tensor([text[-self.shape.context :]])
             odds = torch.softmax(self(window)[0, -1] / temperature, dim=-1)
             text.append(int(torch.multinomial(odds, 1, generator=generator)))
-        return bytes(text)
+        return bytes(text[len(prompt) :])
 
 
 def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -78,15 +78,16 @@ def comparison(first: Outcome, second: Outcome) -> Table:
     """
     settings = first.settings
     title = f"{first.text_name}, {settings.ranks} ranks, {settings.steps} steps"
-    table = Table("", first.settings.backend, second.settings.backend, "difference", title=title)
+    table = Table("", settings.backend, second.settings.backend, "difference", title=title)
     for column in table.columns[1:]:
         column.justify = "right"
     for (name, left, left_value), (_, right, right_value) in zip(_rows(first), _rows(second), strict=True):
-        difference = f"{left_value - right_value:+.4f}" if "loss" in name else ""
+        difference = f"{left_value - right_value:+.1e}" if "loss" in name else ""
         table.add_row(name, left, right, difference)
     gap = max(abs(one.loss - other.loss) for one, other in zip(first.records, second.records, strict=True))
-    table.add_row("largest difference of the loss in any step", "", "", f"{gap:.4f}")
-    table.add_row("speed-up of a step", "", "", f"{second.step_seconds / first.step_seconds:.2f}×", style="bold")
+    table.add_row("largest difference of the loss in any step", "", "", f"{gap:.1e}")
+    name = f"speed-up of a step, {settings.backend} over {second.settings.backend}"
+    table.add_row(name, "", "", f"{second.step_seconds / first.step_seconds:.2f}×", style="bold")
     return table
 
 

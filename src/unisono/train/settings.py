@@ -35,7 +35,7 @@ class Settings:
     backend: str = "unisono"
     ranks: int = 4
     text: Path | None = None
-    steps: int = 160
+    steps: int = 240
     batch: int = 16
     learning_rate: float = 6e-3
     seed: int = 0

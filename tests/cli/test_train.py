@@ -1,0 +1,168 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from unisono.cli.main import app
+
+COMMAND = [sys.executable, "-m", "unisono.cli", "train"]
+TINY = ["--ranks", "2", "--width", "12", "--layers", "1", "--context", "16", "--batch", "4"]
+BOX = ("│", "┃")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    return os.environ | {"TMPDIR": str(temporary), "COLUMNS": "120"}
+
+
+def _train(folder: Path, *arguments: str, command: list[str] = COMMAND) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *TINY, *arguments], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=100
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ranks", "0"], "--ranks is 0, expected 1 or more"),
+        (["--ranks", "four"], "Invalid value for '--ranks'"),
+        (["--steps", "-1"], "--steps is -1, expected 1 or more"),
+        (["--backend", "pigeon"], "unknown backend 'pigeon', expected one of: unisono, gloo"),
+        (["--compare", "pigeon"], "unknown backend 'pigeon', expected one of: unisono, gloo"),
+        (["--backend", "gloo", "--compare", "gloo"], "already in use"),
+        (["--text", "missing.txt"], "cannot read the text missing.txt: No such file"),
+        (["--text", "/"], "cannot read the text /: it is no regular file"),
+        (["--text", "/dev/null"], "cannot read the text /dev/null: it is no regular file"),
+        (["--plot", "/"], "cannot write the plot /: it is a directory"),
+        (["--plot", "missing/curve.png"], "the directory missing does not exist"),
+        (["--sideways"], "No such option: --sideways"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["train", *arguments])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("unisono: ")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_small_text_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "small.txt").write_text("too small")
+    result = CliRunner().invoke(app, ["train", "--text", str(tmp_path / "small.txt")])
+    assert result.exit_code == 2
+    assert result.stderr == "unisono: the text small.txt has 9 bytes, expected 3,880 or more for a context of 96\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "words"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, ["--ranks", "3"], "leave --ranks out under torchrun"),
+        ({"RANK": "zero", "WORLD_SIZE": "2"}, [], "expected whole numbers"),
+    ],
+)
+def test_a_place_given_by_torchrun_that_does_not_fit(
+    environment: dict[str, str], arguments: list[str], words: str
+) -> None:
+    result = CliRunner().invoke(app, ["train", *arguments], env=environment)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_help_shows_an_example() -> None:
+    result = CliRunner().invoke(app, ["train", "--help"])
+    assert result.exit_code == 0
+    assert "unisono train --ranks 4 --compare gloo" in result.stdout
+
+
+def test_a_run_shows_table_sample_and_plot_and_leaves_nothing_else(tmp_path: Path) -> None:
+    result = _train(tmp_path, "--steps", "6")
+    assert result.returncode == 0, result.stderr
+    assert "held-out loss" in result.stdout
+    assert "The " in result.stdout
+    assert "loss curve: unisono-train.png" in result.stdout
+    assert [line.split()[:2] for line in result.stderr.splitlines()] == [["unisono", "5/6"], ["unisono", "6/6"]]
+    assert (tmp_path / "unisono-train.png").read_bytes().startswith(b"\x89PNG")
+    assert list((tmp_path / "temporary").glob("unisono-*")) == []
+
+
+def test_compare_runs_both_backends_and_prints_one_table(tmp_path: Path) -> None:
+    result = _train(tmp_path, "--steps", "6", "--compare", "gloo", "--plot", "both.png")
+    assert result.returncode == 0, result.stderr
+    assert "unisono 6/6" in result.stderr
+    assert "gloo 6/6" in result.stderr
+    header = next(line for line in result.stdout.splitlines() if "difference" in line)
+    assert header.replace("┃", " ").split() == ["unisono", "gloo", "difference"]
+    assert "speed-up of a step, unisono over gloo" in result.stdout
+    assert (tmp_path / "both.png").exists()
+
+
+def test_under_torchrun_the_processes_join(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    result = _train(tmp_path, "--steps", "6", "--compare", "gloo", command=[*torchrun, *COMMAND[2:]])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("held-out loss") == 1
+    assert "2 ranks" in result.stdout
+    assert (tmp_path / "unisono-train.png").exists()
+
+
+def _members(group: int) -> list[int]:
+    """The living processes of a process group."""
+    found = []
+    for process in psutil.process_iter(["status"]):
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue
+    return found
+
+
+def _until(condition: object, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["while starting", "while training"])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_signal_ends_all_ranks_and_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, code: int, started: bool
+) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, *TINY, "--steps", "100000"],
+        cwd=tmp_path,
+        env=_environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        members = 5 if started else 2  # the launcher, its resource tracker and fork server, two ranks
+        assert _until(lambda: len(_members(process.pid)) >= members, 60)
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does
+        else:
+            process.send_signal(number)
+        _, errors = process.communicate(timeout=3)
+        assert process.returncode == code
+        assert "Traceback" not in errors
+        assert _until(lambda: not _members(process.pid), 3)
+        if number != signal.SIGKILL:
+            assert list((tmp_path / "temporary").glob("unisono-*")) == []
+    finally:
+        for member in _members(process.pid):
+            os.kill(member, signal.SIGKILL)
