@@ -30,7 +30,7 @@ _entries: dict[tuple[str, str], "Entry"] = {}
 
 @dataclass(frozen=True)
 class Entry:
-    """One algorithm for one collective, and what it costs.
+    """One algorithm for one collective, and what it costs with its default options.
 
     `steps` counts steps; `nbytes_per_rank` is the share of the collective's bytes that the busiest rank sends.
     """
