@@ -74,6 +74,7 @@ def coalesced_functions(rank: int, world_size: int, asynchronous: bool) -> list[
 
 
 def functional(rank: int, world_size: int) -> list[str]:
+    warnings.filterwarnings("ignore", category=FutureWarning)  # names that torch 2.13 deprecates, 2.11 has no others
     everything = range(len(COUNTS))
     mine = [contribution(rank, i) for i in everything]
     wide = [contribution(rank, i, world_size) for i in everything]
