@@ -69,6 +69,7 @@ def prepare_environment(world_size: int, scratch: str) -> None:
         TEMP_DIR=scratch,
         INIT_METHOD=f"file://{scratch}/second_init",
         GLOO_SOCKET_IFNAME="lo",
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT="60",
         OMP_NUM_THREADS="1",
     )
     os.mkdir(os.path.join(scratch, "barrier"))
@@ -142,10 +143,10 @@ def test_class(suite: types.ModuleType, backend: str) -> type[unittest.TestCase]
     return DistributedSuite
 
 
-def cases(case: type[unittest.TestCase], only: list[str]) -> Iterator[unittest.TestCase]:
+def cases(case: type[unittest.TestCase], only: list[str], leave_out: list[str]) -> Iterator[unittest.TestCase]:
     """The tests to run, in order of name."""
     for name in unittest.defaultTestLoader.getTestCaseNames(case):
-        if not only or name in only:
+        if name not in leave_out and (not only or name in only):
             yield case(name)
 
 
@@ -155,6 +156,7 @@ def main() -> None:
     parser.add_argument("--backend", default="unisono")
     parser.add_argument("--world-size", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[], help="names of tests; default: all")
+    parser.add_argument("--leave-out", nargs="*", default=[], help="names of tests")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         prepare_environment(options.world_size, scratch)
@@ -165,7 +167,8 @@ def main() -> None:
         from torch.testing._internal.distributed import distributed_test as suite
 
         use_backend(suite, options.backend)
-        unittest.TestSuite(cases(test_class(suite, options.backend), options.only)).run(Report())
+        case = test_class(suite, options.backend)
+        unittest.TestSuite(cases(case, options.only, options.leave_out)).run(Report())
 
 
 if __name__ == "__main__":
