@@ -1,0 +1,49 @@
+"""Sizes and times as people write them: `4`, `1KiB`, `1M`, `256MB` in; `1 MiB`, `12.3 µs` out."""
+
+import re
+
+from unisono.errors import UsageError
+
+__all__ = ["parse_nbytes", "show_nbytes", "show_seconds"]
+
+_BINARY = ("", "K", "M", "G", "T")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)(b?))", re.IGNORECASE)
+
+
+def parse_nbytes(text: str) -> int:
+    """Bytes of a size: `4`, `1KiB`, `1M` (2**20, as benchmarks of collectives have it), `256MB` (256 * 10**6).
+
+    Raises UsageError if the text is no size, or not a whole number of bytes.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match[3] and not (match[2] and match[4])):
+        raise UsageError(f"{text!r} is not a size: expected a number of bytes such as 4, 1KiB, 1M or 256MB")
+    power = _BINARY.index(match[2].upper())
+    base = 1000 if match[2] and match[4] and not match[3] else 1024
+    value = float(match[1]) * base**power if "." in match[1] else int(match[1]) * base**power
+    if value != int(value):
+        raise UsageError(f"{text!r} is not a whole number of bytes")
+    return int(value)
+
+
+def show_nbytes(nbytes: float) -> str:
+    """Three digits and a binary unit: `4 B`, `1.5 KiB`, `256 MiB`."""
+    power = 0
+    while power < len(_BINARY) - 1 and round(nbytes) >= 1024:
+        nbytes /= 1024
+        power += 1
+    unit = f"{_BINARY[power]}iB" if power else "B"
+    return f"{_digits(nbytes)} {unit}"
+
+
+def show_seconds(seconds: float) -> str:
+    """Three digits and a unit: `0 s`, `120 ns`, `12.3 µs`, `4.56 ms`, `1.2 s`."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * factor:
+            return f"{_digits(seconds / factor)} {unit}"
+    return f"{_digits(seconds / 1e-9)} ns" if seconds > 0 else "0 s"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, whole numbers from 100 on, no zeros after the point."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
