@@ -1,20 +1,21 @@
 """One rank's membership in one group: the shared memory, its two lanes, its coming and its going."""
 
-import atexit
 import hashlib
 import os
 import time
 import weakref
 from collections.abc import Sequence
 
+from unisono.backend import last_words
 from unisono.backend.moving import Moving
 from unisono.backend.reducing import Reducing
 from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
 from unisono.run.collectives import CollectiveLane
 from unisono.run.point_to_point import PointToPointLane
-from unisono.transport.board import JOINED, LEFT, Board
-from unisono.transport.segment import Segment, StoreLike, attach, create
-from unisono.watch.peers import Identity
+from unisono.transport.board import Board
+from unisono.transport.process import Identity
+from unisono.transport.segment import ABSENT, JOINED, LEFT, PID, STATE, Segment, StoreLike, attach, create
+from unisono.watch.page import watch
 
 __all__ = ["Group", "Operations"]
 
@@ -46,11 +47,12 @@ class Group:
         if rank == 0:
             self._segment, self._fd = create(self._store, self.size, label)
         _living.add(self)
+        last_words.listen(_leave_all)
 
     def join(self) -> None:
         """Maps the segment if that is still to be done; raises if the group is closed."""
         if self._closed:
-            raise UsageError(f"{self.label} {self._closed}")
+            raise UsageError(f"{self.label} can not be used any more: this rank {self._closed}")
         deadline = time.monotonic() + self.timeout
         segment = self._segment
         if segment is None:
@@ -64,7 +66,7 @@ class Group:
 
     def _claim(self, segment: Segment) -> None:
         """Enters this process as the group's rank; raises `UsageError` if another process has done so."""
-        mine, at = Identity.mine(), segment.field(self.rank, 0)
+        mine, at = Identity.mine(), segment.field(self.rank, PID)
         if self._store.add(f"claimed/{self.rank}/{segment.nonce}", 1) > 1:
             other = segment.identity(self.rank)
             raise UsageError(
@@ -79,7 +81,7 @@ class Group:
         segment, deadline, pause = self._segment, time.monotonic() + self.timeout, 0.0005
         assert segment is not None
         while True:
-            missing = [name for r, name in enumerate(self.names) if segment.longs[segment.field(r, 2)] == 0]
+            missing = [name for r, name in enumerate(self.names) if segment.state(r) == ABSENT]
             if not missing:
                 break
             if time.monotonic() > deadline:
@@ -97,17 +99,18 @@ class Group:
             os.close(self._fd)
             self._fd = -1
 
-    def close(self, why: str = "was destroyed") -> None:
-        """Leaves the group: peers that still wait for this rank are told; calls under way end with an error."""
+    def close(self, why: str = "has left the group (destroy_process_group)") -> None:
+        """Leaves the group: peers that still wait for this rank read ``why``; calls under way end with an error."""
         if self._closed:
             return
         self._closed = why
         segment = self._segment
         if self.joined and segment is not None:
-            segment.longs[segment.field(self.rank, 2)] = LEFT
-            error = UnisonoError(f"{self.label} {why} while the call was under way")
+            error = UnisonoError(f"{self.label}: this rank {why} while the call was under way")
             self.collectives.close(error)
             self.messages.close(error)
+            segment.say(self.rank, why)
+            segment.longs[segment.field(self.rank, STATE)] = LEFT
             del self.collectives, self.messages, self.operations
             self.joined = False
         self._segment = None
@@ -116,7 +119,9 @@ class Group:
 
     def disown(self) -> None:
         """Forgets the group without a word to its peers: it belongs to the parent of this forked process."""
-        self._closed = "belongs to the process that this one was forked from; make a group of its own"
+        self._closed = (
+            "was forked: the group belongs to the process that this one was forked from; make a group of its own"
+        )
         self.joined = False
         self._forget_fd()
 
@@ -140,10 +145,11 @@ class _Keyed:
         return self._store.check([f"{self._prefix}/{key}" for key in keys])
 
 
-def _leave_all() -> None:
-    """At the interpreter's end, before threads are stopped: workers end, peers are told."""
+def _leave_all(words: str) -> None:
+    """At this process's end: workers end, peers are told how it ended."""
     for group in list(_living):
-        group.close("ended with its process")
+        group.close(words or "ended (its program came to an end) without destroy_process_group")
+    watch().close()
 
 
 def _disown() -> None:
@@ -152,5 +158,4 @@ def _disown() -> None:
         group.disown()
 
 
-atexit.register(_leave_all)
 os.register_at_fork(after_in_child=_disown)

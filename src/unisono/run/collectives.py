@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.run.lane import Lane, Task
-from unisono.transport.board import LEFT, Board
-from unisono.watch.call import call_site
+from unisono.transport.board import Board
+from unisono.transport.process import Identity
+from unisono.transport.segment import COMPLETED, COMPLETED_AT, GAVE_UP, HEADER, ISSUED, STATE
+from unisono.watch.account import lateness, loss
+from unisono.watch.call import call_site, site_text
 from unisono.watch.guard import Disagreement, disagreement, table
-from unisono.watch.peers import alive
 
 __all__ = ["CollectiveLane"]
 
@@ -18,8 +20,8 @@ class CollectiveLane(Lane):
     """Runs programs (run/programs.py) over a board, in the order in which they were issued."""
 
     def __init__(self, board: Board, names: Sequence[int], label: str) -> None:
-        super().__init__(label)
-        self._board, self._names, self._label = board, names, label
+        super().__init__(board.segment, board.rank, names, label)
+        self._board = board
         self._queue: deque[Task] = deque()
         self._arrived = False  # at the meeting that the head of the queue waits for
         self._fresh = True  # the head of the queue has not met its peers yet
@@ -35,13 +37,21 @@ class CollectiveLane(Lane):
             for half in (0, 1)
         ]
         self._headers: dict[int, tuple[object, bytes, bytes]] = {}
+        self._longs, self._issued, record = board.segment.longs, 0, board.segment.field(board.rank, 0)
+        self._issued_at, self._completed_at = record + ISSUED, record + COMPLETED
+        self._moment_at, self._header_at = record + COMPLETED_AT, record + HEADER
 
     def busy(self) -> bool:
         """Whether any collective is under way."""
         return bool(self._queue)
 
     def _enqueue(self, task: Task) -> None:
+        self._issued += 1
+        self._longs[self._issued_at] = self._issued
         self._queue.append(task)
+
+    def _under_way(self) -> Sequence[Task]:
+        return list(self._queue)
 
     def _carry(self, linger: bool) -> None:
         queue = self._queue
@@ -78,6 +88,8 @@ class CollectiveLane(Lane):
         self._queue.popleft()
         self._fresh, self._arrived = True, False
         self.calls += 1
+        self._longs[self._completed_at] = self.calls
+        self._longs[self._moment_at] = time.monotonic_ns()
         self._end(task, error)
 
     def _post(self, task: Task) -> None:
@@ -85,6 +97,7 @@ class CollectiveLane(Lane):
         call, board = task.call, self._board
         (start, stop), _, _ = self._spans[board.half]
         board.segment.raw[start:stop] = self._header(call)[0]
+        self._longs[self._header_at] = start
 
     def _header(self, call: object) -> tuple[bytes, bytes]:
         """A call's header, and what all headers look like if every rank calls the same; cached, calls repeat."""
@@ -111,7 +124,7 @@ class CollectiveLane(Lane):
     def _report(self, task: Task, found: Disagreement) -> None:
         """Every rank has seen the same headers, so every rank comes here: tell each other in words, then raise."""
         board, number = self._board, self.calls + 1
-        site = task.site or call_site()
+        site = site_text(task.site or call_site())
         board.segment.say(board.rank, f"{number}\n{task.call.describe(self._names)}\n{site}")
         board.arrive()
         limit = time.monotonic() + 1.0
@@ -137,40 +150,42 @@ class CollectiveLane(Lane):
         self._board.sleep(seconds)
 
     def _look_around(self) -> None:
-        task, now = self._queue[0], time.monotonic()
-        lost = self._lost()
-        if lost:
-            self._fail(task, PeerLostError(f"{self.explain(task, 'can not end')}; {lost}"))
-        elif now > task.deadline:
+        task, board = self._queue[0], self._board
+        losses = [loss(board.segment, rank, self._names[rank]) for rank in board.missing()]
+        if any(losses):
+            lost = "; ".join(filter(None, losses))
+            self._fail(task, PeerLostError(f"{self.explain(task, 'can not end', briefly=True)}: {lost}"))
+        elif time.monotonic() > task.deadline:
             waited = task.deadline - task.issued
-            self._fail(task, CollectiveTimeout(self.explain(task, f"did not end within {waited:g} s")))
+            self._fail(task, CollectiveTimeout(self.explain(task, f"did not end within its timeout of {waited:g} s")))
 
-    def _lost(self) -> str:
-        """Words on the ranks that are missing and will not come any more."""
-        board, words = self._board, []
-        for rank in board.missing():
-            who = board.segment.identity(rank)
-            if who.pid and board.segment.longs[board.segment.field(rank, 2)] == LEFT:
-                words.append(f"rank {self._names[rank]} (pid {who.pid}) has left the group")
-            elif who.pid and not alive(who):
-                words.append(f"rank {self._names[rank]} (pid {who.pid}) is dead")
-        return ", ".join(words)
+    def _needs(self, task: Task) -> list[Identity]:
+        """Those who are missing and have not issued the call that the head of the queue is."""
+        board, number = self._board, self.calls + 1
+        missing = [r for r in board.missing() if self._longs[board.segment.field(r, ISSUED)] < number]
+        return [board.segment.identity(rank) for rank in missing]
 
-    def explain(self, task: Task, what: str) -> str:
-        """One line on a call that did not end: what it is, who is missing and how far they came."""
+    def explain(self, task: Task, what: str, briefly: bool = False) -> str:
+        """A call that did not end: what it is, who is missing; unless ``briefly``, what those do instead."""
         board = self._board
-        missing = [self._names[r] for r in board.missing()]
-        here = [n for n in self._names if n not in missing]
-        late = "; ".join(f"rank {n} is missing" for n in missing)
-        ahead = self._queue.index(task) if task in self._queue else 0
-        number = self.calls + 1 + ahead
-        return (
-            f"{task.call.describe(self._names)}, call no. {number} of {self._label}, {what}: "
-            f"{late or 'all ranks are there'} (arrived: {', '.join(map(str, here)) or 'none'})"
+        missing = board.missing()
+        absent = [self._names[r] for r in missing]
+        here = [n for n in self._names if n not in absent]
+        number = self.calls + 1 + (self._queue.index(task) if task in self._queue else 0)
+        late = (
+            f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} missing" if absent else "all ranks are there"
         )
+        text = f"{task.call.describe(self._names)}, call no. {number} of {self._label}, {what}: {late}"
+        if briefly:
+            return text
+        arrived = f" (arrived: {', '.join(map(str, here)) or 'none'})"
+        return text + arrived + lateness(board.segment, self._watch, missing, self._names, 0.3)
 
     def _fail(self, task: Task, error: UnisonoError) -> None:
         self.failed = error
+        segment = self._board.segment
+        segment.say(self._rank, str(error).partition("\n")[0])
+        self._longs[segment.field(self._rank, STATE)] = GAVE_UP
         self._fail_all(error)
 
     def _fail_all(self, error: UnisonoError) -> None:

@@ -8,16 +8,22 @@ than most calls). Carrying forward never blocks while holding the lane; sleeping
 
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.errors import CollectiveTimeout, UnisonoError
-from unisono.watch.call import Call, call_site
+from unisono.errors import CollectiveTimeout, DeadlockError, UnisonoError
+from unisono.transport.process import Identity
+from unisono.transport.segment import Segment
+from unisono.watch.call import Call, Site, call_site, site_text
+from unisono.watch.deadlock import CycleFinder
+from unisono.watch.page import watch
 
 __all__ = ["Lane", "Task"]
 
+_lanes: "weakref.WeakSet[Lane]" = weakref.WeakSet()
 _telling = threading.local()  # .on while this thread runs listeners
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
 _SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
@@ -29,8 +35,9 @@ class Task:
 
     __slots__ = ("call", "deadline", "done", "error", "issued", "listeners", "outputs", "site", "steps")
 
-    def __init__(self, call: Call, steps: Any, outputs: list[Any], timeout: float, site: str = "") -> None:
-        self.call, self.steps, self.outputs, self.site = call, steps, outputs, site
+    def __init__(self, call: Call, steps: Any, outputs: list[Any], timeout: float) -> None:
+        self.call, self.steps, self.outputs = call, steps, outputs
+        self.site: Site | None = None  # where it was issued, if that is not on the stack any more
         self.issued = time.monotonic()
         self.deadline = self.issued + timeout
         self.done = False
@@ -41,8 +48,9 @@ class Task:
 class Lane(ABC):
     """Calls under way, the lock that guards them, and the worker of last resort."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str) -> None:
+        self._segment, self._rank, self._names, self._label = segment, rank, names, label
+        self._watch = watch()
         self.failed: UnisonoError | None = None
         self._lock = threading.Lock()
         self._settled: deque[Task] = deque()
@@ -50,6 +58,7 @@ class Lane(ABC):
         self._work_there = threading.Event()
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the lane to them
         self._closed = False
+        _lanes.add(self)
 
     @abstractmethod
     def busy(self) -> bool:
@@ -117,26 +126,40 @@ class Lane(ABC):
     def _carry_until(self, task: Task, timeout: float | None) -> None:
         limit = None if timeout is None else time.monotonic() + timeout
         look = time.monotonic() + _SLICE
-        while True:
-            with self._lock:
-                self._carry(linger=not task.done)
-                if not task.done and time.monotonic() >= look:
-                    self._look_around()
-                    look = time.monotonic() + _SLICE
-            self._settle()
-            if task.done:
-                return
-            slice_ = _SLICE if self._waiters == 1 else _SHORT
-            if limit is not None:
-                left = limit - time.monotonic()
-                if left <= 0:
-                    raise CollectiveTimeout(self.explain(task, f"was waited for {timeout:g} s and goes on"))
-                slice_ = min(slice_, left)
-            self._nap(slice_)
+        vigil: _Vigil | None = None
+        try:
+            while True:
+                with self._lock:
+                    self._carry(linger=not task.done)
+                    if not task.done and time.monotonic() >= look:
+                        self._look_around()
+                        vigil = vigil or _Vigil(self, task)
+                        if not task.done and (words := vigil.look(self._needs(task))):
+                            self._fail(task, DeadlockError(words))
+                        look = time.monotonic() + _SLICE
+                self._settle()
+                if task.done:
+                    return
+                slice_ = _SLICE if self._waiters == 1 else _SHORT
+                if limit is not None:
+                    left = limit - time.monotonic()
+                    if left <= 0:
+                        raise CollectiveTimeout(
+                            self.explain(task, f"did not end within the timeout of {timeout:g} s of this wait")
+                        )
+                    slice_ = min(slice_, left)
+                self._nap(slice_)
+        finally:
+            if vigil is not None:
+                vigil.end()
 
     @abstractmethod
-    def explain(self, task: Task, what: str) -> str:
-        """One line on a call that did not end: what it is, who is missing."""
+    def _needs(self, task: Task) -> list[Identity]:
+        """The processes without whose further calls ``task`` can certainly never end. Lock held."""
+
+    @abstractmethod
+    def explain(self, task: Task, what: str, briefly: bool = False) -> str:
+        """A call that did not end: what it is and who is missing; unless ``briefly``, what those do instead."""
 
     def poll(self, task: Task) -> bool:
         """Carries the lane without waiting; whether ``task`` is done."""
@@ -196,7 +219,7 @@ class Lane(ABC):
 
     def _wake_worker(self) -> None:
         if self._worker is None and not self._closed:
-            self._worker = threading.Thread(target=self._run_worker, name=f"unisono {self.name}", daemon=True)
+            self._worker = threading.Thread(target=self._run_worker, name=f"unisono {self._label}", daemon=True)
             self._worker.start()
         self._work_there.set()
 
@@ -215,3 +238,48 @@ class Lane(ABC):
                 self._settle()
                 if self.busy() and not self._waiters:
                     self._nap(_SLICE)
+
+    def _has_listeners(self) -> bool:
+        """Whether the end of a call under way may make this process issue others."""
+        return any(task.listeners for task in self._under_way())
+
+    @abstractmethod
+    def _under_way(self) -> Sequence[Task]:
+        """All calls under way."""
+
+
+class _Vigil:
+    """A wait that has become long: published for others to see, and searched for a deadlock."""
+
+    def __init__(self, lane: Lane, task: Task) -> None:
+        self._watch = lane._watch
+        name = lane._names[lane._rank]
+        place = site_text(call_site())
+        text = f"rank {name} (pid {self._watch.me.pid}): {lane.explain(task, 'waits', briefly=True)}, at {place}"
+        self._published = self._watch.begin(text)
+        self._finder = CycleFinder(self._watch)
+
+    def look(self, needs: Sequence[Identity]) -> str:
+        """Publishes what the wait needs now; words on a deadlock, if it is in one."""
+        if not self._published:
+            return ""
+        self._watch.look(needs if _alone() else [])
+        return self._finder.look()
+
+    def end(self) -> None:
+        """The wait is over."""
+        if self._published:
+            self._watch.end()
+
+
+_HARMLESS = ("tqdm", "rich")  # packages whose threads draw progress and communicate nothing
+
+
+def _alone() -> bool:
+    """Whether nothing but the waiting thread could issue calls: no other thread, no listener of a call under way."""
+    others = [
+        thread
+        for thread in threading.enumerate()
+        if not thread.name.startswith("unisono") and type(thread).__module__.partition(".")[0] not in _HARMLESS
+    ]
+    return len(others) == 1 and not any(lane._has_listeners() for lane in list(_lanes))

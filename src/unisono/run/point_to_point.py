@@ -18,11 +18,11 @@ import torch
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError
 from unisono.run.lane import Lane, Task
 from unisono.transport import futex
-from unisono.transport.board import LEFT
+from unisono.transport.process import Identity
 from unisono.transport.ring import UNIT, Ring
 from unisono.transport.segment import Segment
+from unisono.watch.account import lateness, loss
 from unisono.watch.call import Call, name_of_dtype
-from unisono.watch.peers import alive
 
 __all__ = ["Message", "PointToPointLane"]
 
@@ -84,9 +84,8 @@ class PointToPointLane(Lane):
     """All messages of one rank in one group."""
 
     def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str) -> None:
-        super().__init__(f"{label} messages")
+        super().__init__(segment, rank, names, label)
         size, layout = segment.layout.world_size, segment.layout
-        self._segment, self._rank, self._names, self._label = segment, rank, names, label
         self._out = [Ring(segment, rank, peer) for peer in range(size)]
         self._in = [_Inbox(Ring(segment, peer, rank)) for peer in range(size)]
         self._bells = [
@@ -104,6 +103,7 @@ class PointToPointLane(Lane):
         assert isinstance(task, Message)
         if task.call.op == "send":
             assert task.peer is not None
+            self._out[task.peer].post()
             self._sends[task.peer].append(task)
             return
         for peer in range(len(self._in)) if task.peer is None else (task.peer,):
@@ -114,6 +114,15 @@ class PointToPointLane(Lane):
                     self._deliver(waiting, task)
                     return
         self._posted.append(task)
+        self._want(task, 1)
+
+    def _want(self, message: Message, change: int) -> None:
+        """Tells the sources that could serve a receive that it is there, or gone."""
+        for peer in range(len(self._in)) if message.peer is None else (message.peer,):
+            self._in[peer].ring.want(change)
+
+    def _under_way(self) -> Sequence[Task]:
+        return self._messages()
 
     def _deliver(self, waiting: _Arriving, task: Message) -> None:
         """Hands over a message that was set aside."""
@@ -191,9 +200,11 @@ class PointToPointLane(Lane):
             return None
         tag, nbytes, numel, dtype = _HEAD.unpack_from(inbox.ring.head())
         arriving = _Arriving(tag, nbytes, numel, dtype.rstrip(b"\0").decode(), None, None)
+        inbox.ring.opened()
         for message in wanting:
             if message.tag == tag:
                 self._posted.remove(message)
+                self._want(message, -1)
                 message.source = peer
                 if self._match(arriving, message):
                     arriving.into, arriving.message = message.data, message
@@ -262,32 +273,42 @@ class PointToPointLane(Lane):
         for message in self._messages():
             lost = self._lost(message)
             if lost:
-                self._fail(message, PeerLostError(f"{self.explain(message, 'can not end')}: {lost}"))
+                self._fail(message, PeerLostError(f"{self.explain(message, 'can not end', briefly=True)}: {lost}"))
             elif now > message.deadline:
                 waited = message.deadline - message.issued
-                self._fail(message, CollectiveTimeout(self.explain(message, f"did not end within {waited:g} s")))
+                what = f"did not end within its timeout of {waited:g} s"
+                self._fail(message, CollectiveTimeout(self.explain(message, what)))
+
+    def _peers(self, message: Message) -> list[int]:
+        """The ranks that could do the other part."""
+        return [message.peer] if message.peer is not None else [p for p in range(len(self._in)) if p != self._rank]
 
     def _lost(self, message: Message) -> str:
         """Words on the peer if it will never do its part; for any source, if all the others are gone."""
-        peers = [p for p in range(len(self._in)) if p != self._rank] if message.peer is None else [message.peer]
-        words = []
-        for peer in peers:
-            who = self._segment.identity(peer)
-            if who.pid and self._segment.longs[self._segment.field(peer, 2)] == LEFT:
-                words.append(f"rank {self._names[peer]} (pid {who.pid}) has left the group")
-            elif who.pid and not alive(who):
-                words.append(f"rank {self._names[peer]} (pid {who.pid}) is dead")
-        return ", ".join(words) if len(words) == len(peers) else ""
+        words = [loss(self._segment, peer, self._names[peer]) for peer in self._peers(message)]
+        return "; ".join(words) if all(words) else ""
 
-    def explain(self, task: Task, what: str) -> str:
-        """One line on a message that did not get through."""
+    def _needs(self, task: Task) -> list[Identity]:
+        """The peer, if nothing that it has issued so far can end this message; any source: nobody for certain."""
+        assert isinstance(task, Message)
+        if task.peer is None or task.peer == self._rank:
+            return []
+        waiting = task in self._posted and self._in[task.peer].ring.silent()
+        if task.call.op == "send":
+            waiting = self._out[task.peer].unwanted()
+        return [self._segment.identity(task.peer)] if waiting else []
+
+    def explain(self, task: Task, what: str, briefly: bool = False) -> str:
+        """A message that did not get through; unless ``briefly``, what the peer does instead."""
         assert isinstance(task, Message)
         peer = "any rank" if task.peer is None else f"rank {self._names[task.peer]}"
         way = f"to {peer}" if task.call.op == "send" else f"from {peer}"
-        return (
+        moved = task.moved if task.call.op == "send" else self._received(task)
+        text = (
             f"{task.call.describe()} {way} (tag {task.tag}, {self._label}) {what}: "
-            f"{task.moved if task.call.op == 'send' else self._received(task)} of {task.data.numel()} bytes moved"
+            f"{moved} of {task.data.numel()} bytes moved"
         )
+        return text if briefly else text + lateness(self._segment, self._watch, self._peers(task), self._names, 0.3)
 
     def _received(self, message: Message) -> int:
         return next((i.current.moved for i in self._in if i.current and i.current.message is message), 0)
@@ -296,6 +317,7 @@ class PointToPointLane(Lane):
         assert isinstance(task, Message)
         if task in self._posted:
             self._posted.remove(task)
+            self._want(task, -1)
         for inbox in self._in:
             if inbox.current is not None and inbox.current.message is task:
                 inbox.current.message = inbox.current.into = None

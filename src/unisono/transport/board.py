@@ -12,11 +12,9 @@ import time
 import torch
 
 from unisono.transport import futex
-from unisono.transport.segment import Segment
+from unisono.transport.segment import MEETINGS, Segment
 
-__all__ = ["JOINED", "LEFT", "Board"]
-
-JOINED, LEFT = 1, 2
+__all__ = ["Board"]
 
 _SPINS, _YIELDS, _PARTS = 20, 100, 256
 
@@ -32,7 +30,7 @@ class Board:
             futex.Counter(segment.words, (layout.counters + 64 * k) // 4, segment.address, full=self.size)
             for k in range(layout.COUNTERS)
         ]
-        self._longs, self._words, self._begun = segment.longs, segment.words, segment.field(rank, 3)
+        self._longs, self._words, self._begun = segment.longs, segment.words, segment.field(rank, MEETINGS)
         stages = segment.bytes[layout.stages : layout.total]
         self.stages = stages.view(2, self.size, layout.stage)
         self.stage_nbytes = layout.stage
@@ -91,7 +89,7 @@ class Board:
     def missing(self) -> list[int]:
         """The ranks that have not come to the meeting this rank waits at."""
         number = self.meetings + 1
-        return [r for r in range(self.size) if self._longs[self.segment.field(r, 3)] < number]
+        return [r for r in range(self.size) if self._longs[self.segment.field(r, MEETINGS)] < number]
 
     def typed(self, dtype: torch.dtype) -> torch.Tensor:
         """All staging areas as ``dtype``: (2 halves, world size, elements)."""

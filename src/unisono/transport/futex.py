@@ -58,8 +58,8 @@ class Counter:
     """One 32-bit word of shared memory: incremented by the kernel, slept on by ranks.
 
     ``words`` is the segment as a memoryview of format ``I``, ``index`` the word's place in it, ``address`` the
-    segment's address in this process. With ``full`` given, only the increment that makes the word equal ``full`` wakes the
-    sleepers (a meeting: the last to arrive wakes all); else every increment does (a door bell).
+    segment's address in this process. With ``full`` given, only the increment that makes the word equal ``full`` wakes
+    the sleepers (a meeting: the last to arrive wakes all); else every increment does (a door bell).
     """
 
     __slots__ = ("_add_args", "_sleep_args", "_words", "index")

@@ -27,7 +27,34 @@ class Ring:
         self.capacity, self._start = layout.ring, start
         self._longs, self._raw = segment.longs, segment.raw
         self._written_at, self._read_at = control // 8, (control + 64) // 8
+        # Next to the counts of bytes, for the search for deadlocks: messages posted by the writer; messages the reader
+        # has opened, and how many receives it has out that could take one.
+        self._posted_at, self._opened_at, self._wanted_at = (
+            control // 8 + 1,
+            (control + 64) // 8 + 1,
+            (control + 64) // 8 + 2,
+        )
         self.data: torch.Tensor = segment.bytes[start : start + layout.ring]
+
+    def post(self) -> None:
+        """Counts a message that the writer will send."""
+        self._longs[self._posted_at] += 1
+
+    def opened(self) -> None:
+        """Counts a message that the reader has begun to read."""
+        self._longs[self._opened_at] += 1
+
+    def want(self, change: int) -> None:
+        """Counts a receive that was posted (+1) or has ended (-1)."""
+        self._longs[self._wanted_at] += change
+
+    def silent(self) -> bool:
+        """Whether the writer has nothing under way: the reader has opened every message that was posted."""
+        return bool(self._longs[self._posted_at] == self._longs[self._opened_at])
+
+    def unwanted(self) -> bool:
+        """Whether the reader has no receive out that could take a message."""
+        return bool(self._longs[self._wanted_at] == 0)
 
     def room(self) -> int:
         """Bytes the writer may store now."""

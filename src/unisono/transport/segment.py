@@ -16,13 +16,38 @@ from typing import Protocol
 import torch
 
 from unisono.errors import CollectiveTimeout, UsageError
-from unisono.watch.peers import Identity, boot_id
+from unisono.transport.process import Identity, boot_id
 
-__all__ = ["KIB", "MIB", "Layout", "Segment", "StoreLike", "attach", "create"]
+__all__ = [
+    "ABSENT",
+    "COMPLETED",
+    "COMPLETED_AT",
+    "GAVE_UP",
+    "HEADER",
+    "ISSUED",
+    "JOINED",
+    "KIB",
+    "LEFT",
+    "MEETINGS",
+    "MIB",
+    "PID",
+    "STATE",
+    "Layout",
+    "Segment",
+    "StoreLike",
+    "attach",
+    "create",
+]
 
 KIB, MIB = 1 << 10, 1 << 20
 _LINE, _PAGE = 64, 4096
 _MAGIC = 0x31_4F4E_4F53_494E_55  # "UNISONO1", read backwards
+PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER = range(8)
+"""Words of a rank's record: its process; whether it is there; meetings begun; calls issued and completed; when the last
+one was (``time.monotonic_ns``); where in the segment its newest header lies."""
+ABSENT, JOINED, LEFT, GAVE_UP = range(4)
+"""States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
+
 _FIELDS = 5  # 64-bit words before the nonce: magic, world size, size of the segment, then two spare
 
 
@@ -45,7 +70,7 @@ class Layout:
 
     world_size: int
 
-    RECORD = 256  # per rank, 64-bit words: pid, start time, state, meetings begun, calls begun
+    RECORD = 256  # per rank, 64-bit words: see PID and what follows
     TEXT = _PAGE  # per rank: what it has to say to the others, as text
     COUNTERS = 4  # meeting counters, used in turn
     RING_CONTROL = 2 * _LINE  # per ordered pair: head, tail, each on its own line
@@ -135,9 +160,13 @@ class Segment:
         """Place among ``longs`` of a rank's record word ``index``."""
         return (self.layout.records + rank * self.layout.RECORD) // 8 + index
 
+    def state(self, rank: int) -> int:
+        """Whether the rank is there: ABSENT, JOINED, LEFT or GAVE_UP."""
+        return int(self.longs[self.field(rank, STATE)])
+
     def identity(self, rank: int) -> Identity:
         """The process that joined as ``rank``; pid 0 if none has."""
-        at = self.field(rank, 0)
+        at = self.field(rank, PID)
         return Identity(self.longs[at], self.longs[at + 1])
 
 

@@ -17,7 +17,19 @@ from types import FrameType
 
 import torch
 
-__all__ = ["OPERATIONS", "SIGNATURE", "Call", "call_site", "name_of_dtype", "piece", "piece_numel"]
+__all__ = [
+    "OPERATIONS",
+    "SIGNATURE",
+    "Call",
+    "Site",
+    "call_site",
+    "describe_header",
+    "is_inner",
+    "name_of_dtype",
+    "piece",
+    "piece_numel",
+    "site_text",
+]
 
 OPERATIONS = (
     "barrier", "broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter", "reduce_scatter", "all_to_all",
@@ -130,18 +142,50 @@ class Call:
         return f"{text} refused: {self.refused}" if self.refused else text
 
 
+Site = tuple[str, int, str]
+"""Where a call came from: file, line, function."""
+
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_INNER = ("<frozen", "<string>", os.path.dirname(os.path.abspath(os.__file__)) + os.sep + "contextlib.py")
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_INNER = (
+    _HERE,
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    "<frozen",
+    "<string>",
+    _LIBRARY + "contextlib.py",
+    _LIBRARY + "threading.py",
+)
 
 
-def call_site(frame: FrameType | None = None) -> str:
-    """``file:line in function`` of the nearest frame that belongs to neither torch nor unisono."""
-    frame = frame or sys._getframe(1)
+def is_inner(file: str) -> bool:
+    """Whether a file's code is torch's, unisono's or glue of the standard library: nobody's call site."""
+    return file.startswith(_INNER)
+
+
+def call_site() -> Site:
+    """The nearest frame that is not `is_inner`."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_HERE, _TORCH, *_INNER)):
-            short = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
-            return f"{short}:{frame.f_lineno} in {frame.f_code.co_name}"
+        code = frame.f_code
+        if not code.co_filename.startswith(_INNER):
+            return code.co_filename, frame.f_lineno, code.co_name
         frame = frame.f_back
-    return "no user code on the stack"
+    return "", 0, ""
+
+
+def site_text(site: Site) -> str:
+    """``file:line in function``, the file relative to the working directory if it lies below it."""
+    file, line, function = site
+    if not file:
+        return "no user code on the stack"
+    short = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
+    return f"{short}:{line} in {function}"
+
+
+def describe_header(header: bytes) -> str:
+    """A peer's call as far as its header tells: operation, dtype, shape, reduce op."""
+    code, dtype, reduce_op, _, _, _, _, _, *dims = SIGNATURE.unpack_from(header)
+    if not any(header[: SIGNATURE.size]):
+        return ""
+    shape = tuple(d for d in dims if d >= 0)
+    return Call(OPERATIONS[code], _DTYPES[dtype - 1] if dtype else None, shape, REDUCE_OPS[reduce_op]).describe()

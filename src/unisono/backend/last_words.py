@@ -1,0 +1,62 @@
+"""What a process leaves behind for the ranks that wait for it, when it ends in whatever way it can still notice.
+
+An uncaught exception is quoted to the others; a normal end says that it was one. ``multiprocessing`` children end by
+``os._exit`` after their finalizers, without ``sys.excepthook`` and ``atexit``, so the same is hooked in there.
+"""
+
+import atexit
+import multiprocessing.util
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+__all__ = ["listen"]
+
+_farewell: Callable[[str], None] | None = None
+_words = ""
+
+
+def _quote(error: BaseException | None) -> str:
+    """The exception as the others will read it; a ``sys.exit`` inside a handler speaks of the handled one."""
+    if isinstance(error, SystemExit) and error.__context__ is not None:
+        error = error.__context__
+    if error is None or isinstance(error, SystemExit):
+        return ""
+    text = str(error).strip()
+    return f"ended by {type(error).__name__}" + (f": {text}" if text else "")
+
+
+def listen(farewell: Callable[[str], None]) -> None:
+    """Calls ``farewell(words)`` once when this process ends; ``words`` quote an uncaught exception, else are empty."""
+    global _farewell
+    if _farewell is not None:
+        _farewell = farewell
+        return
+    _farewell = farewell
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global _words
+        _words = _quote(error)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+    atexit.register(_say)
+    multiprocessing.util.Finalize(None, _say, exitpriority=100)
+
+
+def _say() -> None:
+    global _farewell
+    if _farewell is not None:
+        farewell, _farewell = _farewell, None
+        farewell(_words or _quote(sys.exc_info()[1]))
+
+
+def _forked() -> None:
+    """In a forked child the parent's groups are not this process's to take leave of; new ones listen anew."""
+    global _farewell, _words
+    _farewell, _words = None, ""
+
+
+os.register_at_fork(after_in_child=_forked)

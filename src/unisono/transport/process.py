@@ -1,0 +1,68 @@
+"""Who the ranks are, as processes of this host, and whether they still live."""
+
+import os
+import signal
+from dataclasses import dataclass
+
+__all__ = ["Identity", "alive", "boot_id", "fate", "start_time", "stopped"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One process of this host: its pid and its start time in clock ticks."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def mine(cls) -> "Identity":
+        """This process."""
+        return cls(os.getpid(), start_time(os.getpid()))
+
+
+def start_time(pid: int) -> int:
+    """The kernel's start time of a process in clock ticks since boot, 0 if it is gone or a zombie.
+
+    A pid may be used again; pid and start time together name one process for ever.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+
+
+def fate(identity: Identity) -> str:
+    """How a process that is gone has ended, as far as the kernel still tells: a zombie keeps its status."""
+    try:
+        with open(f"/proc/{identity.pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return "it ended without a word (killed, or by os._exit)"
+    if int(fields[19]) != identity.started:
+        return "it ended without a word (killed, or by os._exit)"
+    status = int(fields[49])
+    if status & 0x7F:
+        return f"killed by {signal.Signals(status & 0x7F).name}"
+    return f"it ended with exit code {status >> 8 & 0xFF}"
+
+
+def stopped(identity: Identity) -> bool:
+    """Whether the process is stopped, by a signal or in a debugger."""
+    try:
+        with open(f"/proc/{identity.pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
+
+
+def boot_id() -> str:
+    """Names this host until its next boot: equal for two processes exactly if they share the kernel."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def alive(identity: Identity) -> bool:
+    """Whether that very process still runs (a stopped one does; a zombie does not)."""
+    return identity.started != 0 and start_time(identity.pid) == identity.started

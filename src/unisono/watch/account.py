@@ -1,0 +1,66 @@
+"""What can be told of the ranks of a group that do not come: gone, given up, stopped, or busy with something else."""
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+from unisono.transport.process import alive, fate, stopped
+from unisono.transport.segment import COMPLETED, COMPLETED_AT, GAVE_UP, HEADER, LEFT, Segment
+from unisono.watch.call import describe_header
+from unisono.watch.page import Watch
+
+__all__ = ["lateness", "loss"]
+
+
+def _who(segment: Segment, rank: int, name: int) -> str:
+    return f"rank {name} (pid {segment.identity(rank).pid} on {socket.gethostname()})"
+
+
+def loss(segment: Segment, rank: int, name: int) -> str:
+    """Why ``rank`` (global rank ``name``) will never come, or nothing if it may still."""
+    who, state = segment.identity(rank), segment.state(rank)
+    if not who.pid:
+        return ""
+    words = segment.text(rank)
+    if state == LEFT:
+        return f"{_who(segment, rank, name)} {words or 'has left the group'}"
+    if not alive(who):
+        return f"{_who(segment, rank, name)} is dead: {words or fate(who)}"
+    if state == GAVE_UP:
+        return f"{_who(segment, rank, name)} has given this group up: {words}"
+    return ""
+
+
+def lateness(segment: Segment, watch: Watch, missing: Sequence[int], names: Sequence[int], patience: float) -> str:
+    """A line per missing rank: what it completed last in this group, when, and what it does now."""
+    there = [rank for rank in missing if segment.identity(rank).pid]
+    asked = [segment.identity(rank) for rank in there]
+    answers = dict(zip(there, watch.stacks_of(asked, patience), strict=True))
+    return "".join(f"\n  {_late(segment, rank, names[rank], answers.get(rank, ''))}" for rank in missing)
+
+
+def _late(segment: Segment, rank: int, name: int, answer: str) -> str:
+    who = segment.identity(rank)
+    if not who.pid:
+        return f"rank {name} has never joined this group"
+    done = segment.longs[segment.field(rank, COMPLETED)]
+    if done:
+        at, since = segment.longs[segment.field(rank, HEADER)], segment.longs[segment.field(rank, COMPLETED_AT)]
+        last = describe_header(segment.raw[at : at + 96])
+        ago = (time.monotonic_ns() - since) / 1e9
+        words = f"last completed call no. {done} {last} {ago:.1f} s ago"
+    else:
+        words = "has not completed a call in this group"
+    if stopped(who):
+        now = "it is stopped (by a signal or in a debugger)"
+    elif answer:
+        now = f"now at {_short(answer.splitlines()[0])}"
+    else:
+        now = "it does not answer (busy outside Python, holding the interpreter lock)"
+    return f"{_who(segment, rank, name)} {words}; {now}"
+
+
+def _short(place: str) -> str:
+    here = os.getcwd() + os.sep
+    return place.removeprefix(here)

@@ -1,0 +1,95 @@
+"""Deadlocks: a cycle in the graph of who waits for whom.
+
+Every process that is blocked in unisono publishes, each time it looks around, the processes without which its wait can
+never end (watch/page.py). An edge is published only if it is certain: the peer has not issued what is waited for, and
+nothing that would do is on its way. A process publishes edges only if no other thread of its own could issue calls.
+
+Pages are read one after another, so a cycle seen once may be made of moments that never met. It is believed only when
+every process in it is still in the same wait and has looked around at least twice since: then each of them was blocked
+throughout, and each edge was certain at a time when all were blocked. Nobody in such a cycle can ever act again.
+"""
+
+from dataclasses import dataclass, field
+
+from unisono.transport.process import Identity
+from unisono.watch.page import Watch
+
+__all__ = ["CycleFinder"]
+
+_State = tuple[int, int]  # number of the wait, looks
+
+
+@dataclass
+class CycleFinder:
+    """Looks for a cycle through this process, and remembers the one seen last until it is certain."""
+
+    watch: Watch
+    suspect: list[Identity] = field(default_factory=list)
+    states: list[_State] = field(default_factory=list)
+
+    def look(self) -> str:
+        """Words on a deadlock that this process is in, or nothing. Tells the others in it."""
+        wait, _ = self.watch.wait()
+        judged, words = self.watch.verdict()
+        if judged == wait:
+            return words
+        if self.suspect:
+            now = self._states(self.suspect)
+            if not now or any(a[0] != b[0] for a, b in zip(now, self.states, strict=True)):
+                self.suspect = []
+            elif all(a[1] >= b[1] + 2 for a, b in zip(now, self.states, strict=True)) and self._holds(self.suspect):
+                return self._judge()
+            return ""
+        self.suspect = self._search()
+        self.states = self._states(self.suspect)
+        if not self.states:
+            self.suspect = []
+        return ""
+
+    def _states(self, cycle: list[Identity]) -> list[_State]:
+        """Where each process of the cycle waits; empty if one does not wait."""
+        pages = [self.watch.peer(identity) for identity in cycle]
+        states = [page.wait() for page in pages if page is not None]
+        return states if len(states) == len(cycle) and all(wait for wait, _ in states) else []
+
+    def _holds(self, cycle: list[Identity]) -> bool:
+        for here, there in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+            page = self.watch.peer(here)
+            if page is None or there not in page.edges():
+                return False
+        return True
+
+    def _search(self) -> list[Identity]:
+        """A shortest cycle through this process, starting with it."""
+        me = self.watch.me
+        before: dict[Identity, Identity] = {}
+        frontier = [me]
+        while frontier:
+            following = []
+            for here in frontier:
+                page = self.watch.peer(here)
+                if page is None or not page.wait()[0]:
+                    continue
+                for there in page.edges():
+                    if there == me:
+                        path = [here]
+                        while path[-1] != me:
+                            path.append(before[path[-1]])
+                        return path[::-1]
+                    if there not in before:
+                        before[there] = here
+                        following.append(there)
+            frontier = following
+        return []
+
+    def _judge(self) -> str:
+        """The verdict in words, given to everybody in the cycle."""
+        first = min(range(len(self.suspect)), key=lambda k: self.suspect[k].pid)
+        cycle = self.suspect[first:] + self.suspect[:first]
+        pages = [page for page in (self.watch.peer(identity) for identity in cycle) if page is not None]
+        texts = [page.text() for page in pages]
+        lines = [f"  {text}\n    which waits for" for text in texts]
+        words = "these ranks wait for each other, and none can go on:\n" + "\n".join(lines) + f"\n  {texts[0]}"
+        for page in pages:
+            page.sentence(page.wait()[0], words)
+        return words

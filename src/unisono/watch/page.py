@@ -1,0 +1,219 @@
+"""Every process's page: what it waits for, for its peers and `unisono ps` to read, and a bell to ask for its stacks.
+
+The page is an anonymous memory file that the process keeps open; whoever runs as the same user finds it among the
+descriptors in ``/proc/<pid>/fd``. A process writes its own page; others write two places of it: the request bell, and
+the verdict of a deadlock that they found it in. A sleeping thread answers requests, so that a process that waits in
+unisono, sleeps or computes outside the interpreter lock can be asked where its Python stands.
+"""
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+
+from unisono.transport import futex
+from unisono.transport.process import Identity
+from unisono.watch.call import is_inner
+
+__all__ = ["Page", "Watch", "find_page", "watch"]
+
+_NAME = "unisono-watch"
+_SIZE = 64 * 1024
+_MAGIC = 0x3147_4150_4F53_494E
+# Places, in 64-bit words unless said otherwise.
+_BELL = 16  # 32-bit word
+_ASKED, _ANSWERED = 16, 17
+_WAIT, _LOOKS, _COUNT, _EDGES, _MOST = 24, 25, 26, 27, 200
+# Places of texts, in bytes: a length in 8 bytes, then UTF-8.
+_TEXT, _VERDICT, _ANSWER = 4096, 8192, 16384
+_LIMITS = {_TEXT: 4088, _VERDICT: 8184, _ANSWER: _SIZE - _ANSWER - 8}
+
+
+class Page:
+    """A page mapped by anybody."""
+
+    def __init__(self, fd: int) -> None:
+        self.raw = mmap.mmap(fd, _SIZE)
+        view = memoryview(self.raw)
+        self.longs, words = view.cast("Q"), view.cast("I")
+        self.bell = futex.Counter(words, _BELL, ctypes.addressof(ctypes.c_char.from_buffer(self.raw)))
+
+    def identity(self) -> Identity:
+        """The process the page belongs to."""
+        return Identity(self.longs[1], self.longs[2])
+
+    def wait(self) -> tuple[int, int]:
+        """The number of the wait the process is in (0: none) and how often it has looked around in it."""
+        return self.longs[_WAIT], self.longs[_LOOKS]
+
+    def edges(self) -> list[Identity]:
+        """The processes without which this wait can never end."""
+        count = min(self.longs[_COUNT], _MOST)
+        return [Identity(self.longs[_EDGES + 2 * k], self.longs[_EDGES + 2 * k + 1]) for k in range(count)]
+
+    def text(self) -> str:
+        """What the process waits in, in words."""
+        return self._read(_TEXT)
+
+    def sentence(self, wait: int, text: str) -> None:
+        """Tells the process that its wait can never end."""
+        self._write(_VERDICT + 8, text)
+        self.longs[_VERDICT // 8] = wait
+
+    def verdict(self) -> tuple[int, str]:
+        """The wait that was found never to end, and the words on it."""
+        return self.longs[_VERDICT // 8], self._read(_VERDICT + 8)
+
+    def request(self) -> int:
+        """Asks the process for its stacks without waiting; returns the request's number for `answer`."""
+        self.longs[_ASKED] += 1
+        number = self.longs[_ASKED]
+        self.bell.add()
+        return number
+
+    def answer(self, number: int, deadline: float) -> str:
+        """The stacks, or nothing if the process does not answer in time (``time.monotonic`` seconds)."""
+        while self.longs[_ANSWERED] < number:
+            if time.monotonic() > deadline:
+                return ""
+            time.sleep(0.002)
+        return self._read(_ANSWER)
+
+    def _read(self, at: int) -> str:
+        size = self.longs[at // 8]
+        return self.raw[at + 8 : at + 8 + size].decode("utf-8", "replace")
+
+    def _write(self, at: int, text: str) -> None:
+        data = text.encode()[: _LIMITS.get(at, 4088)]
+        self.raw[at + 8 : at + 8 + len(data)] = data
+        self.longs[at // 8] = len(data)
+
+
+class Watch(Page):
+    """This process's own page, and the thread that answers for it."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        os.fchmod(self.fd, 0o600)
+        os.ftruncate(self.fd, _SIZE)
+        super().__init__(self.fd)
+        self.me = Identity.mine()
+        self.longs[1], self.longs[2], self.longs[0] = self.me.pid, self.me.started, _MAGIC
+        self._waits = 0
+        self._known: dict[Identity, Page | None] = {}
+        self._ended = False
+        self._main = threading.main_thread().ident
+        self._thread = threading.Thread(target=self._answer_requests, name="unisono watch", daemon=True)
+        self._thread.start()
+
+    def begin(self, text: str) -> int:
+        """Publishes a wait; returns its number, or 0 if another thread's wait is published already."""
+        if self.longs[_WAIT]:
+            return 0
+        self._waits += 1
+        self._write(_TEXT, text)
+        self.longs[_COUNT], self.longs[_LOOKS] = 0, 0
+        self.longs[_WAIT] = self._waits
+        return self._waits
+
+    def look(self, edges: Sequence[Identity]) -> None:
+        """Publishes for whom the wait certainly waits, as of now."""
+        for k, peer in enumerate(edges[:_MOST]):
+            self.longs[_EDGES + 2 * k], self.longs[_EDGES + 2 * k + 1] = peer.pid, peer.started
+        self.longs[_COUNT] = min(len(edges), _MOST)
+        self.longs[_LOOKS] += 1
+
+    def end(self) -> None:
+        """The wait is over."""
+        self.longs[_WAIT] = 0
+
+    def peer(self, identity: Identity) -> Page | None:
+        """Another process's page, if it has one."""
+        if identity == self.me:
+            return self
+        if self._known.get(identity) is None:
+            self._known[identity] = find_page(identity)
+        return self._known[identity]
+
+    def stacks_of(self, peers: Sequence[Identity], seconds: float) -> list[str]:
+        """What each process answers when asked where it is; nothing for one that does not."""
+        pages = [self.peer(peer) for peer in peers]
+        numbers = [page.request() if page else 0 for page in pages]
+        deadline = time.monotonic() + seconds
+        return [p.answer(number, deadline) if p else "" for p, number in zip(pages, numbers, strict=True)]
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._ended = True
+        self.bell.add()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+
+    def _answer_requests(self) -> None:
+        while not self._ended:
+            seen = self.bell.value()
+            if self.longs[_ANSWERED] < self.longs[_ASKED]:
+                asked = self.longs[_ASKED]
+                self._write(_ANSWER, self._stacks())
+                self.longs[_ANSWERED] = asked
+            else:
+                self.bell.sleep(seen, 3600.0)
+
+    def _stacks(self) -> str:
+        """First line: the main thread's innermost frame of the user's; then every thread's stack."""
+        frames = sys._current_frames()
+        frame = frames.get(self._main or 0)
+        stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
+        users = [f for f in stack if not is_inner(f.filename)]
+        top = f"{users[-1].filename}:{users[-1].lineno} in {users[-1].name}" if users else "no Python code of its own"
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        lines = [f"{top}: {users[-1].line}" if users and users[-1].line else top]
+        for ident, inner in frames.items():
+            if ident != threading.get_ident():
+                lines.append(f"thread {names.get(ident, ident)}:")
+                lines += [f"  {f.filename}:{f.lineno} in {f.name}" for f in reversed(traceback.extract_stack(inner))]
+        return "\n".join(lines)
+
+
+def find_page(identity: Identity) -> Page | None:
+    """The page of a process of this user; None if it has none or may not be read."""
+    folder = f"/proc/{identity.pid}/fd"
+    try:
+        for name in os.listdir(folder):
+            if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{_NAME}"):
+                fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    page = Page(fd)
+                finally:
+                    os.close(fd)
+                if page.longs[0] == _MAGIC and page.identity() == identity:
+                    return page
+    except OSError:
+        return None
+    return None
+
+
+_mine: Watch | None = None
+
+
+def watch() -> Watch:
+    """This process's watch, made with its first group."""
+    global _mine
+    if _mine is None:
+        _mine = Watch()
+    return _mine
+
+
+def _forget() -> None:
+    """In a forked child: the page is the parent's."""
+    global _mine
+    if _mine is not None:
+        os.close(_mine.fd)
+        _mine = None
+
+
+os.register_at_fork(after_in_child=_forget)
