@@ -1,4 +1,4 @@
-"""verify finds every way to spoil a schedule and says where, and calls nothing lost that an independent run finds right."""
+"""verify finds every way to spoil a schedule and says where; it calls nothing lost that numbers find right."""
 
 from collections.abc import Callable
 from dataclasses import replace

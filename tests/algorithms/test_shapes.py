@@ -23,7 +23,7 @@ def test_all_reduce_is_reduce_scatter_followed_by_all_gather(name: str, n: int) 
     assert verify(both).ok
     assert numbers_are_right(both)
     known = {"ring": "ring", "bidirectional_ring": "bidirectional_ring", "double_ring": "double_ring"}
-    known["direct"] = "two_phase"
+    known |= {"direct": "two_phase", "bruck": "bruck"}
     if name in known:
         assert both == build(known[name], "all_reduce", n)
 
@@ -114,3 +114,17 @@ def test_a_ring_of_24576_ranks_is_two_compact_steps() -> None:
     assert len(schedule.steps) == 2
     assert schedule.num_steps == 49150
     assert [len(step) for step in schedule.steps] == [24576, 24576]
+
+
+def test_hierarchical_all_to_all_sends_one_large_message_per_pair_of_hosts() -> None:
+    schedule = build("hierarchical", "all_to_all", 12, hosts=3, intra="pairwise", inter="shift")
+    assert verify(schedule).ok
+    assert numbers_are_right(schedule)
+    far = {(s, d) for s, d in _links(schedule) if s // 4 != d // 4}
+    assert far == {(s, d) for s in range(12) for d in range(12) if s // 4 != d // 4 and s % 4 == d % 4}
+
+
+def test_hierarchical_scatter_may_be_a_chain_of_stars() -> None:
+    schedule = build("hierarchical", "scatter", 12, root=6, hosts=3, intra="star", inter="chain")
+    assert verify(schedule).ok
+    assert schedule.num_steps == 2 + 1

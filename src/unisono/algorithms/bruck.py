@@ -14,7 +14,7 @@ from unisono.algorithms.formula import ceil_log2
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Collective, Schedule, Step
 
-__all__ = ["all_gather", "all_to_all", "barrier", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "barrier", "reduce_scatter"]
 
 
 @algorithm("bruck", "all_gather", steps="L", nbytes_per_rank="(n-1)/n")
@@ -32,6 +32,12 @@ def all_gather(world_size: int, chunks: int = 1) -> Schedule:
 def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     """The all_gather backwards."""
     return all_gather(world_size, chunks).reversed()
+
+
+@algorithm("bruck", "all_reduce", steps="2*L", nbytes_per_rank="2*(n-1)/n")
+def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
+    """The reduce_scatter, then the all_gather: few steps and few bytes for any number of ranks."""
+    return reduce_scatter(world_size, chunks).then(all_gather(world_size, chunks))
 
 
 @algorithm("bruck", "all_to_all", steps="L", nbytes_per_rank="<= L/2")

@@ -1,44 +1,24 @@
 """Hierarchical: one algorithm inside each host, another between hosts.
 
 Rank r is number r % g of host r // g, with g ranks per host and N hosts. all_reduce: reduce_scatter inside, so that
-number j of every host holds block j; all_reduce of block j among all numbers j, over g networks side by side;
+number j of every host holds block j; all_reduce of block j among all numbers j, over g networks side by side; then
 all_gather inside. Where the inner algorithm has no reduce_scatter, sums go to number 0 of each host and come back from
-it. The outer network carries 1/g of the bytes per rank. Options: hosts (by default the most nearly square grid), intra,
-inter.
+it. The outer network carries 1/g of the bytes per rank. Options: hosts (by default the most nearly square grid), intra
+and inter.
 """
 
-from collections.abc import Sequence
 from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.algorithms.blocks import does_not_fit
-from unisono.algorithms.formula import squarish
-from unisono.algorithms.registry import algorithm, build, entry, names
-from unisono.schedule import Collective, Schedule, Step
+from unisono.algorithms.levels import build_level, every_chunk, grid_of_ranks
+from unisono.algorithms.registry import algorithm, names
+from unisono.schedule import Collective, Schedule
 from unisono.schedule.model import chain_steps
-from unisono.schedule.transform import flatten, place, refine
+from unisono.schedule.transform import place, refine
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
-
-
-def grid_of_ranks(world_size: int, hosts: int | None, collective: str) -> NDArray[np.int64]:
-    """Ranks by host and number, int64, shape (hosts, ranks per host)."""
-    rows = squarish(world_size)[0] if hosts is None else hosts
-    if rows < 1 or world_size % rows:
-        raise does_not_fit("hierarchical", collective, f"{world_size} ranks do not divide among {rows} hosts")
-    return np.arange(world_size).reshape(rows, -1)
-
-
-def _build(name: str, collective: str, world_size: int, root: int, chunks: int) -> Schedule:
-    if entry(name, collective).simulation_only:
-        raise does_not_fit("hierarchical", collective, f"{name} needs a switch of its own at every level")
-    return build(name, collective, world_size, root, chunks)
-
-
-def _all_chunks(groups: int, count: int) -> NDArray[np.int64]:
-    return np.broadcast_to(np.arange(count), (groups, count))
+__all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
 
 
 @algorithm("hierarchical", "all_reduce", steps="2*(a-1) + 2*(b-1)", nbytes_per_rank="2*(n-1)/n")
@@ -48,38 +28,33 @@ def all_reduce(
     """Reduce_scatter inside, all_reduce between, all_gather inside."""
     ranks = grid_of_ranks(world_size, hosts, "all_reduce")
     number, local = ranks.shape
-    between = _build(inter, "all_reduce", number, 0, chunks)
-    if {intra} - set(names("reduce_scatter")) or {intra} - set(names("all_gather")):
+    between = build_level(inter, "all_reduce", number, 0, chunks)
+    if intra not in names("reduce_scatter") or intra not in names("all_gather"):
         return _through_leaders(ranks, between, intra)
     per_block = between.collective.num_chunks
-    inward = _build(intra, "reduce_scatter", local, 0, per_block)
-    outward = _build(intra, "all_gather", local, 0, per_block)
+    inward = build_level(intra, "reduce_scatter", local, 0, per_block)
+    outward = build_level(intra, "all_gather", local, 0, per_block)
     pieces = inward.collective.pieces
+    everything = every_chunk(number, local * pieces)
     blocks = np.arange(local * pieces).reshape(local, pieces)
-    steps = chain_steps(
-        chain_steps(
-            place(inward.steps, ranks, _all_chunks(number, local * pieces)),
-            place(refine(between.steps, pieces // per_block), ranks.T, blocks),
-        ),
-        place(outward.steps, ranks, _all_chunks(number, local * pieces)),
-    )
+    up = place(inward.steps, ranks, everything)
+    across = place(refine(between.steps, pieces // per_block), ranks.T, blocks)
+    down = place(outward.steps, ranks, everything)
+    steps = chain_steps(chain_steps(up, across), down)
     return Schedule("hierarchical", Collective.of("all_reduce", world_size, local * pieces), steps)
 
 
 def _through_leaders(ranks: NDArray[np.int64], between: Schedule, intra: str) -> Schedule:
     number, local = ranks.shape
-    inward = _build(intra, "reduce", local, 0, between.collective.num_chunks)
-    outward = _build(intra, "broadcast", local, 0, between.collective.num_chunks)
+    inward = build_level(intra, "reduce", local, 0, between.collective.num_chunks)
+    outward = build_level(intra, "broadcast", local, 0, between.collective.num_chunks)
     parts = (inward, between, outward)
     total = lcm(*(s.collective.num_chunks for s in parts))
-    up, across, down = (refine(s.steps, total // s.collective.num_chunks) for s in parts)
-    steps = chain_steps(
-        chain_steps(
-            place(up, ranks, _all_chunks(number, total)),
-            place(across, ranks[:, :1].T, _all_chunks(1, total)),
-        ),
-        place(down, ranks, _all_chunks(number, total)),
-    )
+    refined = [refine(s.steps, total // s.collective.num_chunks) for s in parts]
+    up = place(refined[0], ranks, every_chunk(number, total))
+    across = place(refined[1], ranks[:, :1].T, every_chunk(1, total))
+    down = place(refined[2], ranks, every_chunk(number, total))
+    steps = chain_steps(chain_steps(up, across), down)
     return Schedule("hierarchical", Collective.of("all_reduce", ranks.size, total), steps)
 
 
@@ -90,16 +65,13 @@ def all_gather(
     """Between hosts first, where each block travels once; then inside."""
     ranks = grid_of_ranks(world_size, hosts, "all_gather")
     number, local = ranks.shape
-    across = _build(inter, "all_gather", number, 0, chunks)
-    inside = _build(intra, "all_gather", local, 0, number * across.collective.pieces)
+    between = build_level(inter, "all_gather", number, 0, chunks)
+    inside = build_level(intra, "all_gather", local, 0, number * between.collective.pieces)
     pieces = inside.collective.pieces // number
-    blocks = np.arange(world_size * pieces).reshape(number, local, pieces)
-    by_number = blocks.transpose(1, 0, 2).reshape(local, -1)
-    steps = chain_steps(
-        place(refine(across.steps, pieces // across.collective.pieces), ranks.T, by_number),
-        place(inside.steps, ranks, np.broadcast_to(by_number.ravel(), (number, world_size * pieces))),
-    )
-    return Schedule("hierarchical", Collective.of("all_gather", world_size, pieces), steps)
+    by_number = np.arange(world_size * pieces).reshape(number, local, pieces).transpose(1, 0, 2).reshape(local, -1)
+    across = place(refine(between.steps, pieces // between.collective.pieces), ranks.T, by_number)
+    within = place(inside.steps, ranks, np.broadcast_to(by_number.ravel(), (number, by_number.size)))
+    return Schedule("hierarchical", Collective.of("all_gather", world_size, pieces), chain_steps(across, within))
 
 
 @algorithm("hierarchical", "reduce_scatter", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
@@ -110,40 +82,17 @@ def reduce_scatter(
     return all_gather(world_size, chunks, hosts, intra, inter).reversed()
 
 
-@algorithm("hierarchical", "broadcast", steps="<= 2*L", nbytes_per_rank="<= 2*L")
-def broadcast(
-    world_size: int,
-    root: int = 0,
-    chunks: int = 1,
-    hosts: int | None = None,
-    intra: str = "tree",
-    inter: str = "tree",
+@algorithm("hierarchical", "all_to_all", steps="1 + min(b-1, 1)", nbytes_per_rank="(a-1)/a + (b-1)/b")
+def all_to_all(
+    world_size: int, chunks: int = 1, hosts: int | None = None, intra: str = "direct", inter: str = "direct"
 ) -> Schedule:
-    """One rank of every host first, then the others inside."""
-    ranks = grid_of_ranks(world_size, hosts, "broadcast")
+    """Inside, blocks go to the number they are for; between hosts, each pair of ranks exchanges one large message."""
+    ranks = grid_of_ranks(world_size, hosts, "all_to_all")
     number, local = ranks.shape
-    across = _build(inter, "broadcast", number, root // local, chunks)
-    inside = _build(intra, "broadcast", local, root % local, chunks)
-    total = lcm(across.collective.num_chunks, inside.collective.num_chunks)
-
-    def refined(part: Schedule) -> Sequence[Step]:
-        return flatten(refine(part.steps, total // part.collective.num_chunks))
-
-    steps = chain_steps(
-        place(refined(across), ranks[:, root % local][None, :], _all_chunks(1, total)),
-        place(refined(inside), ranks, _all_chunks(number, total)),
-    )
-    return Schedule("hierarchical", Collective.of("broadcast", world_size, total, root), steps)
-
-
-@algorithm("hierarchical", "reduce", steps="<= 2*L", nbytes_per_rank="<= 2*L")
-def reduce(
-    world_size: int,
-    root: int = 0,
-    chunks: int = 1,
-    hosts: int | None = None,
-    intra: str = "tree",
-    inter: str = "tree",
-) -> Schedule:
-    """The broadcast backwards: inside first, then between hosts."""
-    return broadcast(world_size, root, chunks, hosts, intra, inter).reversed()
+    inside = build_level(intra, "all_to_all", local, 0, number * chunks)
+    between = build_level(inter, "all_to_all", number, 0, local * chunks)
+    # chunk ids by source host, source number, goal host, goal number, piece
+    ids = np.arange(world_size**2 * chunks).reshape(number, local, number, local, chunks)
+    within = place(inside.steps, ranks, ids.transpose(0, 1, 3, 2, 4).reshape(number, -1))
+    across = place(between.steps, ranks.T, ids.transpose(3, 0, 2, 1, 4).reshape(local, -1))
+    return Schedule("hierarchical", Collective.of("all_to_all", world_size, chunks), chain_steps(within, across))
