@@ -1,0 +1,73 @@
+"""What every drawing shows of a step: its transfers gathered into messages, and short names for chunks and peers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.schedule import Schedule, Step
+
+__all__ = ["Message", "messages", "spans", "title"]
+
+_LONG = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """All chunks that go from src to dst in one step and are reduced (or copied) there, in ascending order."""
+
+    src: int
+    dst: int
+    chunks: tuple[int, ...]
+    reduce: bool
+
+    @property
+    def label(self) -> str:
+        """The chunks, e.g. `c0-3,6`, or their number, e.g. `c×16`, if that would be long."""
+        whole = f"c{spans(self.chunks)}"
+        return whole if len(whole) <= _LONG else f"c×{len(self.chunks)}"
+
+    def __str__(self) -> str:
+        return f"{self.src}→{self.dst} c{spans(self.chunks)} {'reduced into' if self.reduce else 'copied over'}"
+
+
+def messages(schedule: Schedule, step: Step) -> tuple[list[Message], int]:
+    """The messages of a plain step, in the order of its transfers, and how many transfers cannot be drawn.
+
+    The latter name a rank or a chunk that does not exist, or move nothing.
+    """
+    nodes, num_chunks = schedule.world_size + schedule.switches, schedule.collective.num_chunks
+    found: dict[tuple[int, int, bool], set[int]] = {}
+    bad = 0
+    for t in step:
+        exists = min(t.src, t.dst) >= 0 and max(t.src, t.dst) < nodes and t.src != t.dst
+        if exists and t.chunk >= 0 and t.count > 0 and t.chunk + t.count <= num_chunks:
+            found.setdefault((t.src, t.dst, t.reduce), set()).update(range(t.chunk, t.chunk + t.count))
+        else:
+            bad += 1
+    return [Message(src, dst, tuple(sorted(chunks)), reduce) for (src, dst, reduce), chunks in found.items()], bad
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ranges, e.g. `0-3,6`."""
+    runs = np.split(np.asarray(numbers), np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def title(schedule: Schedule) -> str:
+    """One line: what the schedule is, over how many ranks, chunks and steps."""
+    c = schedule.collective
+    counts = (
+        (c.world_size, "rank"),
+        (schedule.switches, "switch"),
+        (c.num_chunks, "chunk"),
+        (schedule.num_steps, "step"),
+    )
+    numbers = [_count(number, what) for number, what in counts if number or what != "switch"]
+    root = [f"root {c.root}"] if c.rooted else []
+    return " · ".join([f"{schedule.name} {c.name}", *numbers, *root])
+
+
+def _count(number: int, what: str) -> str:
+    ending = "" if number == 1 else "es" if what == "switch" else "s"
+    return f"{number:,} {what}{ending}"
