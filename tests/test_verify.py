@@ -264,7 +264,9 @@ def test_any_other_mutation_is_caught_if_and_only_if_it_spoils_the_result(
     mutant = _changed(_victim(data, least_steps=2), lambda steps: mutation(steps, data))
     report = verify(mutant)
     spoiled = not numbers_are_right(mutant)
-    assert ({"lost", "twice"} & set(_kinds(report)) != set()) == spoiled or "empty" in _kinds(report)
+    kinds = set(_kinds(report))
+    if not kinds & {"race", "empty"}:  # which leave the outcome undefined
+        assert bool(kinds & {"lost", "twice"}) == spoiled
     if spoiled:
         assert not report.ok
         assert all(f.message and f.picture for f in report.findings)

@@ -48,7 +48,7 @@ __all__ = ["KINDS", "Finding", "Report", "verify"]
 
 KINDS = ("range", "empty", "race", "lost", "twice", "deadlock", "in_place")
 
-_LIMIT = 1 << 28
+_LIMIT = 1 << 26  # contributions followed at once, two bytes each
 
 
 @dataclass(frozen=True)

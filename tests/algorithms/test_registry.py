@@ -57,7 +57,7 @@ def test_a_name_belongs_to_one_file() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (("rnig", "all_reduce", 4), "unknown algorithm 'rnig': all_reduce is done by bidirectional_ring, chain"),
+        (("rnig", "all_reduce", 4), "unknown algorithm 'rnig': all_reduce is done by bidirectional_ring, bruck"),
         (
             ("ring", "gather", 4),
             "algorithm ring has no gather: it does all_gather, all_reduce, barrier, reduce_scatter",

@@ -53,7 +53,9 @@ def test_point_to_point_wires_are_one_per_ordered_pair() -> None:
     assert len(set(out.tolist())) == len(pairs)
     assert out.min() >= topology.world_size
     assert out.max() < topology.num_ports
-    assert "point-to-point" in topology.describe()
+    assert topology.describe() == "mesh: 3 ranks over wire (1 µs, 1 GB/s, point-to-point)"
+    free = Topology("free", 1, 2, Link("free", 0.0, 0.0))
+    assert free.describe() == "free: 2 ranks over free (0 µs, no limit, switched)"
 
 
 def test_a_switch_is_reached_from_outside_and_never_busy() -> None:
@@ -73,6 +75,8 @@ def test_a_switch_is_reached_from_outside_and_never_busy() -> None:
         (lambda: preset("pcie", 0), "needs at least 1 rank, got 0"),
         (lambda: cluster(0, 8), "got 0 hosts, 8 ranks per host"),
         (lambda: cluster(2, 8, nics=0), "0 NICs"),
+        (lambda: Link("back", -1e-6, 0.0), "link back cannot have negative costs, got alpha=-1e-06, beta=0.0"),
+        (lambda: Topology("t", 1, 4, LINKS["pcie"], gamma=-1.0), "negative costs, got gamma=-1.0"),
         (lambda: Topology("two", 2, 4, LINKS["pcie"]), "has 2 hosts and no link between them: give `inter`"),
     ],
 )

@@ -22,12 +22,19 @@ PRESETS = ("shared_memory", "pcie", "nvlink", "infiniband", "ethernet", "cluster
 
 @dataclass(frozen=True)
 class Link:
-    """alpha in seconds per message, beta in seconds per byte; `switched` or point-to-point wires."""
+    """alpha in seconds per message, beta in seconds per byte; `switched` or point-to-point wires.
+
+    Raises UsageError if a cost is negative.
+    """
 
     name: str
     alpha: float
     beta: float
     switched: bool = True
+
+    def __post_init__(self) -> None:
+        if self.alpha < 0 or self.beta < 0:
+            raise UsageError(f"link {self.name} cannot have negative costs, got alpha={self.alpha}, beta={self.beta}")
 
 
 LINKS = {
@@ -58,6 +65,8 @@ class Topology:
     nics: int = 1
 
     def __post_init__(self) -> None:
+        if self.gamma < 0:
+            raise UsageError(f"topology {self.name} cannot have negative costs, got gamma={self.gamma}")
         if min(self.hosts, self.ranks_per_host, self.nics) < 1:
             raise UsageError(
                 f"a topology needs at least 1 host, rank per host and NIC, got {self.hosts} hosts, "
@@ -151,4 +160,5 @@ def cluster(hosts: int, ranks_per_host: int, nics: int | None = None) -> Topolog
 
 def _words(link: Link) -> str:
     shape = "switched" if link.switched else "point-to-point"
-    return f"{link.name} ({link.alpha * 1e6:g} µs, {1e-9 / link.beta:g} GB/s, {shape})"
+    rate = f"{1e-9 / link.beta:g} GB/s" if link.beta else "no limit"
+    return f"{link.name} ({link.alpha * 1e6:g} µs, {rate}, {shape})"
