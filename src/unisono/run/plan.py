@@ -1,0 +1,232 @@
+"""One rank's share of a schedule: what it sends, receives and does with what came. Derived, never written by hand.
+
+All transfers of a step from one rank to another are one message: the chunks that any of them names, each once, in
+order. A rank posts every message of a step before it waits for any, so that no order of messages can deadlock; they are
+listed by distance around the circle of ranks, so that not everybody turns to rank 0 first. Messages and stagings are
+read before anything of the step is written (`Schedule`'s rule: a transfer carries what its source held when the step
+began); then the *landings* take effect, copies first. The reductions that meet in one chunk are combined with what is
+there **in rank order**, so that ranks that sum the same parts in one step get the same bits.
+
+For shared memory a rank *stages* every chunk that it sends in a step once, however many ranks read it; `Part.slot` says
+where among the staged chunks of its source a part lies.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import ScheduleError, UsageError
+from unisono.run.unreduced import unreduced
+from unisono.schedule import Collective, Schedule
+from unisono.schedule.state import Units, well_formed
+
+__all__ = ["Landing", "Message", "Part", "Plan", "PlanStep", "Span", "plan"]
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Chunks chunk .. chunk+count-1."""
+
+    chunk: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What goes to, or comes from, one peer in one step: these chunks, one after the other."""
+
+    peer: int
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Chunks from one peer: from the `place`-th chunk of its message on, the `slot`-th of those it staged."""
+
+    peer: int
+    place: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """What is done with parts that came: copied over (one part), or reduced into, the chunks of `span`."""
+
+    span: Span
+    parts: tuple[Part, ...]
+    reduce: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStep:
+    """One rank's part in a step; after the landings, all contributions to the chunks of `sums` (0 .. C-1) are there."""
+
+    sends: tuple[Message, ...] = ()
+    receives: tuple[Message, ...] = ()
+    staged: tuple[Span, ...] = ()
+    landings: tuple[Landing, ...] = ()
+    sums: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One rank's share of a schedule.
+
+    Chunk ids are the schedule's. In a deterministic plan of a collective that sums, with C chunks and n ranks, id
+    j * C + c is rank j's contribution to chunk c and n * C + c is its sum; `sums` tells when to add up.
+    `chunks`: the ids that this rank ever holds, sorted; all else needs no memory. `busiest`: the most chunks that any
+    rank stages in one step, equal on all ranks.
+    """
+
+    name: str
+    collective: Collective
+    rank: int
+    deterministic: bool
+    steps: tuple[PlanStep, ...]
+    chunks: tuple[int, ...]
+    busiest: int
+    before: tuple[int, ...] = field(repr=False)
+    after: tuple[int, ...] = field(repr=False)
+
+    @property
+    def writes(self) -> bool:
+        """Whether anything ever lands here; if not, the rank only sends what it has."""
+        return any(step.landings or step.sums for step in self.steps)
+
+    @property
+    def first_before(self) -> int:
+        """The id of this rank's contribution to chunk 0."""
+        return self.rank * self.collective.num_chunks if self.deterministic else 0
+
+    @property
+    def first_after(self) -> int:
+        """The id of chunk 0 as it shall be at the end."""
+        return self.collective.world_size * self.collective.num_chunks if self.deterministic else 0
+
+    @property
+    def blocks_before(self) -> list[int]:
+        """The blocks (chunks // pieces) that this rank contributes to."""
+        return sorted({(chunk - self.first_before) // self.collective.pieces for chunk in self.before})
+
+    @property
+    def blocks_after(self) -> list[int]:
+        """The blocks that this rank shall have."""
+        return sorted({(chunk - self.first_after) // self.collective.pieces for chunk in self.after})
+
+
+@lru_cache(maxsize=512)
+def plan(schedule: Schedule, rank: int, deterministic: bool = False) -> Plan:
+    """The share of `rank` in a schedule; cached.
+
+    `deterministic`: contributions travel unreduced and are summed in rank order where the schedule completes the sum
+    (see unreduced.py); without meaning where nothing is summed. Raises UsageError if there is no such rank or the
+    schedule needs a switch, ScheduleError if a transfer names ranks or chunks that do not exist.
+    """
+    c = schedule.collective
+    if schedule.switches:
+        raise UsageError(
+            f"{schedule.name} {c.name} needs a switch that sums: it can be simulated, not run; choose another algorithm"
+        )
+    if not 0 <= rank < c.world_size:
+        raise UsageError(f"{schedule.name} {c.name} over {c.world_size} ranks has no rank {rank}")
+    deterministic = deterministic and c.reduces and not c.idempotent
+    stream = _checked(schedule)
+    source = unreduced(schedule, stream) if deterministic else ((units, ()) for units in stream)
+    steps, busiest, held = [], 0, set(_ids(c.held_before()[rank], rank * c.num_chunks if deterministic else 0))
+    before = tuple(sorted(held))
+    for units, sums in source:
+        step, most = _share(units, rank), _most_staged(units)
+        step = replace(step, sums=_spans([chunk for at, chunk in sums if at == rank]))
+        steps.append(step)
+        busiest = max(busiest, most)
+        held.update(_held(step, c))
+    after = _ids(c.held_after()[rank], c.world_size * c.num_chunks if deterministic else 0)
+    chunks = tuple(sorted(held | set(after)))
+    return Plan(schedule.name, c, rank, deterministic, tuple(steps), chunks, busiest, before, after)
+
+
+def _ids(held: NDArray[np.bool_], offset: int) -> tuple[int, ...]:
+    return tuple(int(chunk) + offset for chunk in np.flatnonzero(held))
+
+
+def _checked(schedule: Schedule) -> Iterator[Units]:
+    for number, step in enumerate(schedule.explicit_steps()):
+        if not well_formed(schedule, step).all():
+            raise ScheduleError(
+                f"step {number} of {schedule.name} names ranks or chunks that do not exist: verify() shows which"
+            )
+        yield Units.of(schedule, step)
+
+
+def _share(units: Units, rank: int) -> PlanStep:
+    sends, receives = units.only(units.src == rank), units.only(units.dst == rank)
+    coming = {peer: receives.only(receives.src == peer) for peer in _peers(receives.src)}
+    slots = {peer: np.unique(units.chunk[units.src == peer]) for peer in coming}
+    places = {peer: np.unique(part.chunk) for peer, part in coming.items()}
+    leaving = [Message(peer, _spans(np.unique(sends.chunk[sends.dst == peer]))) for peer in _peers(sends.dst)]
+    arriving = [Message(peer, _spans(places[peer])) for peer in coming]
+    return PlanStep(
+        tuple(sorted(leaving, key=lambda m: (m.peer < rank, m.peer))),
+        tuple(sorted(arriving, key=lambda m: (m.peer > rank, -m.peer))),
+        _spans(np.unique(sends.chunk)),
+        tuple(_landings(receives, places, slots)),
+    )
+
+
+def _peers(ranks: Ids) -> list[int]:
+    return [int(rank) for rank in np.unique(ranks)]
+
+
+def _landings(units: Units, places: dict[int, Ids], slots: dict[int, Ids]) -> list[Landing]:
+    """Copies, then reductions, chunk by chunk; neighbours that come from the same peers are one landing."""
+    order = np.lexsort((units.src, units.chunk, units.reduce))
+    rows = zip(units.reduce[order].tolist(), units.chunk[order].tolist(), units.src[order].tolist(), strict=True)
+    found: list[Landing] = []
+    for (reduce, chunk), group in groupby(rows, key=lambda row: row[:2]):
+        parts = tuple(
+            Part(p, int(np.searchsorted(places[p], chunk)), int(np.searchsorted(slots[p], chunk))) for _, _, p in group
+        )
+        last = found[-1] if found else None
+        if last is not None and _continues(last, chunk, reduce, parts):
+            found[-1] = Landing(Span(last.span.chunk, last.span.count + 1), last.parts, reduce)
+        elif reduce:
+            found.append(Landing(Span(chunk, 1), parts, True))
+        else:
+            found += [Landing(Span(chunk, 1), (part,), False) for part in parts]
+    return found
+
+
+def _continues(last: Landing, chunk: int, reduce: bool, parts: tuple[Part, ...]) -> bool:
+    k = last.span.count
+    follows = tuple(Part(p.peer, p.place + k, p.slot + k) for p in last.parts)
+    return last.reduce == reduce and last.span.chunk + k == chunk and follows == parts
+
+
+def _spans(ids: Sequence[int] | Ids) -> tuple[Span, ...]:
+    """Runs of neighbours in sorted ids."""
+    numbers = np.asarray(ids, dtype=np.int64)
+    if not len(numbers):
+        return ()
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return tuple(Span(int(run[0]), len(run)) for run in runs)
+
+
+def _most_staged(units: Units) -> int:
+    if not len(units.src):
+        return 0
+    pairs = np.unique(np.stack([units.src, units.chunk]), axis=1)
+    return int(np.unique(pairs[0], return_counts=True)[1].max())
+
+
+def _held(step: PlanStep, collective: Collective) -> Iterator[int]:
+    for span in (*step.staged, *(landing.span for landing in step.landings)):
+        yield from range(span.chunk, span.chunk + span.count)
+    for span in step.sums:
+        for chunk in range(span.chunk, span.chunk + span.count):
+            yield from range(chunk, chunk + (collective.world_size + 1) * collective.num_chunks, collective.num_chunks)
