@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from unisono.backend import last_words
 from unisono.backend.moving import Moving
 from unisono.backend.reducing import Reducing
+from unisono.backend.roll import Roll
 from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
 from unisono.run.collectives import CollectiveLane
 from unisono.run.point_to_point import PointToPointLane
@@ -33,9 +34,11 @@ class Group:
     nothing and never waits. `join` is that first call; the default group is joined when it is made.
     """
 
-    def __init__(self, store: StoreLike, rank: int, names: Sequence[int], label: str, timeout: float) -> None:
+    def __init__(
+        self, store: StoreLike, rank: int, names: Sequence[int], label: str, timeout: float, roll: Roll
+    ) -> None:
         self.rank, self.size, self.names, self.timeout = rank, len(names), list(names), timeout
-        self.label = label
+        self.label, self._roll = label, roll
         self.messages: PointToPointLane
         self.collectives: CollectiveLane
         self.operations: Operations
@@ -56,7 +59,8 @@ class Group:
         deadline = time.monotonic() + self.timeout
         segment = self._segment
         if segment is None:
-            segment = self._segment = attach(self._store, self.rank, self.size, deadline)
+            segment = self._segment = attach(self._store, self.rank, self.size, deadline, self._roll.check)
+        segment.absentees = self._roll
         self._claim(segment)
         board = Board(segment, self.rank)
         self.operations = Operations(board)
@@ -74,6 +78,11 @@ class Group:
                 f"{mine.pid}; give every process its own rank"
             )
         segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
+
+    @property
+    def nonce(self) -> str:
+        """Names this group's shared memory, the same on all ranks."""
+        return self._segment.nonce if self._segment is not None else ""
 
     def wait_for_all(self) -> None:
         """Returns once every rank has joined; raises `CollectiveTimeout` naming those that have not."""

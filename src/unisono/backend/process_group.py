@@ -48,6 +48,13 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         self._name = self._description = ""
         self._timeout = timeout
 
+    def __repr__(self) -> str:
+        """Quoted by torch when a rank is no member: torch's ``src`` and ``dst`` are global ranks, often mistaken."""
+        return (
+            f"{self._group.label}: global ranks {self._group.names} (src and dst are global ranks; for a rank "
+            f"within the group, 0 to {self._group.size - 1}, use group_src or group_dst)"
+        )
+
     # What torch asks about the group
 
     def getBackendName(self) -> str:

@@ -10,23 +10,38 @@ from typing import Any
 __all__ = ["autoload", "register"]
 
 NAME = "unisono"
+_epoch = ""  # tells this default group's sub-groups from those of an earlier one over the same store
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
     """torch's factory for a new group: joins the default group at once, any other with its first call."""
     from unisono.backend.group import Group
     from unisono.backend.process_group import UnisonoProcessGroup
+    from unisono.backend.roll import Roll
 
+    global _epoch
     names = list(options.global_ranks_in_group)
     default = not names
     names = names or list(range(options.group_size))
     timeout: timedelta = options.timeout
     seconds = timeout.total_seconds() if timeout is not None else math.inf
     label = "the default group" if default else f"group {options.group_id} {names}"
-    group = Group(options.store, options.group_rank, names, label, seconds)
+    shared = _shared_store(options.store)
+    roll = Roll(shared, _epoch, options.group_id, names, options.group_rank)
+    group = Group(options.store, options.group_rank, names, label, seconds, roll)
     if default:
         group.wait_for_all()
+        _epoch = group.nonce
+    else:
+        roll.check()
     return UnisonoProcessGroup(group, options.store, timeout)
+
+
+def _shared_store(store: Any) -> Any:
+    """The store that all groups share: torch wraps it in a prefix for the group and one for the device."""
+    for _ in range(2):
+        store = getattr(store, "underlying_store", store)
+    return store
 
 
 def register() -> None:

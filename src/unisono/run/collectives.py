@@ -153,7 +153,7 @@ class CollectiveLane(Lane):
         task, board = self._queue[0], self._board
         losses = [loss(board.segment, rank, self._names[rank]) for rank in board.missing()]
         if any(losses):
-            lost = "; ".join(filter(None, losses))
+            lost = "; ".join(dict.fromkeys(filter(None, losses)))
             self._fail(task, PeerLostError(f"{self.explain(task, 'can not end', briefly=True)}: {lost}"))
         elif time.monotonic() > task.deadline:
             waited = task.deadline - task.issued

@@ -132,10 +132,11 @@ class Lane(ABC):
                 with self._lock:
                     self._carry(linger=not task.done)
                     if not task.done and time.monotonic() >= look:
-                        self._look_around()
                         vigil = vigil or _Vigil(self, task)
-                        if not task.done and (words := vigil.look(self._needs(task))):
+                        if words := vigil.look(self._needs(task)):  # first, for a peer may have ended over it already
                             self._fail(task, DeadlockError(words))
+                        else:
+                            self._look_around()
                         look = time.monotonic() + _SLICE
                 self._settle()
                 if task.done:

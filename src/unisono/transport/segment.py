@@ -10,6 +10,7 @@ import mmap
 import os
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +33,7 @@ __all__ = [
     "MIB",
     "PID",
     "STATE",
+    "Absentees",
     "Layout",
     "Segment",
     "StoreLike",
@@ -127,11 +129,19 @@ class Layout:
         return self.stages + 2 * self.world_size * self.stage
 
 
+class Absentees(Protocol):
+    """What is known of ranks that have not joined a segment."""
+
+    def identity(self, rank: int) -> Identity: ...  # noqa: D102
+    def complaint(self) -> str: ...  # noqa: D102
+
+
 class Segment:
     """A mapped segment: the same memory as 32-bit words, 64-bit words, raw bytes and one torch tensor of uint8."""
 
     def __init__(self, fd: int, layout: Layout) -> None:
         self.layout = layout
+        self.absentees: Absentees | None = None
         self.raw = mmap.mmap(fd, layout.total, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         view = memoryview(self.raw)
         self.words, self.longs = view.cast("I"), view.cast("Q")
@@ -165,8 +175,10 @@ class Segment:
         return int(self.longs[self.field(rank, STATE)])
 
     def identity(self, rank: int) -> Identity:
-        """The process that joined as ``rank``; pid 0 if none has."""
+        """The process that joined as ``rank``, or was announced to; pid 0 if nothing is known of one."""
         at = self.field(rank, PID)
+        if not self.longs[at] and self.absentees is not None:
+            return self.absentees.identity(rank)
         return Identity(self.longs[at], self.longs[at + 1])
 
 
@@ -184,11 +196,12 @@ def create(store: StoreLike, world_size: int, name: str) -> tuple[Segment, int]:
     return segment, fd
 
 
-def attach(store: StoreLike, rank: int, world_size: int, deadline: float) -> Segment:
+def attach(store: StoreLike, rank: int, world_size: int, deadline: float, look_around: Callable[[], None]) -> Segment:
     """Another rank waits for rank 0's segment and maps it.
 
     Raises `CollectiveTimeout` if rank 0 does not publish one before ``deadline`` (``time.monotonic`` seconds),
-    `UsageError` if it lives on another host, was made for another world size or may not be opened.
+    whatever ``look_around`` raises (called now and then), `UsageError` if it lives on another host, was made for another
+    world size or may not be opened.
     """
     pause = 0.0005
     while True:
@@ -203,6 +216,8 @@ def attach(store: StoreLike, rank: int, world_size: int, deadline: float) -> Seg
             )
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
+        if pause >= 0.02:
+            look_around()
 
 
 def _open(where: str, rank: int, world_size: int) -> Segment | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from unisono.transport.process import alive, fate, stopped
-from unisono.transport.segment import COMPLETED, COMPLETED_AT, GAVE_UP, HEADER, LEFT, Segment
+from unisono.transport.segment import ABSENT, COMPLETED, COMPLETED_AT, GAVE_UP, HEADER, LEFT, Segment
 from unisono.watch.call import describe_header
 from unisono.watch.page import Watch
 
@@ -22,6 +22,8 @@ def loss(segment: Segment, rank: int, name: int) -> str:
     who, state = segment.identity(rank), segment.state(rank)
     if not who.pid:
         return ""
+    if state == ABSENT and segment.absentees is not None and (words := segment.absentees.complaint()):
+        return words
     words = segment.text(rank)
     if state == LEFT:
         return f"{_who(segment, rank, name)} {words or 'has left the group'}"
@@ -51,7 +53,7 @@ def _late(segment: Segment, rank: int, name: int, answer: str) -> str:
         ago = (time.monotonic_ns() - since) / 1e9
         words = f"last completed call no. {done} {last} {ago:.1f} s ago"
     else:
-        words = "has not completed a call in this group"
+        words = "has not completed a call in this group" + (", nor joined it" if segment.state(rank) == ABSENT else "")
     if stopped(who):
         now = "it is stopped (by a signal or in a debugger)"
     elif answer:
