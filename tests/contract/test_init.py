@@ -1,0 +1,105 @@
+"""Every way to start: env://, tcp://, file://, mp.spawn, a plain Process, torchrun with a script that never heard of us."""
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from ranks import BACKEND, ranks
+
+UNMODIFIED = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group(sys.argv[1])
+x = torch.tensor([1.0 + dist.get_rank()])
+dist.all_reduce(x)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {x.item():g} {dist.get_backend()}", flush=True)
+assert "unisono" not in globals()
+dist.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_and_sum(rank: int, world_size: int, how: str, place: str) -> tuple[float, str]:
+    """Start the default group as told, sum the ranks, end the group."""
+    named: dict[str, Any] = {"rank": rank, "world_size": world_size}
+    if how == "env://":
+        host, port = place.split(":")
+        named = {}
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=host, MASTER_PORT=port)
+    else:
+        named["init_method"] = f"{how}{place}"
+    dist.init_process_group(BACKEND, **named)
+    x = torch.tensor([float(rank)])
+    dist.all_reduce(x)
+    name = dist.get_backend()
+    dist.barrier()
+    dist.destroy_process_group()
+    return x.item(), name
+
+
+def from_spawn(rank: int, world_size: int, meeting_file: str) -> None:
+    result, _ = start_and_sum(rank, world_size, "file://", meeting_file)
+    Path(f"{meeting_file}.{rank}").write_text(str(result))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("how", ["env://", "tcp://", "file://"])
+def test_init_method(how: str, size: int, tmp_path: Path) -> None:
+    place = str(tmp_path / "meeting") if how == "file://" else f"127.0.0.1:{free_port()}"
+    expected = (size * (size - 1) / 2, BACKEND)
+    assert ranks(size, group=False).run(start_and_sum, how, place) == [expected] * size
+
+
+def test_mp_spawn(tmp_path: Path) -> None:
+    meeting_file = str(tmp_path / "meeting")
+    mp.spawn(from_spawn, args=(2, meeting_file), nprocs=2)
+    assert [Path(f"{meeting_file}.{rank}").read_text() for rank in range(2)] == ["1.0", "1.0"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_plain_process(method: str, tmp_path: Path) -> None:
+    meeting_file = str(tmp_path / "meeting")
+    context = multiprocessing.get_context(method)
+    processes = [context.Process(target=from_spawn, args=(rank, 2, meeting_file)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert [Path(f"{meeting_file}.{rank}").read_text() for rank in range(2)] == ["1.0", "1.0"]
+
+
+@pytest.mark.parametrize("backend", ["unisono", "cpu:unisono"])
+def test_torchrun_runs_an_unmodified_script(backend: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNMODIFIED)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(script),
+        backend,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    assert [line.rsplit(" ", 1)[0] for line in printed] == ["rank 0 of 2: 3", "rank 1 of 2: 3"]
+    assert all("unisono" in line for line in printed)
