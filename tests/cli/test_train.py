@@ -141,28 +141,28 @@ def _until(condition: object, seconds: float) -> bool:
 def test_a_signal_ends_all_ranks_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals, code: int, started: bool
 ) -> None:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*COMMAND, *TINY, "--steps", "100000"],
         cwd=tmp_path,
         env=_environment(tmp_path),
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    try:
-        members = 5 if started else 2  # the launcher, its resource tracker and fork server, two ranks
-        assert _until(lambda: len(_members(process.pid)) >= members, 60)
-        if number == signal.SIGINT:
-            os.killpg(process.pid, number)  # as a terminal does
-        else:
-            process.send_signal(number)
-        _, errors = process.communicate(timeout=3)
-        assert process.returncode == code
-        assert "Traceback" not in errors
-        assert _until(lambda: not _members(process.pid), 3)
-        if number != signal.SIGKILL:
-            assert list((tmp_path / "temporary").glob("unisono-*")) == []
-    finally:
-        for member in _members(process.pid):
-            os.kill(member, signal.SIGKILL)
+    ) as process:
+        try:
+            members = 5 if started else 2  # the launcher, its resource tracker and fork server, two ranks
+            assert _until(lambda: len(_members(process.pid)) >= members, 60)
+            if number == signal.SIGINT:
+                os.killpg(process.pid, number)  # as a terminal does
+            else:
+                process.send_signal(number)
+            _, errors = process.communicate(timeout=3)
+            assert process.returncode == code
+            assert "Traceback" not in errors
+            assert _until(lambda: not _members(process.pid), 3)
+            if number != signal.SIGKILL:
+                assert list((tmp_path / "temporary").glob("unisono-*")) == []
+        finally:
+            for member in _members(process.pid):
+                os.kill(member, signal.SIGKILL)

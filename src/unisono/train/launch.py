@@ -2,7 +2,7 @@
 
 The ranks are forked from one server process that has imported torch once. The launcher itself never imports torch.
 Whatever ends the launcher ends the ranks: an error on any rank, Ctrl-C and SIGTERM end them through `_Ranks.stop`;
-should the launcher be killed outright, each rank notices that its parent is gone and leaves.
+should the launcher be killed outright, each rank notices that it is gone and leaves, and so does the server (orphan.py).
 """
 
 import multiprocessing
@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.errors import PeerLostError, UnisonoError
+from unisono.train.orphan import LAUNCHER
 from unisono.train.settings import Outcome, Settings, StepRecord
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["launch"]
 
 # Imported once, for all ranks; the last two are needed late and would else be imported by each rank for itself.
-PRELOADED = ["unisono.train.job", "torch._dynamo", "unisono.backend.process_group"]
+PRELOADED = ["unisono.train.orphan", "unisono.train.job", "torch._dynamo", "unisono.backend.process_group"]
 GRACE_SECONDS = 0.3  # after a first failure: the time in which its true cause may still come in
 STOP_SECONDS = 1.0
 KILLED_EXIT = 128
@@ -85,9 +86,15 @@ class _Ranks:
             reader, writer = context.Pipe(duplex=False)
             process = context.Process(target=_rank_main, args=(self.settings, rank, self.store, writer), daemon=True)
             self.processes.append(process)
-            process.start()
-            writer.close()
             self.pipes[reader] = rank
+            try:
+                process.start()
+            except (EOFError, OSError) as error:
+                raise UnisonoError(
+                    f"cannot start rank {rank}: the process that ranks are forked from is gone"
+                ) from error
+            finally:
+                writer.close()
 
     def follow(self, on_steps: "Listener") -> Outcome:
         """Pass on records until all ranks have ended well; raise what went wrong otherwise."""
@@ -152,14 +159,19 @@ def _death(rank: int, process: ForkServerProcess) -> _Failure | None:
 
 
 def _start_server() -> None:
-    """Start the process that ranks are forked from, deaf to Ctrl-C from its first moment on: the launcher ends it."""
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN) if on_main_thread else None
+    """Start the process that ranks are forked from, deaf to Ctrl-C from its first moment on: the launcher ends it.
+
+    It inherits the signals that are blocked here; one that comes meanwhile reaches the launcher right afterwards. The
+    resource tracker goes first, because its start would unblock them.
+    """
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.environ[LAUNCHER] = str(os.getpid())
     try:
         forkserver.ensure_running()
     finally:
-        if on_main_thread:
-            signal.signal(signal.SIGINT, previous)
+        os.environ.pop(LAUNCHER)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
