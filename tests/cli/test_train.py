@@ -152,7 +152,7 @@ def test_a_signal_ends_all_ranks_and_leaves_nothing(
     ) as process:
         try:
             members = 5 if started else 2  # the launcher, its resource tracker and fork server, two ranks
-            assert _until(lambda: len(_members(process.pid)) >= members, 60)
+            assert _until(lambda: len(_members(process.pid)) >= members, 90)
             if number == signal.SIGINT:
                 os.killpg(process.pid, number)  # as a terminal does
             else:

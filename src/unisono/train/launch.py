@@ -2,7 +2,7 @@
 
 The ranks are forked from one server process that has imported torch once. The launcher itself never imports torch.
 Whatever ends the launcher ends the ranks: an error on any rank, Ctrl-C and SIGTERM end them through `_Ranks.stop`;
-should the launcher be killed outright, each rank notices that it is gone and leaves, and so does the server (orphan.py).
+should the launcher be killed outright, each rank notices it and leaves, and so does the server (orphan.py).
 """
 
 import multiprocessing
