@@ -64,14 +64,14 @@ class Clock:
         into_done, into_head, into_taken = self._serve("into", load.into, begin, load)
         by_out, left = out_done >= into_done, np.maximum(out_done, into_done)
         head, taken = np.where(by_out, out_head, into_head), np.where(by_out, out_taken, into_taken)
-        end = left + load.alpha
-        np.minimum.at(self.first, load.src, left - load.work)
-        np.minimum.at(self.first, load.dst, left - load.work)
+        start, end = np.maximum(left - load.work, begin), left + load.alpha
+        np.minimum.at(self.first, load.src, start)
+        np.minimum.at(self.first, load.dst, start)
         np.maximum.at(self.ready, load.src, left if self.eager else end)
         np.maximum.at(self.ready, load.dst, end)
         if load.reduce.any():
             np.add.at(self.ready, load.dst, sum_seconds(load, self.gamma))
-        return Times(sender, receiver, left - load.work, left, end, head, taken, by_out)
+        return Times(sender, receiver, start, left, end, head, taken, by_out)
 
     def _serve(self, side: str, ports: Ints, begin: Floats, load: Load) -> tuple[Floats, Ints, Ints]:
         """When each message is through its port, the head of its line, and the port if that was taken before."""
@@ -141,7 +141,7 @@ def _in_turn(ports: Ints, begin: Floats, work: Floats) -> tuple[Floats, Ints]:
     head is that i.
     """
     own = np.where(ports >= 0, ports, -1 - np.arange(len(ports)))  # no port to share: alone
-    order = np.lexsort((begin, own))
+    order = np.lexsort((_turns(begin), own))
     sorted_ports, total = own[order], np.cumsum(work[order])
     slack, first = begin[order] - (total - work[order]), np.arange(len(order))
     position = first - np.searchsorted(sorted_ports, sorted_ports)
@@ -155,3 +155,11 @@ def _in_turn(ports: Ints, begin: Floats, work: Floats) -> tuple[Floats, Ints]:
     finish, head = np.empty_like(begin), np.empty_like(order)
     finish[order], head[order] = slack + total, order[first]
     return finish, head
+
+
+def _turns(begin: Floats) -> Ints:
+    """Small integers in the order of the times; the same for times that differ by rounding only."""
+    order = np.argsort(begin, kind="stable")
+    turns = np.empty_like(order)
+    turns[order] = np.cumsum(np.diff(begin[order], prepend=begin[order[:1]]) > _ALIKE * begin[order])
+    return turns
