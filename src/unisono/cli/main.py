@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import train
+from unisono.cli import draw, train, verify
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
@@ -21,6 +21,8 @@ USAGE_EXIT, INTERRUPT_EXIT = 2, 130
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.train,
+    "draw": draw.draw,
+    "verify": verify.verify,
 }
 
 

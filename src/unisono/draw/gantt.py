@@ -95,7 +95,7 @@ def _bars(timeline: Timeline, i: int, whole: float) -> list[str]:
         )
         parts.append(bar)
         if width > 6.6 * len(name) + 4:
-            parts.append(text(x + 4, y + 9.5, name, "bar"))
+            parts.append(text(x + 4, y + 9.5, name, "bar" if down < 10 else "thin"))
     return parts
 
 

@@ -16,11 +16,11 @@ text { font: 11px system-ui, "DejaVu Sans", sans-serif; fill: #24292f }
 .title { font-size: 15px; font-weight: 600 } .head { font-weight: 600 } .soft { fill: #57606a }
 .label { font-size: 10px; paint-order: stroke; stroke: #f6f8fa; stroke-width: 3px; stroke-linejoin: round }
 .label, .name { text-anchor: middle; dominant-baseline: central } .right { text-anchor: end }
-.bar { font-size: 10px; fill: #ffffff }
+.bar, .thin { font-size: 10px } .bar { fill: #ffffff }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .page { fill: #0d1117 } .panel { fill: #161b22 } .line { stroke: #30363d }
   .node { fill: #0d1117; stroke: #8b949e } .switch { fill: #30363d; stroke: #8b949e }
-  .soft { fill: #9aa4af } .bar { fill: #ffffff } .label { stroke: #161b22 }
+  .soft { fill: #9aa4af } .label { stroke: #161b22 }
 }
 """
 
