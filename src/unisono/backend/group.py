@@ -15,7 +15,19 @@ from unisono.run.collectives import CollectiveLane
 from unisono.run.point_to_point import PointToPointLane
 from unisono.transport.board import Board
 from unisono.transport.process import Identity
-from unisono.transport.segment import ABSENT, JOINED, LEFT, PID, STATE, Segment, StoreLike, attach, create
+from unisono.transport.segment import (
+    ABSENT,
+    FAREWELL,
+    JOINED,
+    LEFT,
+    NAME,
+    PID,
+    STATE,
+    Segment,
+    StoreLike,
+    attach,
+    create,
+)
 from unisono.watch.page import watch
 
 __all__ = ["Group", "Operations"]
@@ -77,6 +89,7 @@ class Group:
                 f"rank {self.rank} of {self.label} is claimed twice: by pid {other.pid or 'unknown'} and by pid "
                 f"{mine.pid}; give every process its own rank"
             )
+        segment.longs[segment.field(self.rank, NAME)] = self.names[self.rank]
         segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
 
     @property
@@ -101,7 +114,6 @@ class Group:
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
-        self._forget_fd()
 
     def _forget_fd(self) -> None:
         if self._fd >= 0:
@@ -118,7 +130,7 @@ class Group:
             error = UnisonoError(f"{self.label}: this rank {why} while the call was under way")
             self.collectives.close(error)
             self.messages.close(error)
-            segment.say(self.rank, why)
+            segment.say(self.rank, FAREWELL, why)
             segment.longs[segment.field(self.rank, STATE)] = LEFT
             del self.collectives, self.messages, self.operations
             self.joined = False

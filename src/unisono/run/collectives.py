@@ -8,7 +8,18 @@ from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, Unis
 from unisono.run.lane import Lane, Task
 from unisono.transport.board import Board
 from unisono.transport.process import Identity
-from unisono.transport.segment import COMPLETED, COMPLETED_AT, GAVE_UP, HEADER, ISSUED, STATE
+from unisono.transport.segment import (
+    CALL,
+    COMPLETED,
+    COMPLETED_AT,
+    FAREWELL,
+    GAVE_UP,
+    HEADER,
+    ISSUED,
+    ISSUED_AT,
+    MOMENTS,
+    STATE,
+)
 from unisono.watch.account import lateness, loss
 from unisono.watch.call import call_site, site_text
 from unisono.watch.guard import Disagreement, disagreement, table
@@ -38,6 +49,7 @@ class CollectiveLane(Lane):
         ]
         self._headers: dict[int, tuple[object, bytes, bytes]] = {}
         self._longs, self._issued, record = board.segment.longs, 0, board.segment.field(board.rank, 0)
+        self._moments_at = record + ISSUED_AT
         self._issued_at, self._completed_at = record + ISSUED, record + COMPLETED
         self._moment_at, self._header_at = record + COMPLETED_AT, record + HEADER
 
@@ -47,6 +59,7 @@ class CollectiveLane(Lane):
 
     def _enqueue(self, task: Task) -> None:
         self._issued += 1
+        self._longs[self._moments_at + self._issued % MOMENTS] = time.monotonic_ns()
         self._longs[self._issued_at] = self._issued
         self._queue.append(task)
 
@@ -125,14 +138,14 @@ class CollectiveLane(Lane):
         """Every rank has seen the same headers, so every rank comes here: tell each other in words, then raise."""
         board, number = self._board, self.calls + 1
         site = site_text(task.site or call_site())
-        board.segment.say(board.rank, f"{number}\n{task.call.describe(self._names)}\n{site}")
+        board.segment.say(board.rank, CALL, f"{number}\n{task.call.describe(self._names)}\n{site}")
         board.arrive()
         limit = time.monotonic() + 1.0
         while not (board.complete() or board.linger()) and time.monotonic() < limit:
             board.sleep(0.1)
         rows = []
         for rank, name in enumerate(self._names):
-            words = board.segment.text(rank).split("\n")
+            words = board.segment.text(rank, CALL).split("\n")
             call, site = (
                 (words[1], words[2]) if words[0] == str(number) and len(words) == 3 else ("(no word from it)", "")
             )
@@ -184,7 +197,7 @@ class CollectiveLane(Lane):
     def _fail(self, task: Task, error: UnisonoError) -> None:
         self.failed = error
         segment = self._board.segment
-        segment.say(self._rank, str(error).partition("\n")[0])
+        segment.say(self._rank, FAREWELL, str(error).partition("\n")[0])
         self._longs[segment.field(self._rank, STATE)] = GAVE_UP
         self._fail_all(error)
 

@@ -47,9 +47,9 @@ class Reducer:
     def __init__(self, dtype: torch.dtype, op: str, factor: float = 1.0) -> None:
         self.dtype, self.op, self.factor = dtype, op, factor
         self._combine = _COMBINE[op]
-        self._wide = _WIDE.get(dtype)
+        self.wide = _WIDE.get(dtype)
         self._signed = _SIGNED.get(dtype)
-        self._plain = self._wide is None and self._signed is None and op not in ("AVG", "PREMUL_SUM")
+        self._plain = self.wide is None and self._signed is None and op not in ("AVG", "PREMUL_SUM")
 
     def __call__(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Writes the combination of ``parts`` (flat, equal sizes, rank order) to ``out``, which may be one of them."""
@@ -64,18 +64,18 @@ class Reducer:
         """This rank's input as it goes into the sum: multiplied by the factor for PREMUL_SUM, else itself."""
         if self.op != "PREMUL_SUM":
             return mine
-        return mine.to(self._wide).mul_(self.factor).to(self.dtype) if self._wide else mine * self.factor
+        return mine.to(self.wide).mul_(self.factor).to(self.dtype) if self.wide else mine * self.factor
 
     def _in_order(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         combine = self._combine
         if len(parts) == 1:
-            total = parts[0].to(self._wide) if self._wide else parts[0].clone()
-        elif self._wide:
-            total = combine(parts[0].to(self._wide), parts[1].to(self._wide))
+            total = parts[0].to(self.wide) if self.wide else parts[0].clone()
+        elif self.wide:
+            total = combine(parts[0].to(self.wide), parts[1].to(self.wide))
         else:
             total = combine(parts[0], parts[1])
         for part in parts[2:]:
-            combine(total, part.to(self._wide) if self._wide else part, out=total)
+            combine(total, part.to(self.wide) if self.wide else part, out=total)
         if self.op == "AVG":
             total.div_(len(parts))
         out.copy_(total)

@@ -21,16 +21,21 @@ from unisono.transport.process import Identity, boot_id
 
 __all__ = [
     "ABSENT",
+    "CALL",
     "COMPLETED",
     "COMPLETED_AT",
+    "FAREWELL",
     "GAVE_UP",
     "HEADER",
     "ISSUED",
+    "ISSUED_AT",
     "JOINED",
     "KIB",
     "LEFT",
     "MEETINGS",
     "MIB",
+    "MOMENTS",
+    "NAME",
     "PID",
     "STATE",
     "Absentees",
@@ -44,11 +49,15 @@ __all__ = [
 KIB, MIB = 1 << 10, 1 << 20
 _LINE, _PAGE = 64, 4096
 _MAGIC = 0x31_4F4E_4F53_494E_55  # "UNISONO1", read backwards
-PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER = range(8)
+PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER, NAME = range(9)
 """Words of a rank's record: its process; whether it is there; meetings begun; calls issued and completed; when the last
-one was (``time.monotonic_ns``); where in the segment its newest header lies."""
+one was (``time.monotonic_ns``); where in the segment its newest header lies; its global rank."""
+ISSUED_AT, MOMENTS = 16, 16
+"""Words ``ISSUED_AT + k % MOMENTS`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)
 """States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
+CALL, FAREWELL = range(2)
+"""Kinds of text: the call of a rank whose headers differ; how it left."""
 
 _FIELDS = 5  # 64-bit words before the nonce: magic, world size, size of the segment, then two spare
 
@@ -73,7 +82,7 @@ class Layout:
     world_size: int
 
     RECORD = 256  # per rank, 64-bit words: see PID and what follows
-    TEXT = _PAGE  # per rank: what it has to say to the others, as text
+    TEXT, TEXTS = _PAGE, 2 * _PAGE  # per rank: what it has to say to the others, a page per kind of text
     COUNTERS = 4  # meeting counters, used in turn
     RING_CONTROL = 2 * _LINE  # per ordered pair: head, tail, each on its own line
 
@@ -102,7 +111,7 @@ class Layout:
 
     @property
     def counters(self) -> int:  # noqa: D102
-        return self.texts + self.TEXT * self.world_size
+        return self.texts + self.TEXTS * self.world_size
 
     @property
     def bells(self) -> int:  # noqa: D102
@@ -154,15 +163,16 @@ class Segment:
         """Tells this segment from any other."""
         return self.raw[_FIELDS * 8 : _FIELDS * 8 + 16].decode()
 
-    def text(self, rank: int) -> str:
+    def text(self, rank: int, kind: int) -> str:
         """What ``rank`` wrote last with `say`."""
-        start = self.layout.texts + rank * self.layout.TEXT
+        start = self.layout.texts + rank * self.layout.TEXTS + kind * self.layout.TEXT
         size = self.longs[start // 8]
         return self.raw[start + 8 : start + 8 + size].decode("utf-8", "replace")
 
-    def say(self, rank: int, text: str) -> None:
-        """Writes ``rank``'s text for the others to read, cut to the page it has."""
-        start, data = self.layout.texts + rank * self.layout.TEXT, text.encode()[: self.layout.TEXT - 8]
+    def say(self, rank: int, kind: int, text: str) -> None:
+        """Writes ``rank``'s text of a kind (CALL, FAREWELL) for the others to read, cut to the page it has."""
+        start = self.layout.texts + rank * self.layout.TEXTS + kind * self.layout.TEXT
+        data = text.encode()[: self.layout.TEXT - 8]
         self.raw[start + 8 : start + 8 + len(data)] = data
         self.longs[start // 8] = len(data)
 
@@ -200,8 +210,8 @@ def attach(store: StoreLike, rank: int, world_size: int, deadline: float, look_a
     """Another rank waits for rank 0's segment and maps it.
 
     Raises `CollectiveTimeout` if rank 0 does not publish one before ``deadline`` (``time.monotonic`` seconds),
-    whatever ``look_around`` raises (called now and then), `UsageError` if it lives on another host, was made for another
-    world size or may not be opened.
+    whatever ``look_around`` raises (called now and then), `UsageError` if it lives on another host, was made for
+    another world size or may not be opened.
     """
     pause = 0.0005
     while True:

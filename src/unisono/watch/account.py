@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from unisono.transport.process import alive, fate, stopped
-from unisono.transport.segment import ABSENT, COMPLETED, COMPLETED_AT, GAVE_UP, HEADER, LEFT, Segment
+from unisono.transport.segment import ABSENT, COMPLETED, COMPLETED_AT, FAREWELL, GAVE_UP, HEADER, LEFT, Segment
 from unisono.watch.call import describe_header
 from unisono.watch.page import Watch
 
@@ -24,7 +24,7 @@ def loss(segment: Segment, rank: int, name: int) -> str:
         return ""
     if state == ABSENT and segment.absentees is not None and (words := segment.absentees.complaint()):
         return words
-    words = segment.text(rank)
+    words = segment.text(rank, FAREWELL)
     if state == LEFT:
         return f"{_who(segment, rank, name)} {words or 'has left the group'}"
     if not alive(who):
