@@ -32,10 +32,10 @@ def _kinds(report: Report) -> list[str]:
 def test_a_correct_schedule_says_what_it_needs() -> None:
     report = verify(build("ring", "all_reduce", 4))
     assert report.ok
-    assert str(report) == "ring all_reduce over 4 ranks, 6 steps: correct (needs 1 messages in flight per rank)"
+    assert str(report) == "ring all_reduce over 4 ranks, 6 steps: correct (needs 1 message in flight per rank)"
     report.raise_if_bad()
     shifted = verify(build("shift", "all_to_all", 4))
-    assert str(shifted).endswith("correct (needs 1 messages in flight per rank, not in place)")
+    assert str(shifted).endswith("correct (needs 1 message in flight per rank, not in place)")
 
 
 def test_a_dropped_transfer_loses_a_contribution() -> None:
@@ -146,7 +146,7 @@ def test_waste_is_noted_and_no_defect() -> None:
     report = verify(build("star", "all_gather", 3))
     assert report.ok
     assert [note.kind for note in report.notes] == ["redundant", "redundant"]
-    assert "2 transfers could be left out in part" in str(report)
+    assert "2 notes: transfers that could be left out in part" in str(report)
     late = verify(_changed(build("ring", "reduce_scatter", 3), lambda steps: steps.append(steps[0][:1])))
     assert [(note.kind, note.message) for note in late.notes] == [
         ("unused", "step 2: chunk 2 is sent to rank 1, but nothing comes of it")

@@ -90,13 +90,14 @@ class Report:
 
     def __str__(self) -> str:
         s = self.schedule
-        what = f"{s.name} {s.collective.name} over {s.world_size} ranks, {s.num_steps} steps"
+        what = f"{s.name} {s.collective.name} over {_count(s.world_size, 'rank')}, {_count(s.num_steps, 'step')}"
         if self.ok:
             place = "" if self.in_place else ", not in place"
-            waste = f"; {len(self.notes)} transfers could be left out in part" if self.notes else ""
-            return f"{what}: correct (needs {self.in_flight} messages in flight per rank{place}{waste})"
-        count = f"{len(self.findings)} finding{'s' * (len(self.findings) > 1)}"
-        return "\n\n".join([f"{what}: {count}", *map(str, self.findings)])
+            waste = (
+                f"; {_count(len(self.notes), 'note')}: transfers that could be left out in part" if self.notes else ""
+            )
+            return f"{what}: correct (needs {_count(self.in_flight, 'message')} in flight per rank{place}{waste})"
+        return "\n\n".join([f"{what}: {_count(len(self.findings), 'finding')}", *map(str, self.findings)])
 
     def raise_if_bad(self) -> None:
         """Raise ScheduleError with all findings if there are any."""
@@ -292,7 +293,9 @@ class _Proof:
         if cycle:
             ranks = [wait.rank for wait in cycle]
             around = " -> ".join(map(str, [*ranks, ranks[0]]))
-            message = f"with {in_flight} messages in flight per rank, ranks wait for each other for ever: {around}"
+            message = (
+                f"with {_count(in_flight, 'message')} in flight per rank, ranks wait for each other for ever: {around}"
+            )
             steps = tuple(sorted({wait.step for wait in cycle}))
             lines = [str(wait) for wait in cycle]
             arrow = f"{' ' * lines[-1].rindex('rank')}^ and so round again"
@@ -339,6 +342,10 @@ def _list(numbers: Sequence[int]) -> str:
     for run in runs:
         parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(x) for x in run]
     return ", ".join(parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _chunks(chunks: Sequence[int]) -> str:
