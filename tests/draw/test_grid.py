@@ -137,7 +137,14 @@ def test_dots_and_notes_say_what_is_left_out() -> None:
 def test_a_crowded_cell_is_cut() -> None:
     step = Step.of(*(Transfer(0, 1 + i, i) for i in range(9)))
     lines = str(draw(Schedule("fan", Collective("all_reduce", 10, 9), (step,)), width=120)).splitlines()
-    assert [line[6:14].strip() for line in lines[4:10]] == ["→1 c0 =", "→2 c1 =", "→3 c2 =", "→4 c3 =", "→5 c4 =", "…4 more"]
+    assert [line[6:14].strip() for line in lines[4:10]] == [
+        "→1 c0 =",
+        "→2 c1 =",
+        "→3 c2 =",
+        "→4 c3 =",
+        "→5 c4 =",
+        "…4 more",
+    ]
 
 
 def test_a_schedule_too_large_to_write_out_is_drawn_at_once() -> None:

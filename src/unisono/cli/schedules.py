@@ -26,7 +26,13 @@ def find_schedule(
     with arguments that only an algorithm has.
     """
     if source != "-" and source in names():
-        return build(source, collective or _COLLECTIVE, ranks if ranks is not None else _RANKS, root or 0, chunks or 1)
+        return build(
+            source,
+            collective or _COLLECTIVE,
+            _RANKS if ranks is None else ranks,
+            root or 0,
+            1 if chunks is None else chunks,
+        )
     given = {"COLLECTIVE": collective, "--ranks": ranks, "--root": root, "--chunks": chunks}
     extra = [name for name, value in given.items() if value is not None]
     if source != "-" and not Path(source).exists():

@@ -60,16 +60,17 @@ def draw_circle(schedule: Schedule, max_nodes: int = 64, max_steps: int = 64) ->
     shown = shown_steps(schedule, max_nodes, max_steps, "a circle")
     ring, num_chunks = _Ring(schedule.world_size, schedule.switches), schedule.collective.num_chunks
     most = max(1, int((_PAGE - _MARGIN) // (ring.panel + _MARGIN)))
-    columns = ceil(len(shown.steps) / max(1, ceil(len(shown.steps) / most)))
+    panels = [(f"step {i}", moved) for i, moved in enumerate(shown.steps)] or [("no steps", [])]
+    columns = ceil(len(panels) / ceil(len(panels) / most))
     pitch, rise = ring.panel + _MARGIN, ring.panel + _HEAD + _MARGIN
     body = []
-    for i, moved in enumerate(shown.steps):
+    for i, (name, moved) in enumerate(panels):
         x, y = _MARGIN + i % columns * pitch, _TOP + i // columns * rise
         body.append(
-            element("g", *_panel(ring, f"step {i}", moved, num_chunks), transform=f"translate({number(x)} {number(y)})")
+            element("g", *_panel(ring, name, moved, num_chunks), transform=f"translate({number(x)} {number(y)})")
         )
     width = max(_MARGIN + columns * pitch, 380.0)
-    bottom = _TOP + ceil(len(shown.steps) / columns) * rise
+    bottom = _TOP + ceil(len(panels) / columns) * rise
     height = bottom + 28 + 16 * len(shown.notes)
     body += legend(bottom + 8, width, num_chunks)
     return document(width, height, title(schedule), body, shown.notes)

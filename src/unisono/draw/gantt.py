@@ -127,7 +127,8 @@ def _line(
     """The bars of one line; where two overlap, the later one is seen."""
     e, num_chunks, parts, at = timeline.events, timeline.schedule.collective.num_chunks, [], 0
     order = events[np.argsort(begin[events], kind="stable")]
-    for i, following in zip(order, [*begin[order[1:]], end.max(initial=0)], strict=True):
+    next_begin = np.append(begin[order], end.max(initial=0))[1:]
+    for i, following in zip(order, next_begin, strict=True):
         stop = max(min(int(end[i]), int(following)), at)
         start = max(int(begin[i]), at)
         room, fill = stop - start, "━" if e.reduce[i] else "╌"

@@ -1,0 +1,145 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from unisono.algorithms import build
+from unisono.cli.main import app
+from unisono.draw import draw, draw_gantt, draw_html, draw_svg, draw_trace
+from unisono.schedule import Schedule, preset
+from unisono.simulate import simulate
+
+COMMAND = [sys.executable, "-m", "unisono.cli", "draw"]
+
+
+def _draw(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["draw", *arguments], input=stdin, env={"COLUMNS": "80"})
+
+
+def test_the_grid_is_the_default() -> None:
+    result = _draw("ring", "all_gather", "-n", "3", "--width", "80")
+    assert result.exit_code == 0
+    assert result.stdout == f"{draw(build('ring', 'all_gather', 3))}\n"
+
+
+def test_all_reduce_over_four_ranks_is_what_nobody_asked_for() -> None:
+    assert _draw("ring").stdout == _draw("ring", "all_reduce", "-n", "4").stdout != ""
+
+
+def test_the_text_form_reads_back() -> None:
+    result = _draw("tree", "broadcast", "-n", "5", "--root", "2", "--chunks", "3", "--text")
+    assert Schedule.from_text(result.stdout) == build("tree", "broadcast", 5, 2, 3)
+
+
+def test_a_file_and_standard_input_are_drawn_like_the_algorithm(tmp_path: Path) -> None:
+    schedule = build("double_tree", "all_reduce", 4)
+    (tmp_path / "mine.txt").write_text(schedule.to_text())
+    (tmp_path / "mine.json").write_text(json.dumps(schedule.to_json()))
+    expected = f"{draw(schedule, 80)}\n"
+    assert _draw(str(tmp_path / "mine.txt"), "--width", "80").stdout == expected
+    assert _draw(str(tmp_path / "mine.json"), "--width", "80").stdout == expected
+    assert _draw("-", "--width", "80", stdin=schedule.to_text()).stdout == expected
+
+
+def test_pictures_are_written(tmp_path: Path) -> None:
+    schedule = build("ring", "all_reduce", 4)
+    run = simulate(schedule, preset("ethernet", 4), 4096)
+    for option, extra, expected in (
+        ("--svg", [], draw_svg(schedule)),
+        ("--svg", ["--style", "rows"], draw_svg(schedule, "rows")),
+        ("--html", [], draw_html(schedule)),
+        ("--gantt", ["--topology", "ethernet", "--bytes", "4KiB"], draw_gantt(run)),
+        ("--trace", ["--topology", "ethernet", "--bytes", "4KiB"], draw_trace(run)),
+    ):
+        file = tmp_path / f"picture{option}"
+        result = _draw("ring", option, str(file), *extra)
+        assert (result.exit_code, result.stdout) == (0, f"wrote {file}\n")
+        assert file.read_text(encoding="utf-8") == expected
+
+
+def test_a_dash_writes_the_picture_to_standard_output() -> None:
+    assert ElementTree.fromstring(_draw("ring", "--svg", "-").stdout).tag.endswith("svg")
+
+
+def test_the_timeline_is_printed() -> None:
+    result = _draw("ring", "--timeline", "--topology", "pcie", "--bytes", "64KiB", "--width", "80")
+    assert result.stdout == f"{draw(simulate(build('ring', 'all_reduce', 4), preset('pcie', 4), 65536), 80)}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rong"], "no algorithm and no file is called 'rong': the algorithms are bidirectional_ring, bruck"),
+        (["ring", "all_stars"], "unknown collective 'all_stars'"),
+        (["ring", "gather"], "algorithm ring has no gather"),
+        (["ring", "-n", "0"], "world_size must be at least 1, got 0"),
+        (["ring", "-n", "four"], "Invalid value for '--ranks'"),
+        (["ring", "--root", "1"], "ring all_reduce has no root, got root=1"),
+        (["ring", "--chunks", "0"], "chunks must be at least 1, got 0"),
+        (["tree", "broadcast", "--root", "4"], "there is no rank 4 among 4"),
+        (["ring", "--style", "square", "--svg", "x.svg"], "unknown style 'square'"),
+        (["ring", "-n", "100", "--svg", "x.svg"], "up to 64"),
+        (["ring", "-n", "100", "--html", "x.html"], "too large for a page"),
+        (["ring", "--timeline", "--topology", "string"], "unknown topology 'string'"),
+        (["ring", "--timeline", "--bytes", "many"], "'many' is not a size"),
+        (["ring", "--svg", "missing/x.svg"], "cannot write missing/x.svg: No such file or directory"),
+        (["ring", "-n", "24576", "--text"], "more than 2,000,000 transfers"),
+        (["-", "-n", "4"], "the schedule in standard input has its own collective and numbers: leave --ranks out"),
+        (["/dev/null"], "/dev/null: empty schedule"),
+        (["/"], "cannot read /: Is a directory"),
+        ([], "Missing argument"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
+    result = _draw(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("unisono: ")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("schedule", "standard input: line 1: expected 'schedule NAME"),
+        ("schedule x all_reduce ranks=2 chunks=1\nstep 0: 0>1", "standard input: line 2: expected a transfer"),
+        ("schedule x all_reduce ranks=2 chunks=1\nstep 0: 0>99999999999 c0 +", "32 bits"),
+        ("{", "cannot be read as a schedule"),
+        ("{}", "not a schedule in JSON"),
+        (
+            '{"schedule": "x", "collective": "all_reduce", "ranks": 2, "chunks": 1, "steps": [[["a", 1, 0]]]}',
+            "schedule",
+        ),
+        (f"schedule x all_reduce ranks={'9' * 5000} chunks=1", "cannot be read as a schedule"),
+    ],
+)
+def test_what_is_no_schedule_is_one_line_and_exit_code_2(content: str, words: str) -> None:
+    result = _draw("-", stdin=content)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_bytes_that_are_no_text_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "noise").write_bytes(b"\xff\xfe\x00")
+    result = _draw(str(tmp_path / "noise"))
+    assert result.exit_code == 2
+    assert "is not text (UTF-8)" in result.stderr
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = subprocess.run(
+            [*COMMAND, "ring", "-n", "16"], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=100
+        )
+    finally:
+        os.close(writing)
+    assert (result.returncode, result.stderr) == (0, "")

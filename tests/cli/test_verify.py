@@ -1,0 +1,116 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from unisono.algorithms import build
+from unisono.cli.main import app
+
+UNISONO = [sys.executable, "-m", "unisono.cli"]
+
+
+def _verify(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["verify", *arguments], input=stdin)
+
+
+def _broken_ring() -> str:
+    return build("ring", "all_reduce", 4).to_text().replace("0>1 c3 +, ", "", 1)
+
+
+def test_a_right_schedule_is_said_to_be_right() -> None:
+    result = _verify("-", stdin=build("ring", "all_reduce", 4).to_text())
+    assert result.exit_code == 0
+    assert result.stdout.startswith("ring all_reduce over 4 ranks, 6 steps: correct")
+    assert result.stdout.count("\n") == 1
+
+
+def test_an_algorithm_is_proved_by_name() -> None:
+    result = _verify("tree", "reduce", "-n", "7", "--root", "3", "--chunks", "2")
+    assert (result.exit_code, result.stdout[:26]) == (0, "tree reduce over 7 ranks, ")
+
+
+def test_a_wrong_schedule_shows_an_arrow_and_exits_with_1(tmp_path: Path) -> None:
+    (tmp_path / "ring.txt").write_text(_broken_ring())
+    result = _verify(str(tmp_path / "ring.txt"))
+    assert result.exit_code == 1
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0] == "ring all_reduce over 4 ranks, 6 steps: 1 finding"
+    assert lines[2].startswith("lost: chunk 3: the contribution of rank 0 is missing at ranks 0-3")
+    assert lines[-1].strip() == "^ 0 is overwritten"
+    assert lines[-1].index("^") == lines[3].index("rank 0")
+
+
+def test_long_lines_are_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    assert _verify("-", stdin=_broken_ring()).stdout.splitlines()[0].endswith("6 steps: 1 finding")
+
+
+def test_messages_in_flight_decide_about_deadlock() -> None:
+    assert _verify("ring", "--in-flight", "1").exit_code == 0
+    result = _verify("ring", "--in-flight", "0")
+    assert result.exit_code == 1
+    assert "\ndeadlock: " in result.stdout
+
+
+def test_in_place_is_asked_for() -> None:
+    assert _verify("shift", "all_to_all").exit_code == 0
+    result = _verify("shift", "all_to_all", "--in-place")
+    assert result.exit_code == 1
+    assert "\nin_place: " in result.stdout
+
+
+def test_notes_are_asked_for() -> None:
+    waste = "schedule waste broadcast ranks=2 chunks=1\nstep 0: 0>1 c0 =\nstep 1: 0>1 c0 =\n"
+    assert "redundant: " not in _verify("-", stdin=waste).stdout
+    result = _verify("-", "--notes", stdin=waste)
+    assert result.exit_code == 0
+    assert "\nredundant: step 1: chunk 0 is copied to rank 1, which holds just that already\n" in result.stdout
+
+
+def test_a_pipe_from_draw() -> None:
+    drawn = subprocess.Popen([*UNISONO, "draw", "ring", "all_reduce", "-n", "4", "--text"], stdout=subprocess.PIPE)
+    proved = subprocess.run([*UNISONO, "verify", "-"], stdin=drawn.stdout, capture_output=True, text=True, timeout=100)
+    assert drawn.stdout is not None
+    drawn.stdout.close()
+    assert (drawn.wait(100), proved.returncode, proved.stderr) == (0, 0, "")
+    assert "correct" in proved.stdout
+
+
+def test_a_reader_that_leaves_does_not_change_the_verdict() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = subprocess.run(
+            [*UNISONO, "verify", "-"],
+            input=_broken_ring(),
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+        )
+    finally:
+        os.close(writing)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rong"], "no algorithm and no file is called 'rong'"),
+        (["missing.txt"], "no algorithm and no file is called 'missing.txt'"),
+        (["-"], "standard input: empty schedule"),
+        (["ring", "--in-flight", "-1"], "in_flight must be at least 0, got -1"),
+        (["ring", "-n", "2000"], "too large to prove"),
+        (["/dev/null", "broadcast"], "leave COLLECTIVE out"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
+    result = _verify(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
