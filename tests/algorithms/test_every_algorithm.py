@@ -25,6 +25,7 @@ def test_is_proved_for_every_size_and_root(algorithm: Entry) -> None:
             schedule = algorithm.build(n, root, chunks=1 + root % 2)
             assert schedule.collective.name == algorithm.collective
             assert (schedule.name, schedule.collective.root) == (algorithm.name, root)
+            assert all(len(step) for step in schedule.steps)
             report = verify(schedule)
             assert report.ok, str(report)
 

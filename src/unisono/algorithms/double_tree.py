@@ -80,12 +80,14 @@ def _down(edges: list[Edge], chunks: int) -> LazySteps:
     when = _timetable(edges)
     tree, parent, child = np.array(edges, dtype=np.int64).reshape(-1, 3).T
 
-    def make(t: int) -> Step:
-        piece, odd = np.divmod(t - when, 2)
+    busy = np.unique(np.unique(when)[:, None] + 2 * np.arange(chunks))
+
+    def make(i: int) -> Step:
+        piece, odd = np.divmod(busy[i] - when, 2)
         now = (odd == 0) & (piece >= 0) & (piece < chunks)
         return Step.make(parent[now], child[now], (tree * chunks + piece)[now])
 
-    return LazySteps(int(when.max()) + 2 * chunks - 1 if edges else 0, make)
+    return LazySteps(len(busy), make)
 
 
 @algorithm("double_tree", "broadcast", steps="<= 2*L + 2*k", nbytes_per_rank="1")
