@@ -131,3 +131,10 @@ def test_numbers_are_short(value: float, words: str) -> None:
 
 def test_attributes_are_quoted_and_none_is_left_out() -> None:
     assert element("a", "x", class_='"', stroke_width=1.0, fill=None) == '<a class=\'"\' stroke-width="1">x</a>'
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_small_picture_is_as_wide_as_its_title(style: str) -> None:
+    schedule = Schedule("a_name_that_is_longer_than_its_picture", Collective("all_reduce", 2, 1), ())
+    root = ElementTree.fromstring(draw_svg(schedule, style))
+    assert float(root.get("width", "")) > 9 * len(str(root.findtext(f"{SVG}title")))

@@ -9,6 +9,8 @@ __all__ = ["DASH", "arrow_head", "document", "element", "legend", "number", "tex
 
 DASH = "5 3"
 
+_TITLE, _CHARACTER = 9.2, 6.4  # widths of a character, generously
+
 _STYLE = """
 text { font: 11px system-ui, "DejaVu Sans", sans-serif; fill: #24292f }
 .page { fill: #ffffff } .panel { fill: #f6f8fa } .line { stroke: #d0d7de; fill: none }
@@ -67,7 +69,8 @@ def legend(y: float, width: float, num_chunks: int) -> list[str]:
 
 
 def document(width: float, height: float, title: str, body: Sequence[str], notes: Sequence[str] = ()) -> str:
-    """A whole SVG picture on a page of its own, with a title above and notes below."""
+    """A whole SVG picture on a page of its own, at least as wide as the title above and the notes below."""
+    width = max([width, 32 + _TITLE * len(title), *(32 + _CHARACTER * len(note) for note in notes)])
     background = element("rect", x=0, y=0, width=width, height=height, rx=6, class_="page")
     lines = [text(16, height - 14 - 16 * (len(notes) - 1 - i), note, "soft") for i, note in enumerate(notes)]
     parts = [element("style", _STYLE), element("title", escape(title)), background, text(16, 28, title, "title")]
