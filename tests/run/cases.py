@@ -59,6 +59,7 @@ class Case:
         return [self.numel + (5 * b % 3 if self.uneven else 0) for b in range(blocks.get(self.collective, n))]
 
 
+@functools.lru_cache(maxsize=4096)
 def values(case: Case, rank: int, block: int) -> torch.Tensor:
     """What a rank contributes to a block."""
     generator = torch.Generator().manual_seed(1000 * rank + block)
@@ -68,6 +69,7 @@ def values(case: Case, rank: int, block: int) -> torch.Tensor:
     return torch.randint(low, 4, (case.sizes[block],), generator=generator).to(case.dtype)
 
 
+@functools.lru_cache(maxsize=1024)
 def summed(case: Case, block: int) -> torch.Tensor:
     """All contributions to a block, in float64 or int64, then once to the dtype."""
     exact = torch.float64 if case.dtype.is_floating_point else torch.int64
@@ -90,7 +92,7 @@ def given(case: Case, rank: int) -> Tensors:
         everything = range(rank, rank + 1)
     if case.collective == "all_to_all":
         everything = range(rank * n, rank * n + n)
-    return [values(case, rank, block) for block in everything]
+    return [values(case, rank, block).clone() for block in everything]
 
 
 def expected(case: Case, rank: int) -> Tensors:
@@ -136,13 +138,12 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def every_case(world_size: int, variants: Sequence[dict[str, object]] = ({},)) -> Iterator[Case]:
-    """Every algorithm that can run, for every collective it has; each variant changes some fields.
+def every_case(world_size: int, variants: Sequence[dict[str, object]]) -> Iterator[Case]:
+    """Every algorithm that can run, for every collective it has, with one of the variants of `Case` fields in turn.
 
-    Roots and chunks alternate between cases.
+    Roots and chunks alternate as well.
     """
     for i, entry in enumerate(e for e in entries() if not e.simulation_only):
         root = (i % world_size) if entry.rooted else 0
         base = Case(entry.name, entry.collective, world_size, root, 1 + i % 2)
-        for variant in variants:
-            yield replace(base, **variant)
+        yield replace(base, **variants[(i + world_size) % len(variants)])

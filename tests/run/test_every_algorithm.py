@@ -1,14 +1,16 @@
 """Every algorithm, every collective, 1 to 9 ranks: the reference's values, over the loopback."""
 
+from dataclasses import replace
+from itertools import chain
+
 import pytest
-import torch
 
 from run.cases import FACTOR, REDUCING, Case, Tensors, every_case, problems
 from unisono.run.front import run
 from unisono.schedule import Schedule
 from unisono.transport.loopback import Loopback, run_loopback
 
-SIZES = [{"numel": 13}, {"numel": 2, "uneven": True, "chunks": 4}, {"numel": 0}]
+VARIANTS = [{"numel": 13}, {"numel": 2, "uneven": True, "chunks": 4}]
 
 
 def over(transport: Loopback, cases: list[Case]) -> list[str]:
@@ -31,6 +33,11 @@ def over(transport: Loopback, cases: list[Case]) -> list[str]:
 
 @pytest.mark.parametrize("world_size", range(1, 10))
 def test_gives_the_references_values(world_size: int) -> None:
-    cases = list(every_case(world_size, SIZES))
-    cases += [case for case in every_case(world_size, [{"deterministic": True}]) if case.collective in REDUCING]
-    assert sum(run_loopback(world_size, over, cases), []) == []
+    cases = list(every_case(world_size, VARIANTS))
+    cases += [replace(case, deterministic=True) for case in cases if case.collective in REDUCING]
+    assert list(chain(*run_loopback(world_size, over, cases))) == []
+
+
+def test_no_elements_at_all() -> None:
+    cases = list(every_case(3, [{"numel": 0}]))
+    assert list(chain(*run_loopback(3, over, cases))) == []

@@ -21,7 +21,7 @@ class Arithmetic:
 
     def __init__(self, dtype: torch.dtype, op: str, factor: float, world_size: int, deterministic: bool) -> None:
         whole = reducer(dtype, op, factor) if op else None
-        wide = whole._wide if whole is not None and not deterministic else None
+        wide = whole.wide if whole is not None and not deterministic else None
         self.dtype = dtype
         self.carried = wide or dtype
         self._whole = whole

@@ -12,7 +12,7 @@ where among the staged chunks of its source a part lies.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 
@@ -20,13 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import ScheduleError, UsageError
-from unisono.run.unreduced import unreduced
+from unisono.run.unreduced import Unit, unreduced
 from unisono.schedule import Collective, Schedule
 from unisono.schedule.state import Units, well_formed
 
 __all__ = ["Landing", "Message", "Part", "Plan", "PlanStep", "Span", "plan"]
-
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,62 +134,92 @@ def plan(schedule: Schedule, rank: int, deterministic: bool = False) -> Plan:
     if not 0 <= rank < c.world_size:
         raise UsageError(f"{schedule.name} {c.name} over {c.world_size} ranks has no rank {rank}")
     deterministic = deterministic and c.reduces and not c.idempotent
-    stream = _checked(schedule)
-    source = unreduced(schedule, stream) if deterministic else ((units, ()) for units in stream)
-    steps, busiest, held = [], 0, set(_ids(c.held_before()[rank], rank * c.num_chunks if deterministic else 0))
-    before = tuple(sorted(held))
-    for units, sums in source:
-        step, most = _share(units, rank), _most_staged(units)
-        step = replace(step, sums=_spans([chunk for at, chunk in sums if at == rank]))
-        steps.append(step)
-        busiest = max(busiest, most)
-        held.update(_held(step, c))
+    traffic = _traffic(schedule, deterministic)
+    steps = tuple(_share(step, rank) for step in traffic)
+    before = _ids(c.held_before()[rank], rank * c.num_chunks if deterministic else 0)
     after = _ids(c.held_after()[rank], c.world_size * c.num_chunks if deterministic else 0)
-    chunks = tuple(sorted(held | set(after)))
-    return Plan(schedule.name, c, rank, deterministic, tuple(steps), chunks, busiest, before, after)
+    held = {*before, *after}.union(*(_held(step, c) for step in steps))
+    busiest = max((step.busiest for step in traffic), default=0)
+    return Plan(schedule.name, c, rank, deterministic, steps, tuple(sorted(held)), busiest, before, after)
 
 
 def _ids(held: NDArray[np.bool_], offset: int) -> tuple[int, ...]:
     return tuple(int(chunk) + offset for chunk in np.flatnonzero(held))
 
 
-def _checked(schedule: Schedule) -> Iterator[Units]:
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """A step of all ranks: chunks by sender and receiver, what lands (reduce, chunk, sender) by receiver; sorted."""
+
+    messages: dict[int, dict[int, list[int]]]
+    arrivals: dict[int, list[tuple[bool, int, int]]]
+    staged: dict[int, list[int]]
+    sums: dict[int, list[int]]
+
+    @property
+    def busiest(self) -> int:
+        return max(map(len, self.staged.values()), default=0)
+
+
+@lru_cache(maxsize=32)
+def _traffic(schedule: Schedule, deterministic: bool) -> tuple[_Traffic, ...]:
+    """What all ranks' plans are made from; cached, since ranks may be threads of one process."""
+    rows = _checked(schedule)
+    steps = unreduced(schedule, rows) if deterministic else ((step, []) for step in rows)
+    return tuple(_sorted_out(units, sums) for units, sums in steps)
+
+
+def _checked(schedule: Schedule) -> Iterator[list[Unit]]:
     for number, step in enumerate(schedule.explicit_steps()):
         if not well_formed(schedule, step).all():
             raise ScheduleError(
                 f"step {number} of {schedule.name} names ranks or chunks that do not exist: verify() shows which"
             )
-        yield Units.of(schedule, step)
+        units = Units.of(schedule, step)
+        yield list(
+            zip(units.src.tolist(), units.dst.tolist(), units.chunk.tolist(), units.reduce.tolist(), strict=True)
+        )
 
 
-def _share(units: Units, rank: int) -> PlanStep:
-    sends, receives = units.only(units.src == rank), units.only(units.dst == rank)
-    coming = {peer: receives.only(receives.src == peer) for peer in _peers(receives.src)}
-    slots = {peer: np.unique(units.chunk[units.src == peer]) for peer in coming}
-    places = {peer: np.unique(part.chunk) for peer, part in coming.items()}
-    leaving = [Message(peer, _spans(np.unique(sends.chunk[sends.dst == peer]))) for peer in _peers(sends.dst)]
-    arriving = [Message(peer, _spans(places[peer])) for peer in coming]
-    return PlanStep(
-        tuple(sorted(leaving, key=lambda m: (m.peer < rank, m.peer))),
-        tuple(sorted(arriving, key=lambda m: (m.peer > rank, -m.peer))),
-        _spans(np.unique(sends.chunk)),
-        tuple(_landings(receives, places, slots)),
+def _sorted_out(units: list[Unit], sums: Sequence[tuple[int, int]]) -> _Traffic:
+    messages: dict[int, dict[int, set[int]]] = {}
+    arrivals: dict[int, list[tuple[bool, int, int]]] = {}
+    for src, dst, chunk, reduce in units:
+        messages.setdefault(src, {}).setdefault(dst, set()).add(chunk)
+        arrivals.setdefault(dst, []).append((reduce, chunk, src))
+    complete: dict[int, list[int]] = {}
+    for rank, chunk in sums:
+        complete.setdefault(rank, []).append(chunk)
+    return _Traffic(
+        {src: {dst: sorted(chunks) for dst, chunks in to.items()} for src, to in messages.items()},
+        {dst: sorted(rows) for dst, rows in arrivals.items()},
+        {src: sorted(set().union(*to.values())) for src, to in messages.items()},
+        {rank: sorted(chunks) for rank, chunks in complete.items()},
     )
 
 
-def _peers(ranks: Ids) -> list[int]:
-    return [int(rank) for rank in np.unique(ranks)]
+def _share(step: _Traffic, rank: int) -> PlanStep:
+    sends, arrivals = step.messages.get(rank, {}), step.arrivals.get(rank, [])
+    sources = sorted({src for _, _, src in arrivals}, key=lambda peer: (peer > rank, -peer))
+    targets = sorted(sends, key=lambda peer: (peer < rank, peer))
+    places = {src: {chunk: i for i, chunk in enumerate(step.messages[src][rank])} for src in sources}
+    slots = {src: {chunk: i for i, chunk in enumerate(step.staged[src])} for src in sources}
+    return PlanStep(
+        tuple(Message(peer, _spans(sends[peer])) for peer in targets),
+        tuple(Message(peer, _spans(step.messages[peer][rank])) for peer in sources),
+        _spans(step.staged.get(rank, [])),
+        tuple(_landings(arrivals, places, slots)),
+        _spans(step.sums.get(rank, [])),
+    )
 
 
-def _landings(units: Units, places: dict[int, Ids], slots: dict[int, Ids]) -> list[Landing]:
+def _landings(
+    arrivals: list[tuple[bool, int, int]], places: dict[int, dict[int, int]], slots: dict[int, dict[int, int]]
+) -> list[Landing]:
     """Copies, then reductions, chunk by chunk; neighbours that come from the same peers are one landing."""
-    order = np.lexsort((units.src, units.chunk, units.reduce))
-    rows = zip(units.reduce[order].tolist(), units.chunk[order].tolist(), units.src[order].tolist(), strict=True)
     found: list[Landing] = []
-    for (reduce, chunk), group in groupby(rows, key=lambda row: row[:2]):
-        parts = tuple(
-            Part(p, int(np.searchsorted(places[p], chunk)), int(np.searchsorted(slots[p], chunk))) for _, _, p in group
-        )
+    for (reduce, chunk), group in groupby(arrivals, key=lambda row: row[:2]):
+        parts = tuple(Part(peer, places[peer][chunk], slots[peer][chunk]) for _, _, peer in group)
         last = found[-1] if found else None
         if last is not None and _continues(last, chunk, reduce, parts):
             found[-1] = Landing(Span(last.span.chunk, last.span.count + 1), last.parts, reduce)
@@ -204,24 +232,21 @@ def _landings(units: Units, places: dict[int, Ids], slots: dict[int, Ids]) -> li
 
 def _continues(last: Landing, chunk: int, reduce: bool, parts: tuple[Part, ...]) -> bool:
     k = last.span.count
-    follows = tuple(Part(p.peer, p.place + k, p.slot + k) for p in last.parts)
-    return last.reduce == reduce and last.span.chunk + k == chunk and follows == parts
+    if last.reduce != reduce or last.span.chunk + k != chunk or len(last.parts) != len(parts):
+        return False
+    pairs = zip(last.parts, parts, strict=True)
+    return all(b == Part(a.peer, a.place + k, a.slot + k) for a, b in pairs)
 
 
-def _spans(ids: Sequence[int] | Ids) -> tuple[Span, ...]:
+def _spans(ids: Sequence[int]) -> tuple[Span, ...]:
     """Runs of neighbours in sorted ids."""
-    numbers = np.asarray(ids, dtype=np.int64)
-    if not len(numbers):
-        return ()
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    return tuple(Span(int(run[0]), len(run)) for run in runs)
-
-
-def _most_staged(units: Units) -> int:
-    if not len(units.src):
-        return 0
-    pairs = np.unique(np.stack([units.src, units.chunk]), axis=1)
-    return int(np.unique(pairs[0], return_counts=True)[1].max())
+    runs: list[list[int]] = []
+    for chunk in ids:
+        if runs and chunk == runs[-1][-1] + 1:
+            runs[-1].append(chunk)
+        else:
+            runs.append([chunk])
+    return tuple(Span(run[0], len(run)) for run in runs)
 
 
 def _held(step: PlanStep, collective: Collective) -> Iterator[int]:
