@@ -1,6 +1,5 @@
 """One rank's membership in one group: the shared memory, its two lanes, its coming and its going."""
 
-import hashlib
 import os
 import time
 import weakref
@@ -24,7 +23,6 @@ from unisono.transport.segment import (
     PID,
     STATE,
     Segment,
-    StoreLike,
     attach,
     create,
 )
@@ -46,15 +44,13 @@ class Group:
     nothing and never waits. `join` is that first call; the default group is joined when it is made.
     """
 
-    def __init__(
-        self, store: StoreLike, rank: int, names: Sequence[int], label: str, timeout: float, roll: Roll
-    ) -> None:
+    def __init__(self, rank: int, names: Sequence[int], label: str, timeout: float, roll: Roll) -> None:
         self.rank, self.size, self.names, self.timeout = rank, len(names), list(names), timeout
         self.label, self._roll = label, roll
         self.messages: PointToPointLane
         self.collectives: CollectiveLane
         self.operations: Operations
-        self._store: StoreLike = _Keyed(store, hashlib.blake2b(repr(self.names).encode(), digest_size=6).hexdigest())
+        self._store = roll.store
         self._segment: Segment | None = None
         self._fd = -1
         self.joined = False
@@ -71,7 +67,7 @@ class Group:
         deadline = time.monotonic() + self.timeout
         segment = self._segment
         if segment is None:
-            segment = self._segment = attach(self._store, self.rank, self.size, deadline, self._roll.check)
+            segment = self._segment = attach(self._store, self.rank, self.size, deadline, self._roll)
         segment.absentees = self._roll
         self._claim(segment)
         board = Board(segment, self.rank)
@@ -145,25 +141,6 @@ class Group:
         )
         self.joined = False
         self._forget_fd()
-
-
-class _Keyed:
-    """A store under a prefix of its own, so that groups with equal names but other members never mix."""
-
-    def __init__(self, store: StoreLike, prefix: str) -> None:
-        self._store, self._prefix = store, prefix
-
-    def set(self, key: str, value: str) -> None:
-        self._store.set(f"{self._prefix}/{key}", value)
-
-    def get(self, key: str) -> bytes:
-        return self._store.get(f"{self._prefix}/{key}")
-
-    def add(self, key: str, value: int) -> int:
-        return self._store.add(f"{self._prefix}/{key}", value)
-
-    def check(self, keys: list[str]) -> bool:
-        return self._store.check([f"{self._prefix}/{key}" for key in keys])
 
 
 def _leave_all(words: str) -> None:

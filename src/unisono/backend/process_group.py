@@ -199,7 +199,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather_many(outputs, tensors))
 
     def allgather_coalesced(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
-        """``outputs[r][i]`` receives rank r's ``tensors[i]``."""
+        """``outputs[i][r]`` receives rank r's ``tensors[i]``."""
         packed = [torch.empty((self._group.size, *t.shape), dtype=t.dtype, device="cpu") for t in tensors]
 
         def build() -> Operation:
@@ -208,9 +208,9 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
         def deliver(operation: Operation) -> Any:
             yield from operation.steps
-            for rank, row in enumerate(outputs):
-                for target, gathered in zip(row, packed, strict=True):
-                    target.data.copy_(gathered[rank])
+            for row, gathered in zip(outputs, packed, strict=True):
+                for target, part in zip(row, gathered, strict=True):
+                    target.data.copy_(part)
 
         return self._do("all_gather", opts, build)
 

@@ -15,25 +15,27 @@ _epoch = ""  # tells this default group's sub-groups from those of an earlier on
 
 def _create(options: Any, backend_options: Any = None) -> Any:
     """torch's factory for a new group: joins the default group at once, any other with its first call."""
+    import torch.distributed as dist
+
     from unisono.backend.group import Group
     from unisono.backend.process_group import UnisonoProcessGroup
     from unisono.backend.roll import Roll
 
     global _epoch
     names = list(options.global_ranks_in_group)
-    default = not names
+    whole = not names  # the default group, or one that a user makes over a store of its own
+    default = whole and not dist.is_initialized()
     names = names or list(range(options.group_size))
     timeout: timedelta = options.timeout
     seconds = timeout.total_seconds() if timeout is not None else math.inf
     label = "the default group" if default else f"group {options.group_id} {names}"
-    shared = _shared_store(options.store)
-    roll = Roll(shared, _epoch, options.group_id, names, options.group_rank)
-    group = Group(options.store, options.group_rank, names, label, seconds, roll)
-    if default:
+    epoch = f"whole {options.group_id}" if whole else _epoch
+    roll = Roll(_shared_store(options.store), epoch, options.group_id, names, options.group_rank, counted=not whole)
+    group = Group(options.group_rank, names, label, seconds, roll)
+    if whole:
         group.wait_for_all()
+    if default:
         _epoch = group.nonce
-    else:
-        roll.check()
     return UnisonoProcessGroup(group, options.store, timeout)
 
 

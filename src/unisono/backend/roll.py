@@ -1,79 +1,116 @@
 """The roll: who was announced for a group, before or without joining its shared memory.
 
-Every rank writes into the store, when it makes a group, which process it is and which ranks it believes the group to
-have. Whoever waits for a rank that has not joined reads there whether that rank lives, and whether it made another
-group under this name or this group under another name: then some rank skipped a call of ``new_group``, or gave other
-ranks, and no waiting helps.
+Every rank writes into the job's store, when it makes a group, which process it is and which ranks the group has. Groups
+meet under their members and a count, not under torch's name: torch counts names on each rank, so that ranks which made
+different numbers of groups would wait for each other under different names for ever. Whoever waits for a rank reads on
+the roll whether it lives, and whether it made a group of other ranks at this point instead: then no waiting helps.
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Sequence
 
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, PeerLostError
 from unisono.transport.process import Identity
 from unisono.transport.segment import StoreLike
 
-__all__ = ["Roll"]
+__all__ = ["JobStore", "Roll"]
 
 _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
-_lists: dict[tuple[str, str], list[int]] = {}
+
+
+class JobStore:
+    """The store that the job's ranks share, under a prefix; its failures say what they mean."""
+
+    def __init__(self, store: StoreLike, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+
+    def set(self, key: str, value: str) -> None:
+        """Stores a value."""
+        try:
+            self._store.set(f"{self._prefix}/{key}", value)
+        except RuntimeError as error:
+            raise _gone(error) from None
+
+    def get(self, key: str) -> bytes:
+        """The value, once there is one."""
+        try:
+            return self._store.get(f"{self._prefix}/{key}")
+        except RuntimeError as error:
+            raise _gone(error) from None
+
+    def add(self, key: str, value: int) -> int:
+        """Adds to a counter; returns the sum."""
+        try:
+            return self._store.add(f"{self._prefix}/{key}", value)
+        except RuntimeError as error:
+            raise _gone(error) from None
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all these keys have values."""
+        try:
+            return self._store.check([f"{self._prefix}/{key}" for key in keys])
+        except RuntimeError as error:
+            raise _gone(error) from None
+
+
+def _gone(error: Exception) -> PeerLostError:
+    words = str(error).partition("\n")[0]
+    return PeerLostError(
+        f"the job's store does not answer ({words}): it lives in the process of rank 0 (or of the launcher), which has "
+        "left; keep that process until all ranks have finished"
+    )
 
 
 class Roll:
     """The announcements of one group.
 
-    ``store`` is shared by all groups of the job, ``epoch`` tells one default group from the next over the same store,
-    ``name`` is the group's name and ``names`` are its global ranks, of which this process is number ``rank``.
+    ``epoch`` tells the groups of one default group from those of the next over the same store; ``label`` is torch's
+    name for the group, ``names`` are its global ranks, of which this process is number ``rank``. With ``counted``,
+    several groups of the same members are told apart by their number.
     """
 
-    def __init__(self, store: StoreLike, epoch: str, name: str, names: Sequence[int], rank: int) -> None:
-        self._store, self._name, self._names, self._rank = store, name, list(names), rank
-        self._prefix, self._epoch = f"unisono/{epoch}", epoch
-        count = _made[epoch, tuple(names)]
-        _made[epoch, tuple(names)] += 1
-        _lists[epoch, name] = list(names)
-        self._as_list = f"{self._prefix}/list/{'-'.join(map(str, names))}/{count}"
-        self._as_name = f"{self._prefix}/name/{name}"
+    def __init__(
+        self, store: StoreLike, epoch: str, label: str, names: Sequence[int], rank: int, counted: bool
+    ) -> None:
+        self._names, self._rank, self._label = list(names), rank, label
+        number = _made[epoch, tuple(names)] if counted else 0
+        _made[epoch, tuple(names)] += counted
+        self._epoch = JobStore(store, f"unisono/{epoch}")
+        self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, names))}/{number}")
+        """Where this group's ranks meet."""
         me = Identity.mine()
-        store.set(f"{self._as_name}/{names[rank]}", json.dumps(list(names)))
-        store.set(f"{self._as_list}/{names[rank]}", json.dumps([name, me.pid, me.started]))
+        self._epoch.set(f"named/{label}/{names[rank]}", json.dumps(self._names))
+        self.store.set(f"who/{rank}", json.dumps([me.pid, me.started]))
 
     def identity(self, rank: int) -> Identity:
         """The process that was announced as group rank ``rank``; pid 0 if none was."""
-        found = self._read(f"{self._as_list}/{self._names[rank]}")
-        return Identity(found[1], found[2]) if found else Identity(0, 0)
+        found = self._read(self.store, f"who/{rank}")
+        return Identity(*found) if found else Identity(0, 0)
+
+    def absent(self) -> list[int]:
+        """The global ranks that have not made this group."""
+        return [name for rank, name in enumerate(self._names) if self._read(self.store, f"who/{rank}") is None]
 
     def check(self) -> None:
-        """Raises `MismatchError` if another rank's announcements contradict this rank's."""
+        """Raises `MismatchError` if a rank of this group made another one in its place."""
         if words := self.complaint():
             raise MismatchError(words)
 
     def complaint(self) -> str:
-        """What contradicts: lists that differ under one name, or calls of ``new_group`` that were skipped."""
-        me = self._names[self._rank]
-        other_name, other_list = {}, {}
-        for rank in self._names:
-            if rank == me:
-                continue
-            made = self._read(f"{self._as_list}/{rank}")
-            if made and made[0] != self._name:
-                other_name[rank] = made[0]
-            named = self._read(f"{self._as_name}/{rank}")
-            if named and named != self._names:
-                other_list[rank] = named
-        if not other_name and not other_list:
+        """Which ranks made other groups at the point where this rank made this one, or nothing."""
+        absent, me = self.absent(), self._names[self._rank]
+        others = {rank: self._read(self._epoch, f"named/{self._label}/{rank}") for rank in absent}
+        lines = [f"\n  rank {rank} made one of {ranks}" for rank, ranks in others.items() if ranks]
+        if not lines:
             return ""
-        lines = [f"new_group was not called alike on all ranks: rank {me} made group {self._name!r} of {self._names}"]
-        for rank, name in other_name.items():
-            mine = _lists.get((self._epoch, name))
-            skipped = f", which here is {mine}: rank {rank} skipped that call" if mine and mine != self._names else ""
-            lines.append(f"rank {rank} made a group of {self._names} as group {name!r}{skipped}")
-        lines += [f"rank {rank} made group {self._name!r} of {ranks}" for rank, ranks in other_list.items()]
-        return "\n  ".join(lines) + "\nEvery rank must make every group, in the same order, with the same ranks."
+        return (
+            f"new_group was not called alike on all ranks: where rank {me} made a group of {self._names} (named "
+            f"{self._label!r}),{''.join(lines)}\nEvery rank must make every group, in one order, with the same ranks."
+        )
 
-    def _read(self, key: str) -> list | None:  # type: ignore[type-arg]
+    def _read(self, store: JobStore, key: str) -> list[int] | None:
         try:
-            return json.loads(self._store.get(key)) if self._store.check([key]) else None
-        except RuntimeError:  # the store has gone with its process
+            return json.loads(store.get(key)) if store.check([key]) else None
+        except PeerLostError:
             return None

@@ -10,7 +10,6 @@ import mmap
 import os
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -142,7 +141,9 @@ class Absentees(Protocol):
     """What is known of ranks that have not joined a segment."""
 
     def identity(self, rank: int) -> Identity: ...  # noqa: D102
+    def absent(self) -> list[int]: ...  # noqa: D102
     def complaint(self) -> str: ...  # noqa: D102
+    def check(self) -> None: ...  # noqa: D102
 
 
 class Segment:
@@ -206,11 +207,11 @@ def create(store: StoreLike, world_size: int, name: str) -> tuple[Segment, int]:
     return segment, fd
 
 
-def attach(store: StoreLike, rank: int, world_size: int, deadline: float, look_around: Callable[[], None]) -> Segment:
+def attach(store: StoreLike, rank: int, world_size: int, deadline: float, roll: Absentees) -> Segment:
     """Another rank waits for rank 0's segment and maps it.
 
     Raises `CollectiveTimeout` if rank 0 does not publish one before ``deadline`` (``time.monotonic`` seconds),
-    whatever ``look_around`` raises (called now and then), `UsageError` if it lives on another host, was made for
+    whatever ``roll.check`` raises, `UsageError` if it lives on another host, was made for
     another world size or may not be opened.
     """
     pause = 0.0005
@@ -220,14 +221,15 @@ def attach(store: StoreLike, rank: int, world_size: int, deadline: float, look_a
             if segment is not None:
                 return segment
         if time.monotonic() > deadline:
+            absent = ", ".join(map(str, roll.absent())) or "0"
             raise CollectiveTimeout(
-                f"rank {rank} of {world_size} waited for rank 0, which has not joined the group: it never made the "
-                "shared memory. Is it started, with the same address, port or file?"
+                f"rank {rank} of {world_size} found no shared memory within its timeout: rank {absent} did not join. "
+                "Are all started, with the same address, port or file?"
             )
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
         if pause >= 0.02:
-            look_around()
+            roll.check()
 
 
 def _open(where: str, rank: int, world_size: int) -> Segment | None:
