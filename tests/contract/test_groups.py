@@ -25,12 +25,15 @@ def total(group: Any, rank: int) -> int:
 def nested(rank: int, world_size: int) -> list[int]:
     """Halve the world again and again; every group's sum names its members."""
     members = list(range(world_size))
-    sums = []
+    sums, made = [], []
     while len(members) > 1:
         members = members[: len(members) // 2] if len(members) % 2 else members[len(members) // 2 :]
         group = dist.new_group(members)
         if rank in members:
             sums.append(total(group, rank) - sum(1 << r for r in members))
+            made.append(group)
+    for group in made:  # the outer groups first
+        dist.destroy_process_group(group)
     return sums
 
 
@@ -76,12 +79,16 @@ def ranks_in_any_order(rank: int, world_size: int) -> tuple[list[int], int]:
     dist.broadcast(x, group_src=world_size - 1, group=group)
     order = dist.get_process_group_ranks(group)
     assert [int(part) for part in parts] == order
+    dist.destroy_process_group(group)
     return order, int(x)
 
 
 def not_a_member(rank: int, world_size: int) -> Any:
     group = dist.new_group([0])
-    return group is dist.GroupMember.NON_GROUP_MEMBER, dist.get_rank(group)
+    seen = group is dist.GroupMember.NON_GROUP_MEMBER, dist.get_rank(group)
+    if rank == 0:
+        dist.destroy_process_group(group)
+    return seen
 
 
 def mesh(rank: int, world_size: int) -> list[Any]:
@@ -114,7 +121,7 @@ def many_defaults(rank: int, world_size: int, directory: str) -> list[int]:
     sums = []
     for i in range(4):
         dist.init_process_group(BACKEND, init_method=f"file://{directory}/{i}", rank=rank, world_size=world_size)
-        group = dist.new_group([0, world_size - 1])
+        group = dist.new_group(sorted({0, world_size - 1}))
         sums.append(total(None, rank))
         if rank in (0, world_size - 1):
             total(group, rank)

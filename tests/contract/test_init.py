@@ -1,4 +1,4 @@
-"""Every way to start: env://, tcp://, file://, mp.spawn, a plain Process, torchrun with a script that never heard of us."""
+"""Every way to start: env://, tcp://, file://, mp.spawn, a plain Process, and torchrun with an unmodified script."""
 
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ import torch.distributed as dist
 dist.init_process_group(sys.argv[1])
 x = torch.tensor([1.0 + dist.get_rank()])
 dist.all_reduce(x)
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {x.item():g} {dist.get_backend()}", flush=True)
+sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()}: {x.item():g} {dist.get_backend()}\\n")
 assert "unisono" not in globals()
 dist.destroy_process_group()
 """
@@ -58,7 +58,7 @@ def from_spawn(rank: int, world_size: int, meeting_file: str) -> None:
     Path(f"{meeting_file}.{rank}").write_text(str(result))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("how", ["env://", "tcp://", "file://"])
 def test_init_method(how: str, size: int, tmp_path: Path) -> None:
     place = str(tmp_path / "meeting") if how == "file://" else f"127.0.0.1:{free_port()}"
@@ -72,10 +72,9 @@ def test_mp_spawn(tmp_path: Path) -> None:
     assert [Path(f"{meeting_file}.{rank}").read_text() for rank in range(2)] == ["1.0", "1.0"]
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_plain_process(method: str, tmp_path: Path) -> None:
+def test_plain_process(tmp_path: Path) -> None:
     meeting_file = str(tmp_path / "meeting")
-    context = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("forkserver")
     processes = [context.Process(target=from_spawn, args=(rank, 2, meeting_file)) for rank in range(2)]
     for process in processes:
         process.start()
@@ -85,8 +84,7 @@ def test_plain_process(method: str, tmp_path: Path) -> None:
     assert [Path(f"{meeting_file}.{rank}").read_text() for rank in range(2)] == ["1.0", "1.0"]
 
 
-@pytest.mark.parametrize("backend", ["unisono", "cpu:unisono"])
-def test_torchrun_runs_an_unmodified_script(backend: str, tmp_path: Path) -> None:
+def test_torchrun_runs_an_unmodified_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(UNMODIFIED)
     command = [
@@ -96,10 +94,9 @@ def test_torchrun_runs_an_unmodified_script(backend: str, tmp_path: Path) -> Non
         "--standalone",
         "--nproc_per_node=2",
         str(script),
-        backend,
+        BACKEND,
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     printed = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
-    assert [line.rsplit(" ", 1)[0] for line in printed] == ["rank 0 of 2: 3", "rank 1 of 2: 3"]
-    assert all("unisono" in line for line in printed)
+    assert printed == ["rank 0 of 2: 3 unisono", "rank 1 of 2: 3 unisono"]
