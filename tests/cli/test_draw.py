@@ -89,6 +89,7 @@ def test_the_timeline_is_printed() -> None:
         (["ring", "--timeline", "--bytes", "many"], "'many' is not a size"),
         (["ring", "--svg", "missing/x.svg"], "cannot write missing/x.svg: No such file or directory"),
         (["ring", "-n", "24576", "--text"], "more than 2,000,000 transfers"),
+        (["ring", "--width", "0"], "Invalid value for '--width'"),
         (["-", "-n", "4"], "the schedule in standard input has its own collective and numbers: leave --ranks out"),
         (["/dev/null"], "/dev/null: empty schedule"),
         (["/"], "cannot read /: Is a directory"),
@@ -131,6 +132,14 @@ def test_bytes_that_are_no_text_are_one_line_and_exit_code_2(tmp_path: Path) -> 
     result = _draw(str(tmp_path / "noise"))
     assert result.exit_code == 2
     assert "is not text (UTF-8)" in result.stderr
+
+
+def test_a_terminal_that_lacks_the_signs_shows_question_marks() -> None:
+    result = subprocess.run(
+        [*COMMAND, "ring"], env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=100
+    )
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert b"ring all_reduce ? 4 ranks" in result.stdout
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

@@ -164,3 +164,9 @@ def test_rich_prints_it_in_the_colours_of_the_chunks() -> None:
         console.print(draw(build("ring", "all_reduce", 4)))
     red, green, blue = (int(chunk_colour(3, 4)[i : i + 2], 16) for i in (1, 3, 5))
     assert f"→1 \x1b[38;2;{red};{green};{blue}mc3 +" in captured.get()
+
+
+def test_no_width_is_too_small_and_no_length() -> None:
+    schedule = build("ring", "all_reduce", 4)
+    assert str(draw(schedule, width=0)) == str(draw(schedule, width=20))
+    assert str(draw(schedule, max_steps=0)) == str(draw(schedule, max_steps=8))

@@ -41,7 +41,9 @@ def draw(
     ] = None,
     topology: Annotated[str, typer.Option(help=f"Of the timeline: {', '.join(PRESETS)}.")] = "nvlink",
     nbytes: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Of the timeline, e.g. 4KiB.")] = "1MiB",
-    width: Annotated[int | None, typer.Option(help="Characters per line.", show_default="the terminal's")] = None,
+    width: Annotated[
+        int | None, typer.Option(min=20, help="Characters per line.", show_default="the terminal's")
+    ] = None,
 ) -> None:
     """Draw a schedule: what every rank sends and receives in every step.
 

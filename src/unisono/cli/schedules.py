@@ -70,9 +70,14 @@ def _parse(content: str, called: str) -> Schedule:
 
 
 def say(text: str) -> None:
-    """Write to standard output. A reader that has gone (`| head`) is no error: the rest of the output has no taker."""
+    """Write to standard output, with `?` for what its encoding lacks.
+
+    A reader that has gone (`| head`) is no error: the rest of the output has no taker.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    known = text.encode(encoding, "replace").decode(encoding)
     try:
-        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        sys.stdout.write(known if known.endswith("\n") else f"{known}\n")
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

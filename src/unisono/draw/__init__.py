@@ -29,16 +29,18 @@ _STYLES: dict[str, Callable[[Schedule], str]] = {"circle": draw_circle, "rows": 
 
 STYLES = tuple(_STYLES)
 
+_NARROWEST, _SHORTEST = 20, 8
+
 
 def draw(subject: Schedule | Timeline, width: int = 80, max_steps: int = 40) -> Picture:
     """A schedule as a text grid, or a timeline as a Gantt chart in text.
 
-    The result prints as plain text and, with rich, in colour. At most `width` characters wide and `max_steps` steps
-    (at least 8) long; what is left out is noted. Raises UsageError if a timeline has too many events.
+    The result prints as plain text and, with rich, in colour. At most `width` characters wide (20 or more) and
+    `max_steps` steps long (8 or more); what is left out is noted. Raises UsageError if a timeline has too many events.
     """
     if isinstance(subject, Timeline):
-        return draw_gantt_text(subject, width)
-    return draw_grid(subject, width, max(max_steps, 8))
+        return draw_gantt_text(subject, max(width, _NARROWEST))
+    return draw_grid(subject, max(width, _NARROWEST), max(max_steps, _SHORTEST))
 
 
 def draw_svg(schedule: Schedule, style: str = "circle") -> str:

@@ -97,7 +97,7 @@ def draw_grid(schedule: Schedule, width: int, max_steps: int) -> Picture:
     """The grid of a schedule, at most `width` characters wide where that holds two ranks, of `max_steps` steps."""
     steps, nodes = flatten(schedule.steps), schedule.world_size + schedule.switches
     shown, ranks = _some(len(steps), max_steps, _TAIL), _some(nodes, _MAX_RANKS, 1)
-    parts = [[_parts(steps[i], r, nodes) for r in ranks] for i in shown]
+    parts = [[_parts(step, r, nodes) for r in ranks] for step in (_touching(steps[i], ranks) for i in shown)]
     sheet, ranks = _fit(_Content(schedule, shown, ranks, parts), width)
     notes = [_gap_note("steps", shown), _gap_note("ranks", ranks)]
     lines = [*_legend(parts), *(Text(note, "italic") for note in notes if note)]
@@ -118,6 +118,12 @@ def _gap_note(what: str, shown: list[int]) -> str:
     """Which numbers are left out, in words."""
     after = _break(shown)
     return "" if after is None else f"{what} {after} to {shown[after] - 1} not shown"
+
+
+def _touching(step: Step, ranks: list[int]) -> Step:
+    """The transfers that some of these ranks send or receive."""
+    near = np.isin(step.src, ranks) | np.isin(step.dst, ranks)
+    return Step.make(step.src[near], step.dst[near], step.chunk[near], step.count[near], step.reduce[near])
 
 
 def _parts(step: Step, rank: int, nodes: int) -> list[_Part]:
