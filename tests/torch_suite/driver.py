@@ -166,6 +166,9 @@ def main() -> None:
         open_gates()
         from torch.testing._internal.distributed import distributed_test as suite
 
+        if options.backend == "unisono":  # loaded with the first group: here once, not in every rank of every test
+            import unisono.backend.group
+            import unisono.backend.process_group  # noqa: F401
         use_backend(suite, options.backend)
         case = test_class(suite, options.backend)
         unittest.TestSuite(cases(case, options.only, options.leave_out)).run(Report())
