@@ -7,6 +7,7 @@ registered by ``import torch`` alone.
 import os
 import sys
 
+from unisono.backend.options import Options, algorithm
 from unisono.errors import (
     CollectiveTimeout,
     DeadlockError,
@@ -21,11 +22,13 @@ __all__ = [
     "CollectiveTimeout",
     "DeadlockError",
     "MismatchError",
+    "Options",
     "PeerLostError",
     "ScheduleError",
     "UnisonoError",
     "UsageError",
     "__version__",
+    "algorithm",
 ]
 
 __version__ = "0.1.0"

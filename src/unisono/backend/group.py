@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from unisono.backend import last_words
 from unisono.backend.moving import Moving
+from unisono.backend.options import Options
 from unisono.backend.reducing import Reducing
 from unisono.backend.roll import Roll
 from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
@@ -44,9 +45,11 @@ class Group:
     nothing and never waits. `join` is that first call; the default group is joined when it is made.
     """
 
-    def __init__(self, rank: int, names: Sequence[int], label: str, timeout: float, roll: Roll) -> None:
+    def __init__(
+        self, rank: int, names: Sequence[int], label: str, timeout: float, roll: Roll, options: Options | None
+    ) -> None:
         self.rank, self.size, self.names, self.timeout = rank, len(names), list(names), timeout
-        self.label, self._roll = label, roll
+        self.label, self._roll, self._options = label, roll, options
         self.messages: PointToPointLane
         self.collectives: CollectiveLane
         self.operations: Operations
@@ -71,7 +74,7 @@ class Group:
         segment.absentees = self._roll
         self._claim(segment)
         board = Board(segment, self.rank)
-        self.operations = Operations(board)
+        self.operations = Operations(board, self._options)
         self.collectives = CollectiveLane(board, self.names, self.label)
         self.messages = PointToPointLane(segment, self.rank, self.names, self.label)
         self.joined = True

@@ -1,6 +1,7 @@
 """Operations that only move data, for every dtype: broadcast, all_gather, gather, scatter, all_to_all."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -21,9 +22,12 @@ class Moving(Builder):
         call = self.call("broadcast", tensor, root=root)
         if self.rank == root:
             check(tensor, "the tensor")
-            return Operation(call, programs.broadcast(self.board, root, as_bytes(flat_input(tensor))), [tensor])
+            mine = as_bytes(flat_input(tensor))
+            default = partial(programs.broadcast, self.board, root, mine)
+            return Operation(call, self.program(call, default, [mine], [mine]), [tensor])
         result = Result(tensor, "the tensor")
-        program = programs.broadcast(self.board, root, as_bytes(result.flat))
+        data = as_bytes(result.flat)
+        program = self.program(call, partial(programs.broadcast, self.board, root, data), [], [data])
         return Operation(call, with_results(program, [result]), [tensor])
 
     def all_gather(self, outputs: Tensors, tensor: torch.Tensor) -> Operation:
@@ -39,7 +43,9 @@ class Moving(Builder):
             lambda: f"{name_of_dtype(tensor.dtype)} {list(tensor.shape)} into {shapes(outputs)}",
         )
         mine = apart(flat_input(tensor), [r.flat for r in results], self.rank)
-        program = programs.all_gather(self.board, as_bytes(mine), [as_bytes(r.flat) for r in results])
+        places = [as_bytes(r.flat) for r in results]
+        default = partial(programs.all_gather, self.board, as_bytes(mine), places)
+        program = self.program(call, default, [as_bytes(mine)], places)
         return Operation(call, with_results(program, results), list(outputs))
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
@@ -55,7 +61,8 @@ class Moving(Builder):
         call = self.call("all_gather", tensor, rest="single")
         mine = apart(flat_input(tensor), list(result.flat.view(self.size, -1)), self.rank)
         places = as_bytes(result.flat).view(self.size, -1)
-        program = programs.all_gather_flat(self.board, as_bytes(mine), places)
+        default = partial(programs.all_gather_flat, self.board, as_bytes(mine), places)
+        program = self.program(call, default, [as_bytes(mine)], list(places))
         return Operation(call, with_results(program, [result]), [output])
 
     def all_gather_many(self, outputs: Tensors, tensors: Tensors) -> Operation:
@@ -72,7 +79,8 @@ class Moving(Builder):
         packed = mine.new_empty((self.size, mine.numel()))
         kinds = repr([(name_of_dtype(t.dtype), tuple(t.shape)) for t in tensors])
         call = self.call("all_gather", mine, rest=kinds)
-        program = programs.all_gather_flat(self.board, mine, packed)
+        default = partial(programs.all_gather_flat, self.board, mine, packed)
+        program = self.program(call, default, [mine], list(packed))
         return Operation(call, self._unpack_rows(program, packed, results), list(outputs))
 
     def _unpack_rows(
@@ -103,8 +111,9 @@ class Moving(Builder):
         )
         mine = as_bytes(apart(flat_input(tensor), [r.flat for r in results], self.rank))
         sends = [mine if r == root else None for r in range(self.size)]
-        receives = [as_bytes(r.flat) for r in results] if results else [None] * self.size
-        program = programs.exchange(self.board, call, sends, receives, slots=1)
+        places = [as_bytes(r.flat) for r in results]
+        default = partial(programs.exchange, self.board, call, sends, places or [None] * self.size, slots=1)
+        program = self.program(call, default, [mine], places)
         return Operation(call, with_results(program, results), list(outputs) if results else [])
 
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> Operation:
@@ -128,8 +137,9 @@ class Moving(Builder):
         )
         flats = [apart(flat_input(t), [result.flat], 0 if r == root else -1) for r, t in enumerate(inputs) if sending]
         receives = [as_bytes(result.flat) if r == root else None for r in range(self.size)]
-        sends = [as_bytes(f) for f in flats] if flats else [None] * self.size
-        program = programs.exchange(self.board, call, sends, receives, slots=self.size)
+        sends = [as_bytes(f) for f in flats]
+        default = partial(programs.exchange, self.board, call, sends or [None] * self.size, receives, slots=self.size)
+        program = self.program(call, default, sends, [as_bytes(result.flat)])
         return Operation(call, with_results(program, [result]), [output])
 
     def all_to_all(self, outputs: Tensors, inputs: Tensors) -> Operation:
@@ -189,7 +199,7 @@ class Moving(Builder):
         )
         targets = [r.flat for r in results]
         safe = [apart(flat, targets, -1) for flat in flats]
-        program = programs.exchange(
-            self.board, call, [as_bytes(f) for f in safe], [as_bytes(t) for t in targets], slots=self.size
-        )
+        sends, receives = [as_bytes(f) for f in safe], [as_bytes(t) for t in targets]
+        default = partial(programs.exchange, self.board, call, sends, receives, slots=self.size)
+        program = self.program(call, default, sends, receives)
         return Operation(call, with_results(program, results), list(outputs))

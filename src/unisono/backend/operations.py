@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from unisono.backend.options import Options, chosen, schedule_for
 from unisono.backend.tensors import Result, overlap
 from unisono.errors import UsageError
 from unisono.run import programs
@@ -36,17 +37,54 @@ class Operation:
 class Builder:
     """What the builders of all operations share: the board, the ranks, the calls made before."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, options: Options | None = None) -> None:
         self.board, self.rank, self.size = board, board.rank, board.size
+        self._options = options
         self._calls: dict[tuple[Any, ...], Call] = {}
 
     def call(self, op: str, tensor: torch.Tensor, reduce_op: str = "", root: int = -1, rest: str = "") -> Call:
         """The call for a tensor whose dtype and shape must agree on all ranks."""
-        key = (op, tensor.dtype, tensor.shape, reduce_op, root, rest)
+        by = self._algorithm(op)
+        key = (op, tensor.dtype, tensor.shape, reduce_op, root, rest, by)
         call = self._calls.get(key)
         if call is None:
-            call = self._keep(key, Call(op, tensor.dtype, tuple(tensor.shape), reduce_op, root, rest=rest))
+            call = self._keep(key, Call(op, tensor.dtype, tuple(tensor.shape), reduce_op, root, rest=rest, by=by))
         return call
+
+    def _algorithm(self, op: str) -> str:
+        """The algorithm chosen for this call, in the words that ranks compare; nothing for the default."""
+        options = chosen(self._options)
+        if options is None:
+            return ""
+        name = options.name_for(op)
+        return f"{name} in rank order" if name and options.deterministic else name
+
+    def program(
+        self,
+        call: Call,
+        default: Callable[[], Program],
+        sources: Tensors,
+        results: Tensors,
+        factor: float = 1.0,
+    ) -> Program:
+        """The call's program: ``default``, or the schedule of the algorithm that was chosen, run over the board."""
+        if not call.by:
+            return default()
+        from unisono.run.scheduled import scheduled, told_sizes
+
+        name, _, exact = call.by.partition(" ")
+        schedule = schedule_for(name, call.op, self.size, max(0, call.root))
+        told = told_sizes(self.board, call, schedule, torch.uint8) if call.sends else None
+        return scheduled(
+            self.board,
+            schedule,
+            sources,
+            results,
+            op=call.reduce_op,
+            factor=factor,
+            sizes=told,
+            deterministic=bool(exact),
+        )
 
     def moving(
         self,
@@ -58,11 +96,12 @@ class Builder:
         root: int = -1,
     ) -> Call:
         """The call for pieces whose shapes may differ by rank; None where nothing goes between two ranks."""
-        key = (op, dtype, root, tuple(sends), tuple(expects))
+        by = self._algorithm(op)
+        key = (op, dtype, root, tuple(sends), tuple(expects), by)
         call = self._calls.get(key)
         if call is None:
             numbers = [tuple(0 if s is None else piece(s) for s in row) for row in (sends, expects)]
-            call = Call(op, dtype, root=root, sends=numbers[0], expects=numbers[1], words=words())
+            call = Call(op, dtype, root=root, sends=numbers[0], expects=numbers[1], by=by, words=words())
             self._keep(key, call)
         return call
 
@@ -78,7 +117,8 @@ class Builder:
 
     def barrier(self) -> Operation:
         """All ranks come before any leaves."""
-        call = self._calls.get(("barrier",)) or self._keep(("barrier",), Call("barrier"))
+        by = self._algorithm("barrier")
+        call = self._calls.get(("barrier", by)) or self._keep(("barrier", by), Call("barrier", by=by))
         return Operation(call, programs.barrier(self.board), [])
 
     def one_per_rank(self, tensors: Tensors, like: torch.Tensor, what: str) -> None:

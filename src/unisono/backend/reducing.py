@@ -1,5 +1,7 @@
 """Operations that combine: all_reduce, reduce, reduce_scatter, and their coalesced forms."""
 
+from functools import partial
+
 import torch
 
 from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, unpack
@@ -18,10 +20,12 @@ class Reducing(Builder):
     def all_reduce(self, tensor: torch.Tensor, op: str, factor: float) -> Operation:
         """The combination of all tensors into each."""
         result = Result(tensor, "the tensor", load=True)
-        program = programs.all_reduce(self.board, result.flat, result.flat, reducer(tensor.dtype, op, factor))
+        combine, call, flat = reducer(tensor.dtype, op, factor), self.call("all_reduce", tensor, op), result.flat
+        default = partial(programs.all_reduce, self.board, flat, flat, combine)
+        program = self.program(call, default, [flat], [flat], factor)
         if result.tensor is not None:
             program = with_results(program, [result])
-        return Operation(self.call("all_reduce", tensor, op), program, [tensor])
+        return Operation(call, program, [tensor])
 
     def all_reduce_many(self, tensors: Tensors, op: str, factor: float) -> Operation:
         """Several tensors of one dtype, in one call."""
@@ -31,7 +35,8 @@ class Reducing(Builder):
         same_dtype(tensors, tensors[0], "a tensor")
         packed = torch.cat([result.flat for result in results])
         call = self.call("all_reduce", packed, op, rest=repr([tuple(t.shape) for t in tensors]))
-        program = programs.all_reduce(self.board, packed, packed, reducer(packed.dtype, op, factor))
+        default = partial(programs.all_reduce, self.board, packed, packed, reducer(packed.dtype, op, factor))
+        program = self.program(call, default, [packed], [packed], factor)
         return Operation(call, unpack(program, packed, results), list(tensors))
 
     def reduce(self, tensor: torch.Tensor, root: int, op: str, factor: float) -> Operation:
@@ -40,9 +45,12 @@ class Reducing(Builder):
         combine = reducer(tensor.dtype, op, factor)
         call = self.call("reduce", tensor, op, root)
         if self.rank != root:
-            return Operation(call, programs.all_reduce(self.board, flat_input(tensor), None, combine, root), [tensor])
+            mine = flat_input(tensor)
+            default = partial(programs.all_reduce, self.board, mine, None, combine, root)
+            return Operation(call, self.program(call, default, [mine], [], factor), [tensor])
         result = Result(tensor, "the tensor", load=True)
-        program = programs.all_reduce(self.board, result.flat, result.flat, combine, root)
+        default = partial(programs.all_reduce, self.board, result.flat, result.flat, combine, root)
+        program = self.program(call, default, [result.flat], [result.flat], factor)
         return Operation(call, with_results(program, [result]), [tensor])
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Tensors, op: str, factor: float) -> Operation:
@@ -75,7 +83,8 @@ class Reducing(Builder):
         combine = reducer(output.dtype, call.reduce_op, factor)
         result = Result(output, "the output")
         inputs = [apart(part, [result.flat], 0 if rank == self.rank else -1) for rank, part in enumerate(parts)]
-        program = programs.reduce_scatter(self.board, inputs, result.flat, combine)
+        default = partial(programs.reduce_scatter, self.board, inputs, result.flat, combine)
+        program = self.program(call, default, inputs, [result.flat], factor)
         return Operation(call, with_results(program, [result]), [output])
 
     def reduce_scatter_many(self, outputs: Tensors, tensors: Tensors, op: str, factor: float) -> Operation:

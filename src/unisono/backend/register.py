@@ -18,10 +18,15 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     import torch.distributed as dist
 
     from unisono.backend.group import Group
+    from unisono.backend.options import Options, from_environment
     from unisono.backend.process_group import UnisonoProcessGroup
     from unisono.backend.roll import Roll
+    from unisono.errors import UsageError
 
     global _epoch
+    choices = backend_options if backend_options is not None else from_environment()
+    if not isinstance(choices, Options | None):
+        raise UsageError(f"pg_options for unisono must be unisono.Options, not {type(choices).__name__}")
     names = list(options.global_ranks_in_group)
     whole = not names  # the default group, or one that a user makes over a store of its own
     default = whole and not dist.is_initialized()
@@ -31,7 +36,7 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     label = "the default group" if default else f"group {options.group_id} {names}"
     epoch = f"whole {options.group_id}" if whole else _epoch
     roll = Roll(_shared_store(options.store), epoch, options.group_id, names, options.group_rank, counted=not whole)
-    group = Group(options.group_rank, names, label, seconds, roll)
+    group = Group(options.group_rank, names, label, seconds, roll, choices)
     if whole:
         group.wait_for_all()
     if default:

@@ -92,6 +92,7 @@ class Call:
     expects: tuple[int, ...] = ()
     rest: str = ""
     refused: str = ""
+    by: str = ""  # the algorithm, if one was chosen
     words: str = ""  # how the arguments read, where dtype and shape do not say it
     accepted: dict[bytes, int] = field(default_factory=dict, repr=False)
     """Headers of all ranks that were found to agree before, with the longest piece that goes between two ranks."""
@@ -120,7 +121,7 @@ class Call:
             bool(self.refused),
             self.root,
             0 if self.sends else self.numel,
-            _digest(self.rest + (repr(shape) if len(shape) > 8 else "")),
+            _digest(self.rest + self.by + (repr(shape) if len(shape) > 8 else "")),
             _digest(self.refused) if self.refused else 0,
             *dims,
         )
@@ -138,6 +139,8 @@ class Call:
             arguments.append(self.reduce_op)
         if self.root >= 0:
             arguments.append(f"root {names[self.root] if names else self.root}")
+        if self.by:
+            arguments.append(f"by {self.by}")
         text = f"{self.op}({', '.join(a for a in arguments if a)})"
         return f"{text} refused: {self.refused}" if self.refused else text
 

@@ -1,0 +1,105 @@
+"""Options: what can be chosen, per block of code, per group, or by environment variable. Never imports torch.
+
+    with unisono.algorithm("double_tree"): ...                     calls of this thread in the block
+    new_group(..., pg_options=unisono.Options(algorithm="ring"))   calls of one group
+    UNISONO_ALGORITHM=ring                                         calls of all groups
+    UNISONO_ALGORITHM=all_reduce=ring,broadcast=chain              the same, by collective
+    UNISONO_DETERMINISTIC=1                                        sums in rank order, whatever the algorithm
+
+The nearest one counts. All ranks must choose alike: the choice is part of what the guard compares. An algorithm chosen
+for a block must exist for every collective called in it; chosen for a group or by the environment it serves the
+collectives that it has, and the others go their usual way.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+
+from unisono.algorithms import entry, names
+from unisono.errors import UsageError
+from unisono.schedule import Schedule
+
+__all__ = ["Options", "algorithm", "chosen", "from_environment", "schedule_for"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices for a group; pass it as ``pg_options``.
+
+    ``algorithm``: one name for every collective that has it, or a mapping of collective to name; None for the tuned
+    paths over shared memory. ``deterministic``: the algorithm sums in rank order, bit for bit as the default does.
+    Raises `UsageError` for a name that does not exist.
+    """
+
+    algorithm: str | Mapping[str, str] | None = None
+    deterministic: bool = False
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.algorithm, str):
+            if self.algorithm not in names():
+                raise UsageError(f"unknown algorithm {self.algorithm!r}: there are {', '.join(names())}")
+        elif self.algorithm is not None:
+            for collective, name in self.algorithm.items():
+                entry(name, collective)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def name_for(self, collective: str) -> str:
+        """The algorithm for a collective, or nothing for the default path.
+
+        Raises `UsageError` if the algorithm was chosen for a block and does not have the collective.
+        """
+        if self.algorithm is None:
+            return ""
+        if not isinstance(self.algorithm, str):
+            return self.algorithm.get(collective, "")
+        if self.strict:
+            return entry(self.algorithm, collective).name
+        return self.algorithm if self.algorithm in names(collective) else ""
+
+
+_block: ContextVar[Options | None] = ContextVar("unisono_algorithm", default=None)
+
+
+@contextmanager
+def algorithm(name: str | None, *, deterministic: bool = False) -> Iterator[None]:
+    """Carries the collectives called in the block out by algorithm ``name`` (see `unisono list`); None: by default.
+
+    Raises `UsageError` for a name that does not exist; a collective that the algorithm does not have, or a group that
+    it does not fit, raises `UsageError` at the call, on all ranks.
+    """
+    token = _block.set(Options(name, deterministic, strict=True))
+    try:
+        yield
+    finally:
+        _block.reset(token)
+
+
+def chosen(group: Options | None) -> Options | None:
+    """The options that count for a call in a group with options ``group``."""
+    return _block.get() or group
+
+
+def from_environment() -> Options | None:
+    """What the environment chooses, or None."""
+    text, exact = os.environ.get("UNISONO_ALGORITHM", ""), os.environ.get("UNISONO_DETERMINISTIC", "") not in ("", "0")
+    if not text:
+        return None
+    if "=" not in text:
+        return Options(text.strip(), exact)
+    pairs = [part.partition("=") for part in text.split(",")]
+    return Options({collective.strip(): name.strip() for collective, _, name in pairs}, exact)
+
+
+@cache
+def schedule_for(name: str, collective: str, world_size: int, root: int) -> Schedule:
+    """The schedule, built once; raises `UsageError` that names the algorithm if it does not fit or cannot run."""
+    found = entry(name, collective)
+    if found.simulation_only:
+        raise UsageError(f"algorithm {name} is for simulation alone: its sums are made inside a switch")
+    return found.build(world_size, root)
