@@ -4,6 +4,7 @@ The lightness reads on white and on black. With many chunks neighbours also alte
 Source of the conversion: Björn Ottosson, "A perceptual color space for image processing", 2020.
 """
 
+from functools import lru_cache
 from math import cos, radians, sin
 
 __all__ = ["chunk_colour"]
@@ -12,6 +13,7 @@ _FIRST_HUE, _CHROMA, _LIGHTNESS = 250.0, 0.15, 0.64
 _MANY, _STEP = 9, 0.09
 
 
+@lru_cache(maxsize=4096)
 def chunk_colour(chunk: int, num_chunks: int) -> str:
     """The colour of a chunk as `#rrggbb`; chunks that do not exist borrow one."""
     lightness = _LIGHTNESS - (_STEP if num_chunks >= _MANY and chunk % 2 else 0.0)

@@ -27,7 +27,7 @@ from unisono.schedule.transform import flatten
 
 __all__ = ["draw_grid"]
 
-_MAX_RANKS, _MAX_LINES, _NARROWEST, _WIDEST = 64, 6, 7, 24
+_MAX_RANKS, _MAX_LINES, _NARROWEST, _WIDEST = 40, 6, 7, 24
 _TAIL = 4
 
 

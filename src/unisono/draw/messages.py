@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from itertools import pairwise
 
 from unisono.schedule import Schedule, Step
 
@@ -50,8 +49,9 @@ def messages(schedule: Schedule, step: Step) -> tuple[list[Message], int]:
 
 def spans(numbers: Sequence[int]) -> str:
     """Ascending numbers as ranges, e.g. `0-3,6`."""
-    runs = np.split(np.asarray(numbers), np.flatnonzero(np.diff(numbers) != 1) + 1)
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    starts = [i for i, x in enumerate(numbers) if i == 0 or x != numbers[i - 1] + 1]
+    runs = [(numbers[a], numbers[b - 1]) for a, b in pairwise([*starts, len(numbers)])]
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def title(schedule: Schedule) -> str:
