@@ -5,6 +5,7 @@ in size. Its `pieces` chunks have equal lengths but for the last ones, which may
 holds the chunks that the rank's plan mentions and no others, in order of their ids.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -72,6 +73,12 @@ class Layout:
         """Where a block lies in the work tensor; `first` is the id of chunk 0 among contributions or sums."""
         pieces = self.plan.collective.pieces
         return self.place(Span(first + number * pieces, pieces))
+
+    def chunk_at(self, element: int) -> int:
+        """The chunk that an element of the work tensor belongs to, whoever contributed it."""
+        held = self.plan.chunks
+        at = bisect_right(held, element, key=lambda chunk: self.starts[chunk]) - 1
+        return held[at] % self.plan.collective.num_chunks
 
 
 @lru_cache(maxsize=512)
