@@ -10,12 +10,36 @@ import mmap
 import os
 import secrets
 import time
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from unisono.errors import CollectiveTimeout, UsageError
+from unisono.transport.layout import (
+    ABSENT,
+    CALL,
+    COMPLETED,
+    COMPLETED_AT,
+    FAREWELL,
+    FIELDS,
+    GAVE_UP,
+    HEADER,
+    ISSUED,
+    ISSUED_AT,
+    JOINED,
+    KIB,
+    LEFT,
+    MAGIC,
+    MEETINGS,
+    MEMORY_NAME,
+    MIB,
+    MOMENTS,
+    NAME,
+    PAGE,
+    PID,
+    STATE,
+    Layout,
+)
 from unisono.transport.process import Identity, boot_id
 
 __all__ = [
@@ -45,21 +69,6 @@ __all__ = [
     "create",
 ]
 
-KIB, MIB = 1 << 10, 1 << 20
-_LINE, _PAGE = 64, 4096
-_MAGIC = 0x31_4F4E_4F53_494E_55  # "UNISONO1", read backwards
-PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER, NAME = range(9)
-"""Words of a rank's record: its process; whether it is there; meetings begun; calls issued and completed; when the last
-one was (``time.monotonic_ns``); where in the segment its newest header lies; its global rank."""
-ISSUED_AT, MOMENTS = 16, 16
-"""Words ``ISSUED_AT + k % MOMENTS`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
-ABSENT, JOINED, LEFT, GAVE_UP = range(4)
-"""States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
-CALL, FAREWELL = range(2)
-"""Kinds of text: the call of a rank whose headers differ; how it left."""
-
-_FIELDS = 5  # 64-bit words before the nonce: magic, world size, size of the segment, then two spare
-
 
 class StoreLike(Protocol):
     """What is needed of a ``torch.distributed.Store``."""
@@ -68,73 +77,6 @@ class StoreLike(Protocol):
     def get(self, key: str) -> bytes: ...  # noqa: D102
     def add(self, key: str, value: int) -> int: ...  # noqa: D102
     def check(self, keys: list[str]) -> bool: ...  # noqa: D102
-
-
-def _up(nbytes: int, unit: int) -> int:
-    return -(-nbytes // unit) * unit
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where things lie, in bytes from the start; a function of the world size alone, so that all ranks agree."""
-
-    world_size: int
-
-    RECORD = 256  # per rank, 64-bit words: see PID and what follows
-    TEXT, TEXTS = _PAGE, 2 * _PAGE  # per rank: what it has to say to the others, a page per kind of text
-    COUNTERS = 4  # meeting counters, used in turn
-    RING_CONTROL = 2 * _LINE  # per ordered pair: head, tail, each on its own line
-
-    @property
-    def header(self) -> int:
-        """Bytes of one rank's call header: sequence number, signature, two counts per rank."""
-        return _up(8 + 96 + 16 * self.world_size, _LINE)
-
-    @property
-    def ring(self) -> int:
-        """Bytes of one ring (messages from one rank to another)."""
-        return max(64 * KIB, min(512 * KIB, 32 * MIB // self.world_size**2 // (64 * KIB) * (64 * KIB)))
-
-    @property
-    def stage(self) -> int:
-        """Bytes of one rank's staging area, of which there are two."""
-        return max(128 * KIB, min(MIB, 8 * MIB // self.world_size // (64 * KIB) * (64 * KIB)))
-
-    @property
-    def records(self) -> int:  # noqa: D102
-        return _PAGE
-
-    @property
-    def texts(self) -> int:  # noqa: D102
-        return _up(self.records + self.RECORD * self.world_size, _PAGE)
-
-    @property
-    def counters(self) -> int:  # noqa: D102
-        return self.texts + self.TEXTS * self.world_size
-
-    @property
-    def bells(self) -> int:  # noqa: D102
-        return self.counters + self.COUNTERS * _LINE
-
-    @property
-    def headers(self) -> int:  # noqa: D102
-        return self.bells + self.world_size * _LINE
-
-    @property
-    def ring_controls(self) -> int:  # noqa: D102
-        return self.headers + 2 * self.world_size * self.header
-
-    @property
-    def rings(self) -> int:  # noqa: D102
-        return _up(self.ring_controls + self.world_size**2 * self.RING_CONTROL, _PAGE)
-
-    @property
-    def stages(self) -> int:  # noqa: D102
-        return self.rings + self.world_size**2 * self.ring
-
-    @property
-    def total(self) -> int:  # noqa: D102
-        return self.stages + 2 * self.world_size * self.stage
 
 
 class Absentees(Protocol):
@@ -162,7 +104,7 @@ class Segment:
     @property
     def nonce(self) -> str:
         """Tells this segment from any other."""
-        return self.raw[_FIELDS * 8 : _FIELDS * 8 + 16].decode()
+        return self.raw[FIELDS * 8 : FIELDS * 8 + 16].decode()
 
     def text(self, rank: int, kind: int) -> str:
         """What ``rank`` wrote last with `say`."""
@@ -196,13 +138,13 @@ class Segment:
 def create(store: StoreLike, world_size: int, name: str) -> tuple[Segment, int]:
     """Rank 0 makes the segment and publishes where it is; returns it with the descriptor to keep until all joined."""
     layout = Layout(world_size)
-    fd = os.memfd_create(f"unisono:{name}"[:200], os.MFD_CLOEXEC)
+    fd = os.memfd_create(f"{MEMORY_NAME}{name}"[:200], os.MFD_CLOEXEC)
     os.fchmod(fd, 0o600)
     os.ftruncate(fd, layout.total)
     segment = Segment(fd, layout)
     nonce = secrets.token_hex(8)
-    segment.raw[_FIELDS * 8 : _FIELDS * 8 + 16] = nonce.encode()
-    segment.longs[1], segment.longs[2], segment.longs[0] = world_size, layout.total, _MAGIC
+    segment.raw[FIELDS * 8 : FIELDS * 8 + 16] = nonce.encode()
+    segment.longs[1], segment.longs[2], segment.longs[0] = world_size, layout.total, MAGIC
     store.set("segment", f"{os.getpid()} {fd} {nonce} {boot_id()} {world_size}")
     return segment, fd
 
@@ -247,7 +189,7 @@ def _open(where: str, rank: int, world_size: int) -> Segment | None:
     except OSError:
         return None
     try:
-        if os.fstat(fd).st_size < _PAGE or os.pread(fd, 16, _FIELDS * 8) != nonce.encode():
+        if os.fstat(fd).st_size < PAGE or os.pread(fd, 16, FIELDS * 8) != nonce.encode():
             return None
         if int(made_for) != world_size:
             raise UsageError(

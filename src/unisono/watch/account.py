@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from unisono.transport.process import alive, fate, stopped
 from unisono.transport.segment import ABSENT, COMPLETED, COMPLETED_AT, FAREWELL, GAVE_UP, HEADER, LEFT, Segment
-from unisono.watch.call import describe_header
+from unisono.watch.header import read_header
 from unisono.watch.page import Watch
 
 __all__ = ["lateness", "loss"]
@@ -49,7 +49,8 @@ def _late(segment: Segment, rank: int, name: int, answer: str) -> str:
     done = segment.longs[segment.field(rank, COMPLETED)]
     if done:
         at, since = segment.longs[segment.field(rank, HEADER)], segment.longs[segment.field(rank, COMPLETED_AT)]
-        last = describe_header(segment.raw[at : at + 96])
+        header = read_header(segment.raw[at : at + 96 + 16 * segment.layout.world_size])
+        last = header.describe() if header is not None else ""
         ago = (time.monotonic_ns() - since) / 1e9
         words = f"last completed call no. {done} {last} {ago:.1f} s ago"
     else:

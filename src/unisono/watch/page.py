@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from unisono.transport import futex
 from unisono.transport.process import Identity
-from unisono.watch.call import is_inner
+from unisono.watch.site import is_inner
 
 __all__ = ["Page", "Watch", "find_page", "watch"]
 

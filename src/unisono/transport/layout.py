@@ -1,0 +1,114 @@
+"""Where things lie in the memory that the ranks of one group share. Never imports torch: `unisono ps` reads it too."""
+
+from dataclasses import dataclass
+
+__all__ = [
+    "ABSENT",
+    "CALL",
+    "COMPLETED",
+    "COMPLETED_AT",
+    "FAREWELL",
+    "FIELDS",
+    "GAVE_UP",
+    "HEADER",
+    "ISSUED",
+    "ISSUED_AT",
+    "JOINED",
+    "KIB",
+    "LEFT",
+    "MAGIC",
+    "MEETINGS",
+    "MEMORY_NAME",
+    "MIB",
+    "MOMENTS",
+    "NAME",
+    "PAGE",
+    "PID",
+    "STARTED",
+    "STATE",
+    "Layout",
+]  # fmt: skip
+
+KIB, MIB = 1 << 10, 1 << 20
+LINE, PAGE = 64, 4096
+MEMORY_NAME = "unisono:"
+"""The memory file is called this, then the group's label."""
+MAGIC = 0x31_4F4E_4F53_494E_55  # "UNISONO1", read backwards
+PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER, NAME = range(9)
+"""Words of a rank's record: its process; whether it is there; meetings begun; calls issued and completed; when the last
+one was (``time.monotonic_ns``); where in the segment its newest header lies; its global rank."""
+ISSUED_AT, MOMENTS = 16, 16
+"""Words ``ISSUED_AT + k % MOMENTS`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
+ABSENT, JOINED, LEFT, GAVE_UP = range(4)
+"""States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
+CALL, FAREWELL = range(2)
+"""Kinds of text: the call of a rank whose headers differ; how it left."""
+
+FIELDS = 5  # 64-bit words before the nonce: magic, world size, size of the segment, then two spare
+
+
+def _up(nbytes: int, unit: int) -> int:
+    return -(-nbytes // unit) * unit
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie, in bytes from the start; a function of the world size alone, so that all ranks agree."""
+
+    world_size: int
+
+    RECORD = 256  # per rank, 64-bit words: see PID and what follows
+    TEXT, TEXTS = PAGE, 2 * PAGE  # per rank: what it has to say to the others, a page per kind of text
+    COUNTERS = 4  # meeting counters, used in turn
+    RING_CONTROL = 2 * LINE  # per ordered pair: head, tail, each on its own line
+
+    @property
+    def header(self) -> int:
+        """Bytes of one rank's call header: sequence number, signature, two counts per rank."""
+        return _up(8 + 96 + 16 * self.world_size, LINE)
+
+    @property
+    def ring(self) -> int:
+        """Bytes of one ring (messages from one rank to another)."""
+        return max(64 * KIB, min(512 * KIB, 32 * MIB // self.world_size**2 // (64 * KIB) * (64 * KIB)))
+
+    @property
+    def stage(self) -> int:
+        """Bytes of one rank's staging area, of which there are two."""
+        return max(128 * KIB, min(MIB, 8 * MIB // self.world_size // (64 * KIB) * (64 * KIB)))
+
+    @property
+    def records(self) -> int:  # noqa: D102
+        return PAGE
+
+    @property
+    def texts(self) -> int:  # noqa: D102
+        return _up(self.records + self.RECORD * self.world_size, PAGE)
+
+    @property
+    def counters(self) -> int:  # noqa: D102
+        return self.texts + self.TEXTS * self.world_size
+
+    @property
+    def bells(self) -> int:  # noqa: D102
+        return self.counters + self.COUNTERS * LINE
+
+    @property
+    def headers(self) -> int:  # noqa: D102
+        return self.bells + self.world_size * LINE
+
+    @property
+    def ring_controls(self) -> int:  # noqa: D102
+        return self.headers + 2 * self.world_size * self.header
+
+    @property
+    def rings(self) -> int:  # noqa: D102
+        return _up(self.ring_controls + self.world_size**2 * self.RING_CONTROL, PAGE)
+
+    @property
+    def stages(self) -> int:  # noqa: D102
+        return self.rings + self.world_size**2 * self.ring
+
+    @property
+    def total(self) -> int:  # noqa: D102
+        return self.stages + 2 * self.world_size * self.stage

@@ -1,0 +1,55 @@
+"""Whose code it is: the line of the user's that a call came from. Never imports torch."""
+
+import os
+import sys
+from importlib.util import find_spec
+from types import FrameType
+
+__all__ = ["Site", "call_site", "is_inner", "site_text"]
+
+Site = tuple[str, int, str]
+"""Where a call came from: file, line, function."""
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+
+
+def _torch_folder() -> str:
+    """Where torch lies; found without importing it."""
+    spec = find_spec("torch")
+    return os.path.dirname(os.path.abspath(spec.origin)) + os.sep if spec is not None and spec.origin else "<no torch>"
+
+
+_INNER = (
+    _HERE,
+    _torch_folder(),
+    "<frozen",
+    "<string>",
+    _LIBRARY + "contextlib.py",
+    _LIBRARY + "threading.py",
+)
+
+
+def is_inner(file: str) -> bool:
+    """Whether a file's code is torch's, unisono's or glue of the standard library: nobody's call site."""
+    return file.startswith(_INNER)
+
+
+def call_site() -> Site:
+    """The nearest frame that is not `is_inner`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_INNER):
+            return code.co_filename, frame.f_lineno, code.co_name
+        frame = frame.f_back
+    return "", 0, ""
+
+
+def site_text(site: Site) -> str:
+    """``file:line in function``, the file relative to the working directory if it lies below it."""
+    file, line, function = site
+    if not file:
+        return "no user code on the stack"
+    short = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
+    return f"{short}:{line} in {function}"
