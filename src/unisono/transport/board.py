@@ -49,9 +49,12 @@ class Board:
         return start, start + layout.header
 
     def arrive(self) -> None:
-        """Says that this rank has come to the next meeting, with all it wrote before."""
-        self._longs[self._begun] = self.meetings + 1
+        """Says that this rank has come to the next meeting, with all it wrote before.
+
+        Counts first: a rank that is killed in between must not pass for one that has come to an incomplete meeting.
+        """
         self._counters[self.meetings & 3].add()
+        self._longs[self._begun] = self.meetings + 1
 
     def complete(self) -> bool:
         """Whether all ranks have come to the meeting this rank has arrived at; if so, passes on to the next one."""
