@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 
 from unisono.backend import last_words
+from unisono.backend.express import Express
 from unisono.backend.moving import Moving
 from unisono.backend.options import Options
 from unisono.backend.reducing import Reducing
@@ -53,6 +54,7 @@ class Group:
         self.messages: PointToPointLane
         self.collectives: CollectiveLane
         self.operations: Operations
+        self.express: Express
         self._store = roll.store
         self._segment: Segment | None = None
         self._fd = -1
@@ -75,6 +77,7 @@ class Group:
         self._claim(segment)
         board = Board(segment, self.rank)
         self.operations = Operations(board, self._options)
+        self.express = Express(self.operations)
         self.collectives = CollectiveLane(board, self.names, self.label)
         self.messages = PointToPointLane(segment, self.rank, self.names, self.label)
         self.joined = True
@@ -131,7 +134,7 @@ class Group:
             self.messages.close(error)
             segment.say(self.rank, FAREWELL, why)
             segment.longs[segment.field(self.rank, STATE)] = LEFT
-            del self.collectives, self.messages, self.operations
+            del self.collectives, self.messages, self.operations, self.express
             self.joined = False
         self._segment = None
         self._forget_fd()

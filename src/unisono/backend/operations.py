@@ -39,7 +39,7 @@ class Builder:
 
     def __init__(self, board: Board, options: Options | None = None) -> None:
         self.board, self.rank, self.size = board, board.rank, board.size
-        self._options = options
+        self.options = options
         self._calls: dict[tuple[Any, ...], Call] = {}
 
     def call(self, op: str, tensor: torch.Tensor, reduce_op: str = "", root: int = -1, rest: str = "") -> Call:
@@ -53,7 +53,7 @@ class Builder:
 
     def _algorithm(self, op: str) -> str:
         """The algorithm chosen for this call, in the words that ranks compare; nothing for the default."""
-        options = chosen(self._options)
+        options = chosen(self.options)
         if options is None:
             return ""
         name = options.name_for(op)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 
 from unisono.backend.dynamo import keep_from_dynamo
+from unisono.backend.express import Express, Maker
 from unisono.backend.group import Group
 from unisono.backend.operations import Operation, Tensors
 from unisono.backend.sparse import all_reduce_sparse
@@ -30,6 +31,8 @@ _OP_NAMES = {
     getattr(dist.ReduceOp.RedOpType, name): name
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 }
+
+_NO_DATA = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _reduce_op(options: Any) -> tuple[str, float]:
@@ -144,13 +147,25 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         group.collectives.submit(task, background)
         return PendingWork(group.collectives, task) if background else DONE
 
+    def _quickly(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> bool:
+        """Whether a small synchronous call was carried out by express (see express.py)."""
+        group = self._group
+        if options is None or options.asyncOp or not group.joined:
+            return False
+        ticket = group.express.ticket(make, key, output, tensor)
+        return ticket is not None and group.collectives.express(
+            ticket, output.data, tensor.data, lambda: self._seconds(options)
+        )
+
     # Operations that combine
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.AllreduceOptions()
-        if tensors[0].is_sparse:
-            return all_reduce_sparse(self, tensors[0], opts)
         op, factor = _reduce_op(opts)
+        if self._quickly(Express.all_reduce, op, tensors[0], tensors[0], opts):
+            return DONE
+        if tensors[0].is_sparse:
+            return all_reduce_sparse(self, tensors[0], op)
         return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce(tensors[0], op, factor))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
@@ -173,6 +188,8 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
         op, factor = _reduce_op(opts)
+        if self._quickly(Express.reduce_scatter, op, output, tensor, opts):
+            return DONE
         return self._do(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter_single(output, tensor, op, factor)
         )
@@ -187,19 +204,24 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     # Operations that move
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        return self._do("broadcast", opts, lambda: self._group.operations.broadcast(tensors[0], opts.rootRank))
+        root = opts.rootRank
+        if self._quickly(Express.broadcast, root, tensors[0], tensors[0], opts):
+            return DONE
+        return self._do("broadcast", opts, lambda: self._group.operations.broadcast(tensors[0], root))
 
     def allgather(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather(outputs[0], tensors[0]))
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+        if self._quickly(Express.all_gather, None, output, tensor, opts):
+            return DONE
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather_single(output, tensor))
 
     def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any = None) -> Work:
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather_many(outputs, tensors))
 
     def allgather_coalesced(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
-        """``outputs[i][r]`` receives rank r's ``tensors[i]``."""
+        """``outputs[r][i]`` receives rank r's ``tensors[i]``."""
         packed = [torch.empty((self._group.size, *t.shape), dtype=t.dtype, device="cpu") for t in tensors]
 
         def build() -> Operation:
@@ -208,9 +230,9 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
         def deliver(operation: Operation) -> Any:
             yield from operation.steps
-            for row, gathered in zip(outputs, packed, strict=True):
-                for target, part in zip(row, gathered, strict=True):
-                    target.data.copy_(part)
+            for rank, row in enumerate(outputs):
+                for target, gathered in zip(row, packed, strict=True):
+                    target.data.copy_(gathered[rank])
 
         return self._do("all_gather", opts, build)
 
@@ -242,7 +264,11 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         )
 
     def barrier(self, opts: Any = None) -> Work:
-        return self._do("barrier", opts, lambda: self._group.operations.barrier())
+        group = self._group
+        ticket = group.express.barrier() if opts is not None and not opts.asyncOp and group.joined else None
+        if ticket and group.collectives.express(ticket, _NO_DATA, _NO_DATA, lambda: self._seconds(opts)):
+            return DONE
+        return self._do("barrier", opts, lambda: group.operations.barrier())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose error names every rank that did not come: every barrier here does."""

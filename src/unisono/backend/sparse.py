@@ -10,12 +10,11 @@ from unisono.errors import UsageError
 __all__ = ["all_reduce_sparse"]
 
 
-def all_reduce_sparse(group: Any, tensor: torch.Tensor, options: Any) -> Work:
+def all_reduce_sparse(group: Any, tensor: torch.Tensor, name: str) -> Work:
     """Sums sparse COO tensors of equal shape over ``group`` (a `UnisonoProcessGroup`), in place; done on return.
 
-    Raises `UsageError` for another reduce op than SUM.
+    Raises `UsageError` for another reduce op (``name``) than SUM.
     """
-    name = str(getattr(options.reduceOp, "op", options.reduceOp)).rpartition(".")[2]
     if name != "SUM":
         raise UsageError(f"all_reduce of a sparse tensor combines with SUM alone, not {name}; use .to_dense()")
     mine = tensor.detach().coalesce()
@@ -30,7 +29,8 @@ def all_reduce_sparse(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     work = group.allgather([values], [mine.values()])
     _wait(work)
     total = torch.sparse_coo_tensor(torch.cat(indices).t(), torch.cat(values), mine.shape).coalesce()
-    tensor.detach().copy_(total)
+    with torch.no_grad():
+        tensor.copy_(total)
     return work  # type: ignore[no-any-return]
 
 

@@ -2,10 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.run.lane import Lane, Task
+from unisono.run.programs import Program
 from unisono.transport.board import Board
 from unisono.transport.process import Identity
 from unisono.transport.segment import (
@@ -21,10 +25,24 @@ from unisono.transport.segment import (
     STATE,
 )
 from unisono.watch.account import lateness, loss
-from unisono.watch.call import call_site, site_text
+from unisono.watch.call import Call, Site, call_site, site_text
 from unisono.watch.guard import Disagreement, disagreement, table
 
-__all__ = ["CollectiveLane"]
+__all__ = ["CollectiveLane", "Ticket"]
+
+_Step = Callable[[int, torch.Tensor, torch.Tensor], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A kind of call of one meeting, prepared: what peers compare; what is done before the meeting and after it.
+
+    Both steps take the half of the board, the output and the input (the same tensor twice for operations in place).
+    """
+
+    call: Call
+    stage: _Step
+    collect: _Step
 
 
 class CollectiveLane(Lane):
@@ -47,7 +65,7 @@ class CollectiveLane(Lane):
             )
             for half in (0, 1)
         ]
-        self._headers: dict[int, tuple[object, bytes, bytes]] = {}
+        self._headers: dict[int, tuple[Call, bytes, bytes]] = {}
         self._longs, self._issued, record = board.segment.longs, 0, board.segment.field(board.rank, 0)
         self._moments_at = record + ISSUED_AT
         self._issued_at, self._completed_at = record + ISSUED, record + COMPLETED
@@ -58,10 +76,43 @@ class CollectiveLane(Lane):
         return bool(self._queue)
 
     def _enqueue(self, task: Task) -> None:
+        self._count()
+        self._queue.append(task)
+
+    def _count(self) -> None:
+        """One more call issued."""
         self._issued += 1
         self._longs[self._moments_at + self._issued % MOMENTS] = time.monotonic_ns()
         self._longs[self._issued_at] = self._issued
-        self._queue.append(task)
+
+    def express(self, ticket: Ticket, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float]) -> bool:
+        """Carries a synchronous call of one meeting out, if the lane is free; else returns False, nothing done.
+
+        Raises the call's error. Where the peers do not come at once it becomes a task like any other; only then is it
+        asked what the ``timeout`` is (seconds).
+        """
+        board, call = self._board, ticket.call
+        with self._lock:
+            if self._queue or self.failed is not None:
+                return False
+            half = board.meetings & 1
+            self._count()
+            ticket.stage(half, output, tensor)
+            self._post(call)
+            board.arrive()
+            if board.linger():
+                self._fresh = False
+                try:
+                    self._check(call, None)
+                    ticket.collect(half, output, tensor)
+                finally:
+                    self._account()
+                return True
+            task = Task(call, _collect(ticket, half, output, tensor), [output], timeout())
+            self._queue.append(task)
+            self._arrived = True
+        self.finish(task)
+        return True
 
     def _under_way(self) -> Sequence[Task]:
         return list(self._queue)
@@ -84,7 +135,7 @@ class CollectiveLane(Lane):
         while True:
             if not self._arrived:
                 if self._fresh:
-                    self._post(task)
+                    self._post(task.call)
                 if next(task.steps, self) is self:
                     self._next(task)
                     return True
@@ -95,50 +146,54 @@ class CollectiveLane(Lane):
             self._arrived = False
             if self._fresh:
                 self._fresh = False
-                self._check(task)
+                self._check(task.call, task.site)
 
     def _next(self, task: Task, error: UnisonoError | None = None) -> None:
         self._queue.popleft()
+        self._account()
+        self._end(task, error)
+
+    def _account(self) -> None:
+        """One more call completed; the next one has not met its peers."""
         self._fresh, self._arrived = True, False
         self.calls += 1
         self._longs[self._completed_at] = self.calls
         self._longs[self._moment_at] = time.monotonic_ns()
-        self._end(task, error)
 
-    def _post(self, task: Task) -> None:
+    def _post(self, call: Call) -> None:
         """Lays the call's header next to the data."""
-        call, board = task.call, self._board
+        board = self._board
         (start, stop), _, _ = self._spans[board.half]
         board.segment.raw[start:stop] = self._header(call)[0]
         self._longs[self._header_at] = start
 
-    def _header(self, call: object) -> tuple[bytes, bytes]:
+    def _header(self, call: Call) -> tuple[bytes, bytes]:
         """A call's header, and what all headers look like if every rank calls the same; cached, calls repeat."""
         found = self._headers.get(id(call))
         if found is None or found[0] is not call:
             if len(self._headers) > 1024:
                 self._headers.clear()
-            header = call.header(self._board.size, self._header_nbytes)  # type: ignore[attr-defined]
+            header = call.header(self._board.size, self._header_nbytes)
             found = self._headers[id(call)] = (call, header, header * self._board.size)
         return found[1], found[2]
 
-    def _check(self, task: Task) -> None:
+    def _check(self, call: Call, site: Site | None) -> None:
         """The guard, after the first meeting of a call."""
-        board, call = self._board, task.call
+        board = self._board
         _, start, stop = self._spans[1 - board.half]
         headers = board.segment.raw[start:stop]
         if headers != self._header(call)[1] or call.sends or call.refused:
             found = disagreement(call, headers, board.size, self._names)
             if found is not None:
-                self._report(task, found)
+                self._report(call, site, found)
             if call.refused:
                 raise UsageError(call.refused)
 
-    def _report(self, task: Task, found: Disagreement) -> None:
+    def _report(self, call: Call, issued: Site | None, found: Disagreement) -> None:
         """Every rank has seen the same headers, so every rank comes here: tell each other in words, then raise."""
         board, number = self._board, self.calls + 1
-        site = site_text(task.site or call_site())
-        board.segment.say(board.rank, CALL, f"{number}\n{task.call.describe(self._names)}\n{site}")
+        site = site_text(issued or call_site())
+        board.segment.say(board.rank, CALL, f"{number}\n{call.describe(self._names)}\n{site}")
         board.arrive()
         limit = time.monotonic() + 1.0
         while not (board.complete() or board.linger()) and time.monotonic() < limit:
@@ -146,12 +201,10 @@ class CollectiveLane(Lane):
         rows = []
         for rank, name in enumerate(self._names):
             words = board.segment.text(rank, CALL).split("\n")
-            call, site = (
-                (words[1], words[2]) if words[0] == str(number) and len(words) == 3 else ("(no word from it)", "")
-            )
-            rows.append((name, call, site))
-        if task.call.refused:
-            raise UsageError(task.call.refused)
+            known = words[0] == str(number) and len(words) == 3
+            rows.append((name, words[1], words[2]) if known else (name, "(no word from it)", ""))
+        if call.refused:
+            raise UsageError(call.refused)
         lines = "".join(f"\n  {line}" for line in found.lines)
         raise MismatchError(
             f"the ranks of {self._label} disagree about call no. {number}:\n"
@@ -204,6 +257,12 @@ class CollectiveLane(Lane):
     def _fail_all(self, error: UnisonoError) -> None:
         while self._queue:
             self._end(self._queue.popleft(), error)
+
+
+def _collect(ticket: Ticket, half: int, output: torch.Tensor, tensor: torch.Tensor) -> Program:
+    """What is left of an express call once the peers have come."""
+    ticket.collect(half, output, tensor)
+    yield from ()
 
 
 def _broken(error: Exception) -> UnisonoError:

@@ -24,13 +24,18 @@ __all__ = [
     "barrier",
     "broadcast",
     "exchange",
+    "one_shot",
     "reduce_scatter",
 ]
 
 Program = Generator[None, None, None]
 
-ONE_SHOT = 16 * 1024
-"""Bytes up to which every rank reduces everything: one meeting instead of two."""
+_ONE_SHOT = 128 * 1024
+
+
+def one_shot(nbytes: int, world_size: int) -> bool:
+    """Whether a reduction is so small that every rank reduces all of it: one meeting instead of two, n times the work."""
+    return nbytes * world_size <= _ONE_SHOT
 
 
 def barrier(board: Board) -> Program:
@@ -114,10 +119,10 @@ def all_reduce(
 ) -> Program:
     """The combination of all ``source`` (flat) into ``result`` (flat, may be ``source``) of every rank, or of ``root``.
 
-    Up to `ONE_SHOT` bytes everybody stages all and reduces all; above, everybody reduces its own part of all
+    Where `one_shot` says so everybody stages all and reduces all; above, everybody reduces its own part of all
     (two-phase: direct reduce-scatter and all-gather, chunk by chunk).
     """
-    if source.nbytes > ONE_SHOT:
+    if not one_shot(source.nbytes, board.size):
         yield from _two_phase(board, source, result, combine, range(board.size) if root is None else (root,))
         return
     parts = board.parts(source.numel(), source.dtype)[board.half]

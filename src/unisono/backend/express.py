@@ -1,0 +1,122 @@
+"""The express: small synchronous calls, prepared once per kind and carried out with as little Python as possible.
+
+What travels, and in which places of the board, is what the programs do (run/programs.py): a rank may come by express
+while its peers take the long way (an asynchronous call, a tensor that is not contiguous). All that is saved is work on
+this rank: views of the staging areas in the tensor's own shape are made once, and no task, generator or flat view is.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from unisono.backend.operations import Builder
+from unisono.backend.options import chosen
+from unisono.errors import UsageError
+from unisono.run.collectives import Ticket
+from unisono.run.programs import one_shot
+from unisono.run.reduce import reducer
+
+__all__ = ["Express", "Maker"]
+
+_KEPT = 512  # tickets kept for reuse
+
+
+def _nothing(half: int, output: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Nothing to stage, or to collect."""
+
+
+Maker = Callable[["Express", torch.Tensor, torch.Tensor, Any], Ticket | None]
+
+
+class Express:
+    """Tickets of one rank in one group; None where a call must take the long way."""
+
+    def __init__(self, operations: Builder) -> None:
+        self._ops, self._board = operations, operations.board
+        self._rank, self._size = operations.rank, operations.size
+        self._tickets: dict[Any, Ticket | None] = {}
+        self._barrier = Ticket(operations.barrier().call, _nothing, _nothing)
+
+    def ticket(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor) -> Ticket | None:
+        """The ticket that ``make`` gives for these tensors and ``key``, if the tensors and the options allow one."""
+        if (
+            not (output.is_cpu and tensor.is_cpu and output.is_contiguous() and tensor.is_contiguous())
+            or output.is_inference()
+            or output.layout is not torch.strided
+            or chosen(self._ops.options) is not None
+        ):
+            return None
+        whole = (make, output.dtype, output.shape, tensor.dtype, tensor.shape, key)
+        try:
+            return self._tickets[whole]
+        except KeyError:
+            if len(self._tickets) >= _KEPT:
+                self._tickets.clear()
+            try:
+                found = make(self, output, tensor, key)
+            except UsageError:
+                found = None  # refused the long way, where the peers hear of it
+            self._tickets[whole] = found
+            return found
+
+    def barrier(self) -> Ticket | None:
+        """No data."""
+        return self._barrier if chosen(self._ops.options) is None else None
+
+    def all_reduce(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Ticket | None:
+        """Everybody stages all and combines all."""
+        if not one_shot(tensor.nbytes, self._size) or op == "PREMUL_SUM":
+            return None
+        combine, rank = reducer(tensor.dtype, op), self._rank
+        parts = [[p.view(tensor.shape) for p in row] for row in self._board.parts(tensor.numel(), tensor.dtype)]
+        places = [row[rank] for row in parts]
+        return Ticket(
+            self._ops.call("all_reduce", tensor, op),
+            lambda half, out, mine: places[half].copy_(mine),
+            lambda half, out, mine: combine(parts[half], out),
+        )
+
+    def broadcast(self, output: torch.Tensor, tensor: torch.Tensor, root: int) -> Ticket | None:
+        """The root stages, the others copy."""
+        if tensor.nbytes > self._board.stage_nbytes:
+            return None
+        call = self._ops.call("broadcast", tensor, root=root)
+        parts = self._board.parts(tensor.numel(), tensor.dtype)
+        places = [row[root].view(tensor.shape) for row in parts]
+        if self._rank == root:
+            return Ticket(call, lambda half, out, mine: places[half].copy_(mine), _nothing)
+        return Ticket(call, _nothing, lambda half, out, mine: out.copy_(places[half]))
+
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor, _: None) -> Ticket | None:
+        """Everybody stages its own and copies all, in one go."""
+        size, count = self._size, tensor.numel()
+        fits = output.numel() == count * size and output.dtype == tensor.dtype
+        if not fits or tensor.nbytes > self._board.stage_nbytes:
+            return None
+        stages = self._board.typed(tensor.dtype)
+        rows = [stages[half, :, :count] for half in (0, 1)]
+        places = [row[self._rank].view(tensor.shape) for row in rows]
+        return Ticket(
+            self._ops.call("all_gather", tensor, rest="single"),
+            lambda half, out, mine: places[half].copy_(mine),
+            lambda half, out, mine: out.view(size, count).copy_(rows[half]),
+        )
+
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Ticket | None:
+        """Everybody stages all parts and combines its own."""
+        size, rank, count = self._size, self._rank, output.numel()
+        stages = self._board.typed(tensor.dtype)
+        width = stages.shape[2] // size // 64 * 64
+        fits = tensor.numel() == count * size and output.dtype == tensor.dtype
+        if not fits or count > width or op == "PREMUL_SUM":
+            return None
+        combine = reducer(tensor.dtype, op)
+        cut = stages[:, :, : size * width].view(2, size, size, width)[..., :count]
+        places = [cut[half, rank] for half in (0, 1)]
+        parts = [[part.view(output.shape) for part in cut[half, :, rank]] for half in (0, 1)]
+        return Ticket(
+            self._ops.call("reduce_scatter", tensor, op),
+            lambda half, out, mine: places[half].copy_(mine.view(size, count)),
+            lambda half, out, mine: combine(parts[half], out),
+        )
