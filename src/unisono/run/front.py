@@ -12,7 +12,7 @@ from unisono.algorithms import Entry, entry
 from unisono.errors import UsageError
 from unisono.run.arithmetic import arithmetic
 from unisono.run.executor import execute
-from unisono.run.layout import equal_blocks, layout
+from unisono.run.layout import check_sizes, equal_blocks, layout
 from unisono.run.operands import Operands
 from unisono.run.plan import Plan, plan
 from unisono.run.record import Record
@@ -80,6 +80,8 @@ def run(
     if c.name == "barrier":
         tensor, op, sizes = torch.zeros(c.num_chunks, dtype=torch.uint8), "BOR", None
         output = tensor
+    if sizes is not None:
+        check_sizes(c, sizes)
     sources, results = _operands(share, tensor, output, sizes)
     if sizes is None:
         sizes = equal_blocks(c, [t.numel() for t in sources], [t.numel() for t in results])

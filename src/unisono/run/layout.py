@@ -16,7 +16,7 @@ from unisono.errors import UsageError
 from unisono.run.plan import Plan, Span
 from unisono.schedule import Collective
 
-__all__ = ["Layout", "equal_blocks", "layout"]
+__all__ = ["Layout", "check_sizes", "equal_blocks", "layout"]
 
 
 def equal_blocks(collective: Collective, source: Sequence[int], result: Sequence[int]) -> tuple[int, ...]:
@@ -28,6 +28,16 @@ def equal_blocks(collective: Collective, source: Sequence[int], result: Sequence
     if len(set(known)) > 1:
         raise UsageError(f"{collective.name}: blocks of {known} elements are not equal; give the sizes of all blocks")
     return (known[0] if known else 0,) * (collective.num_chunks // collective.pieces)
+
+
+def check_sizes(collective: Collective, sizes: Sequence[int]) -> None:
+    """Raises UsageError unless there is one size, not negative, for every block."""
+    blocks = collective.num_chunks // collective.pieces
+    if len(sizes) != blocks or min(sizes) < 0:
+        raise UsageError(
+            f"{collective.name} over {collective.world_size} ranks has {blocks} blocks, got {len(sizes)} sizes: "
+            f"{list(sizes)}"
+        )
 
 
 def _lengths(collective: Collective, sizes: Sequence[int]) -> NDArray[np.int64]:
@@ -43,10 +53,7 @@ class Layout:
 
     def __init__(self, plan: Plan, sizes: Sequence[int]) -> None:
         c = plan.collective
-        if len(sizes) != c.num_chunks // c.pieces:
-            raise UsageError(
-                f"{c.name} over {c.world_size} ranks has {c.num_chunks // c.pieces} blocks, got {len(sizes)} sizes"
-            )
+        check_sizes(c, sizes)
         copies = c.world_size + 1 if plan.deterministic else 1
         lengths = np.tile(_lengths(c, sizes), copies)
         held = np.asarray(plan.chunks, dtype=np.int64)
