@@ -63,13 +63,15 @@ def coalesced_functions(rank: int, world_size: int, asynchronous: bool) -> list[
     future = dist.all_reduce_coalesced(summed, async_op=asynchronous)
     if asynchronous:
         future.wait()
-    lists = [[torch.empty(COUNTS[i]) for _ in range(world_size)] for i in everything]
+    lists = [[torch.empty(COUNTS[i]) for i in everything] for _ in range(world_size)]
     future = dist.all_gather_coalesced(lists, [contribution(rank, i) for i in everything], async_op=asynchronous)
     if asynchronous:
         future.wait()
     return [
         *differences("all_reduce", summed, lambda i: total(world_size, i)),
-        *differences("all_gather", [torch.cat(parts) for parts in lists], lambda i: gathered(world_size, i)),
+        *differences(
+            "all_gather", [torch.cat(parts) for parts in zip(*lists, strict=True)], lambda i: gathered(world_size, i)
+        ),
     ]
 
 

@@ -142,6 +142,8 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             operation = build()
         except UsageError as error:
             operation = group.operations.refused(op, error)
+        except Exception as error:  # whatever went wrong here, the peers must not wait for this rank
+            operation = group.operations.refused(op, UsageError(f"{type(error).__name__}: {error}"))
         task = Task(operation.call, operation.steps, operation.outputs, self._seconds(options))
         background = options is None or options.asyncOp
         group.collectives.submit(task, background)

@@ -38,7 +38,12 @@ def flat_input(tensor: torch.Tensor) -> torch.Tensor:
     plain = _plain(tensor)
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    return plain.contiguous().view(-1)
+    return _side_by_side(plain.contiguous())
+
+
+def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as a flat one of stride 1: of one element or none, torch calls any stride contiguous."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def as_bytes(flat: torch.Tensor) -> torch.Tensor:
@@ -67,7 +72,7 @@ class Result:
         plain = _plain(tensor)
         self.tensor: torch.Tensor | None = None
         if plain.is_contiguous() and not plain.is_conj() and not plain.is_neg():
-            self.flat = plain.view(-1)
+            self.flat = _side_by_side(plain)
             return
         if _shares_memory_with_itself(plain):
             raise UsageError(

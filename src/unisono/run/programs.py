@@ -34,7 +34,7 @@ _ONE_SHOT = 128 * 1024
 
 
 def one_shot(nbytes: int, world_size: int) -> bool:
-    """Whether a reduction is so small that every rank reduces all of it: one meeting instead of two, n times the work."""
+    """Whether a reduction is so small that every rank reduces all of it: one meeting, not two, for n times the work."""
     return nbytes * world_size <= _ONE_SHOT
 
 

@@ -27,6 +27,9 @@ _INNER = (
     "<string>",
     _LIBRARY + "contextlib.py",
     _LIBRARY + "threading.py",
+    _LIBRARY + "functools.py",
+    _LIBRARY + "warnings.py",
+    os.path.dirname(_torch_folder().rstrip(os.sep)) + os.sep + "typing_extensions.py",  # torch's deprecated functions
 )
 
 
