@@ -11,7 +11,7 @@ from unisono.backend.moving import Moving
 from unisono.backend.options import Options
 from unisono.backend.reducing import Reducing
 from unisono.backend.roll import Roll
-from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
+from unisono.errors import CollectiveTimeout, PeerLostError, UnisonoError, UsageError
 from unisono.run.collectives import CollectiveLane
 from unisono.run.point_to_point import PointToPointLane
 from unisono.transport.board import Board
@@ -108,6 +108,8 @@ class Group:
             missing = [name for r, name in enumerate(self.names) if segment.state(r) == ABSENT]
             if not missing:
                 break
+            if pause >= 0.02:
+                self._check_missing(segment)
             if time.monotonic() > deadline:
                 there = [n for n in self.names if n not in missing]
                 raise CollectiveTimeout(
@@ -116,6 +118,12 @@ class Group:
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
+
+    def _check_missing(self, segment: Segment) -> None:
+        """Raises `PeerLostError` if a rank has died before it joined."""
+        dead = [(rank, words) for rank in range(self.size) if (words := self._roll.dead(rank))]
+        if lost := [words for rank, words in dead if segment.state(rank) == ABSENT]:
+            raise PeerLostError(f"{self.label} can not be joined: {'; '.join(lost)}")
 
     def _forget_fd(self) -> None:
         if self._fd >= 0:

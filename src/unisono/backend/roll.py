@@ -7,15 +7,17 @@ the roll whether it lives, and whether it made a group of other ranks at this po
 """
 
 import json
+import socket
 from collections import defaultdict
 from collections.abc import Sequence
 
 from unisono.errors import MismatchError, PeerLostError
-from unisono.transport.process import Identity
+from unisono.transport.process import Identity, alive, fate
 from unisono.transport.segment import StoreLike
 
 __all__ = ["JobStore", "Roll"]
 
+_default: "Roll | None" = None  # of the default group, where every process of the job is known
 _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
 
 
@@ -73,7 +75,7 @@ class Roll:
     def __init__(
         self, store: StoreLike, epoch: str, label: str, names: Sequence[int], rank: int, counted: bool
     ) -> None:
-        self._names, self._rank, self._label = list(names), rank, label
+        self._names, self._rank, self._label, self._counted = list(names), rank, label, counted
         number = _made[epoch, tuple(names)] if counted else 0
         _made[epoch, tuple(names)] += counted
         self._epoch = JobStore(store, f"unisono/{epoch}")
@@ -83,19 +85,42 @@ class Roll:
         self._epoch.set(f"named/{label}/{names[rank]}", json.dumps(self._names))
         self.store.set(f"who/{rank}", json.dumps([me.pid, me.started]))
 
+    def serve_all(self) -> None:
+        """This is the default group's roll: its groups find here who the ranks are that have not come to them."""
+        global _default
+        _default = self
+
     def identity(self, rank: int) -> Identity:
-        """The process that was announced as group rank ``rank``; pid 0 if none was."""
+        """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was."""
         found = self._read(self.store, f"who/{rank}")
-        return Identity(*found) if found else Identity(0, 0)
+        if found:
+            return Identity(*found)
+        if self._counted and _default is not None:
+            return _default.identity(self._names[rank])
+        return Identity(0, 0)
+
+    def dead(self, rank: int) -> str:
+        """Words on group rank ``rank`` if its process has ended."""
+        who = self.identity(rank)
+        if not who.pid or alive(who):
+            return ""
+        return f"rank {self._names[rank]} (pid {who.pid} on {socket.gethostname()}) is dead: {fate(who)}"
 
     def absent(self) -> list[int]:
         """The global ranks that have not made this group."""
         return [name for rank, name in enumerate(self._names) if self._read(self.store, f"who/{rank}") is None]
 
     def check(self) -> None:
-        """Raises `MismatchError` if a rank of this group made another one in its place."""
+        """Raises `MismatchError` if a rank made another group in place of this one.
+
+        `PeerLostError` if the first rank, which makes the group's memory, has died.
+        """
         if words := self.complaint():
             raise MismatchError(words)
+        if words := self.dead(0):
+            raise PeerLostError(
+                f"rank {self._names[self._rank]} can not join group {self._label} {self._names}: {words}"
+            )
 
     def complaint(self) -> str:
         """Which ranks made other groups at the point where this rank made this one, or nothing."""
