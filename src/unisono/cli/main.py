@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import draw, train, verify
+from unisono.cli import draw, list_, plan, simulate, train, tune, verify
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
@@ -23,6 +23,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.train,
     "draw": draw.draw,
     "verify": verify.verify,
+    "simulate": simulate.simulate_command,
+    "plan": plan.plan,
+    "tune": tune.tune,
+    "list": list_.list_,
 }
 
 

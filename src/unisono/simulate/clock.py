@@ -22,7 +22,8 @@ from unisono.simulate.slots import Floats, Ints, Load
 __all__ = ["Clock", "Times", "sum_seconds"]
 
 _LONGEST_RHYTHM = 64
-_ALIKE = 1e-9  # relative difference below which two increments are the same number, rounded
+_ALIKE = 1e-9  # relative difference below which two times are the same number, rounded
+_SETTLED = 1e-6  # the same for what slots add to the times: who comes first in a tie may change what is beyond
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Clock:
             for c in {1, self.period}:
                 if len(past) >= c and not settled:
                     growth = now - past[-c]
-                    settled = float(np.ptp(growth)) <= _ALIKE * float(growth.max())
+                    settled = float(np.ptp(growth)) <= _SETTLED * float(growth.max())
                     leaps = (repeat - i) // c if settled else 0
                     self._shift(load, leaps * float(growth.mean()))
                     i += leaps * c

@@ -1,0 +1,88 @@
+"""`unisono tune`: measure the algorithms on this machine and keep the table that `unisono plan` reads."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from unisono.advice import ranges
+from unisono.cli.schedules import say, show
+from unisono.errors import UsageError
+from unisono.measured import Measured, Row
+from unisono.schedule import COLLECTIVES, preset
+from unisono.select import Selector
+from unisono.tune import DEFAULT_PATH, SIZES, SharedMemory, runnable
+from unisono.tune import tune as measure_all
+from unisono.units import parse_nbytes, show_nbytes, show_seconds
+
+__all__ = ["tune"]
+
+
+def tune(
+    collective: Annotated[list[str] | None, typer.Argument(help="What to measure.", show_default="all_reduce")] = None,
+    ranks: Annotated[int, typer.Option("--ranks", "-n", help="Processes on this host.")] = 4,
+    nbytes: Annotated[
+        str | None,
+        typer.Option("--bytes", metavar="SIZES", help="By comma.", show_default="64B,1KiB,16KiB,256KiB,4MiB"),
+    ] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="By comma.", show_default="all that can run")
+    ] = None,
+    keep: Annotated[bool, typer.Option(help="Keep the table for `unisono plan`.")] = True,
+) -> None:
+    """Measure every algorithm over shared memory on this machine, in a few seconds per collective and size.
+
+    unisono tune all_reduce broadcast --ranks 4
+    """
+    wanted = collective or ["all_reduce"]
+    for name in wanted:
+        if name not in COLLECTIVES:
+            raise UsageError(f"unknown collective {name!r}: expected one of {', '.join(COLLECTIVES)}")
+    sizes = [parse_nbytes(size) for size in nbytes.split(",")] if nbytes is not None else list(SIZES)
+    names = _checked(algorithms, wanted)
+    kept = Measured.load() if keep else Measured()
+    progress = Console(stderr=True, highlight=False)
+    with progress.status("starting the ranks ...") as status, SharedMemory(ranks) as measure:
+
+        def tell(row: Row) -> None:
+            status.update(f"{row.collective} {show_nbytes(row.nbytes)} by {row.algorithm}: {show_seconds(row.seconds)}")
+
+        table = measure_all(measure, wanted, ranks, sizes, names, tell)
+    for name in wanted:
+        _print(name, ranks, table)
+    if keep:
+        say(f"kept in {kept.merged(table).save()}")
+
+
+def _checked(algorithms: str | None, collectives: list[str]) -> list[str] | None:
+    if algorithms is None:
+        return None
+    names = [name.strip() for name in algorithms.split(",")]
+    for name in names:
+        known = sorted({DEFAULT_PATH, *(n for c in collectives for n in runnable(c))})
+        if name not in known:
+            raise UsageError(f"no algorithm {name!r} can run {' or '.join(collectives)}: expected {', '.join(known)}")
+    return names
+
+
+def _print(collective: str, ranks: int, measured: Measured) -> None:
+    rows = [r for r in measured.rows if r.collective == collective]
+    sizes = sorted({r.nbytes for r in rows})
+    table = Table(title=f"{collective} over {ranks} ranks, measured", title_justify="left")
+    table.add_column("algorithm", no_wrap=True)
+    for size in sizes:
+        table.add_column(show_nbytes(size) if collective != "barrier" else "time", justify="right")
+    times = {(r.algorithm, r.nbytes): r.seconds for r in rows}
+    best = {size: min(r.seconds for r in rows if r.nbytes == size) for size in sizes}
+    for name in dict.fromkeys(sorted((r.algorithm for r in rows), key=lambda a: (a != DEFAULT_PATH, a))):
+        cells = [times.get((name, size)) for size in sizes]
+        table.add_row(
+            name,
+            *("-" if t is None else show_seconds(t) + " *" * (t == best[s]) for t, s in zip(cells, sizes, strict=True)),
+        )
+    show(Console(highlight=False), table)
+    if collective != "barrier" and set(measured.algorithms(collective, ranks)) - {DEFAULT_PATH}:
+        selector = Selector(collective, preset("shared_memory", ranks), measured)
+        choices = selector.table(sizes)
+        say(f"* fastest. Of the algorithms: {ranges(choices, selector.crossovers(choices))}.")

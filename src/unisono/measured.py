@@ -1,0 +1,114 @@
+"""A table of measured times of this machine: kept between runs, looked up by size, stronger than any model.
+
+The table lives in the user's cache directory ($XDG_CACHE_HOME or ~/.cache), one file per machine, as JSON.
+"""
+
+import json
+import os
+import platform
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+
+from unisono.errors import UsageError
+
+__all__ = ["Measured", "Row", "table_path"]
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, order=True)
+class Row:
+    """One measurement: a collective over `ranks` ranks by an algorithm took `seconds` for `nbytes` bytes."""
+
+    collective: str
+    ranks: int
+    algorithm: str
+    nbytes: int
+    seconds: float
+
+
+def table_path() -> Path:
+    """Where this machine's table is kept."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "unisono" / f"tuned-{platform.node() or 'here'}.json"
+
+
+class Measured:
+    """Rows, at most one per collective, ranks, algorithm and size (the last one given counts)."""
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self._rows = {(r.collective, r.ranks, r.algorithm, r.nbytes): r for r in rows}
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, sorted."""
+        return sorted(self._rows.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def merged(self, newer: "Measured") -> "Measured":
+        """Both tables; where they meet, the newer one counts."""
+        return Measured([*self.rows, *newer.rows])
+
+    def algorithms(self, collective: str, ranks: int) -> list[str]:
+        """What has been measured for so many ranks, sorted."""
+        return sorted({r.algorithm for r in self.rows if (r.collective, r.ranks) == (collective, ranks)})
+
+    def seconds(self, collective: str, ranks: int, algorithm: str, nbytes: float) -> float:
+        """The time for a size: between two measured sizes on the straight line between them in logarithms.
+
+        Below the smallest size its time; beyond the largest, its time per byte. Raises KeyError if nothing was
+        measured.
+        """
+        wanted = (collective, ranks, algorithm)
+        points = [(r.nbytes, r.seconds) for r in self.rows if (r.collective, r.ranks, r.algorithm) == wanted]
+        if not points:
+            raise KeyError(wanted)
+        i = bisect_left([size for size, _ in points], nbytes)
+        if i == len(points):
+            size, time = points[-1]
+            return time * nbytes / size if size else time
+        if i == 0 or points[i][0] == nbytes:
+            return points[i][1]
+        (a, before), (b, after) = points[i - 1], points[i]
+        share = log(max(nbytes, 1) / max(a, 1)) / log(b / max(a, 1)) if b > max(a, 1) else 1.0
+        return exp(log(before) + share * (log(after) - log(before)))
+
+    def save(self, path: Path | None = None) -> Path:
+        """Write the table as a whole, or not at all. Raises UsageError if the file cannot be written."""
+        path = path or table_path()
+        rows = [[r.collective, r.ranks, r.algorithm, r.nbytes, r.seconds] for r in self.rows]
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps({"version": _VERSION, "rows": rows}, indent=0), encoding="utf-8")
+            draft.replace(path)
+        except OSError as problem:
+            raise UsageError(f"cannot keep the measured table in {path}: {problem.strerror}") from None
+        return path
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> "Measured":
+        """The table that was kept, empty if there is none. Raises UsageError if the file is no such table."""
+        path = path or table_path()
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["version"] != _VERSION:
+                raise ValueError(f"version {data['version']}")
+            return cls(Row(str(c), int(n), str(a), int(s), _positive(t)) for c, n, a, s, t in data["rows"])
+        except FileNotFoundError:
+            return cls()
+        except OSError as problem:
+            raise UsageError(f"cannot read the measured table {path}: {problem.strerror}") from None
+        except (ValueError, KeyError, TypeError) as problem:
+            raise UsageError(f"{path} is no table of `unisono tune` ({problem}): delete it or measure again") from None
+
+
+def _positive(seconds: float) -> float:
+    if not seconds > 0:
+        raise ValueError(f"{seconds} seconds")
+    return float(seconds)
