@@ -90,9 +90,9 @@ def run(
     numbers = arithmetic(dtype, op if c.reduces else "", factor, c.world_size, share.deterministic)
     where = layout(share, tuple(sizes))
     operands = Operands(where, sources, results, numbers)
-    operands.load()
-    execute(where, transport, operands.work, numbers, record)
-    operands.store()
+    work = operands.load(where)
+    execute(where, transport, work, numbers, record)
+    operands.store(where, work)
 
 
 def _operands(

@@ -23,6 +23,7 @@ import torch
 from unisono.errors import UsageError
 from unisono.run.arithmetic import Arithmetic
 from unisono.run.layout import Layout
+from unisono.run.plan import Span
 
 __all__ = ["Operands"]
 
@@ -30,48 +31,71 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Operands:
-    """One run's tensors; `work` is the flat tensor of `layout.numel` elements that the plan is run on.
+    """One run's tensors. `in_place`: the work tensor is the user's memory, else scratch of the size that is needed.
 
     Raises UsageError if the number of tensors or a size is wrong.
     """
 
     def __init__(self, layout: Layout, sources: Tensors, results: Tensors, numbers: Arithmetic) -> None:
-        plan, self._numbers = layout.plan, numbers
-        into, out = plan.blocks_before, plan.blocks_after
-        _check(layout, "source", sources, into)
-        _check(layout, "result", results, out)
-        self._sources = [(t, layout.block(b, plan.first_before)) for b, t in zip(into, sources, strict=True)]
-        self._results = [(t, layout.block(b, plan.first_after)) for b, t in zip(out, results, strict=True)]
-        work = self._users(layout) if numbers.in_place else None
-        if work is None:
-            work = torch.empty(layout.numel, dtype=numbers.carried, device=_device(sources, results))
-        self.work: torch.Tensor = work
+        self._plan, self._numbers = layout.plan, numbers
+        self._sources, self._results = sources, results
+        _check(layout, "source", sources, self._plan.blocks_before)
+        _check(layout, "result", results, self._plan.blocks_after)
+        self._users = self._memory() if numbers.in_place else None
+        self.in_place = self._users is not None
+        self._scratch: torch.Tensor | None = None
 
-    def _users(self, layout: Layout) -> torch.Tensor | None:
+    def _memory(self) -> torch.Tensor | None:
         """The user's memory as work tensor, if it has just the blocks that are needed, one after the other."""
-        plan = layout.plan
+        plan = self._plan
         if plan.chunks == plan.after:
-            found = _joined([tensor for tensor, _ in self._results])
+            found = _joined(self._results)
             if found is not None:
                 return found
         if plan.chunks == plan.before and not plan.writes:
-            return _joined([tensor for tensor, _ in self._sources])
+            return _joined(self._sources)
         return None
 
-    def load(self) -> None:
-        """Brings what this rank contributes into the work tensor."""
-        for tensor, place in self._sources:
-            part = self.work[place]
-            if not _same(tensor, part):
-                self._numbers.load(tensor, part)
+    def load(self, where: Layout, first: int = 0) -> torch.Tensor:
+        """The work tensor for a layout, with what this rank contributes in it.
 
-    def store(self) -> None:
-        """Finishes the sums and brings the results to the user."""
-        for tensor, place in self._results:
-            part = self.work[place]
+        `first`: the element of every chunk with which the layout begins, if it is that of a piece.
+        """
+        if self._users is not None:
+            work = self._users[first:]
+        else:
+            if self._scratch is None or self._scratch.numel() < where.numel:
+                device = next((t.device for t in (*self._sources, *self._results)), torch.device("cpu"))
+                self._scratch = torch.empty(where.numel, dtype=self._numbers.carried, device=device)
+            work = self._scratch
+        for index, offset, at, numel in self._runs(where, True):
+            source, part = self._sources[index][first + offset :][:numel], work[at : at + numel]
+            if not _same(source, part):
+                self._numbers.load(source, part)
+        return work
+
+    def store(self, where: Layout, work: torch.Tensor, first: int = 0) -> None:
+        """Finishes the sums in the work tensor and brings the results to the user."""
+        for index, offset, at, numel in self._runs(where, False):
+            result, part = self._results[index][first + offset :][:numel], work[at : at + numel]
             self._numbers.finish(part)
-            if not _same(tensor, part):
-                tensor.copy_(part)
+            if not _same(result, part):
+                result.copy_(part)
+
+    def _runs(self, where: Layout, load: bool) -> list[tuple[int, int, int, int]]:
+        """(tensor, element in it, element in the work tensor, elements); kept with the layout."""
+        found = where.compiled.get(("operands", load))
+        if found is None:
+            plan, pieces = self._plan, self._plan.collective.pieces
+            blocks, first = (plan.blocks_before, plan.first_before) if load else (plan.blocks_after, plan.first_after)
+            found = where.compiled["operands", load] = [
+                (index, offsets[i], at, numel)
+                for index, block in enumerate(blocks)
+                for offsets in [where.offsets[block * pieces : (block + 1) * pieces]]
+                for i, at, numel in where.runs(Span(first + block * pieces, pieces), offsets.__getitem__)
+            ]
+        assert isinstance(found, list)
+        return found
 
 
 def _check(layout: Layout, what: str, tensors: Tensors, wanted: Sequence[int]) -> None:
@@ -102,7 +126,3 @@ def _joined(tensors: Tensors) -> torch.Tensor | None:
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype
-
-
-def _device(sources: Tensors, results: Tensors) -> torch.device:
-    return next((tensor.device for tensor in (*sources, *results)), torch.device("cpu"))

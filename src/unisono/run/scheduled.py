@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from unisono.errors import UsageError
-from unisono.run.arithmetic import arithmetic
+from unisono.run.arithmetic import Arithmetic, arithmetic
 from unisono.run.layout import Layout, equal_blocks, layout
 from unisono.run.operands import Operands
 from unisono.run.plan import PlanStep, Span, plan
@@ -73,20 +73,15 @@ def scheduled(
     if sizes is None:
         sizes = equal_blocks(c, [t.numel() for t in sources], [t.numel() for t in results])
 
-    def carry(where: Layout, operands: Operands) -> Program:
-        operands.load()
-        yield from _Walk(board, where, operands.work, numbers.combine, numbers.total, record).program()
-        operands.store()
+    def walk(told: Sequence[int]) -> Program:
+        where = layout(share, tuple(told))
+        return _Walk(board, where, Operands(where, sources, results, numbers), numbers, record).program()
 
     def after_meeting(tell: Callable[[], Sequence[int]]) -> Program:
         yield
-        where = layout(share, tuple(tell()))
-        yield from carry(where, Operands(where, sources, results, numbers))
+        yield from walk(tell())
 
-    if callable(sizes):
-        return after_meeting(sizes)
-    where = layout(share, tuple(sizes))
-    return carry(where, Operands(where, sources, results, numbers))
+    return after_meeting(sizes) if callable(sizes) else walk(sizes)
 
 
 def told_sizes(board: Board, call: Call, schedule: Schedule, dtype: torch.dtype) -> Callable[[], Sequence[int]]:
@@ -120,9 +115,6 @@ def _meet() -> Program:
     yield
 
 
-Combine = Callable[[Sequence[torch.Tensor], torch.Tensor], None]
-
-
 @dataclass(frozen=True, slots=True)
 class _Copy:
     """`numel` elements at `at` in the work tensor; `slots`: (rank, element in its area) of each part, in rank order.
@@ -149,101 +141,80 @@ class _Walk:
     """One run of a plan over a board."""
 
     def __init__(
-        self, board: Board, where: Layout, work: torch.Tensor, combine: Combine, total: Combine, record: Record | None
+        self, board: Board, whole: Layout, operands: Operands, numbers: Arithmetic, record: Record | None
     ) -> None:
-        self.board, self.where, self.plan, self.work = board, where, where.plan, work
-        self.combine, self.total, self.record = combine, total, record
-        self.areas = board.typed(work.dtype)
+        self.board, self.whole, self.plan = board, whole, whole.plan
+        self.operands, self.numbers, self.record = operands, numbers, record
+        self.areas = board.typed(numbers.carried)
         room = self.areas.shape[2] // max(1, self.plan.busiest)
-        line = max(1, _LINE // work.itemsize)
-        self.width = where.longest if where.longest <= room else room // line * line
-        self.pieces = -(-where.longest // self.width) if where.longest else 0
+        line = max(1, _LINE // numbers.carried.itemsize)
+        self.width = whole.longest if whole.longest <= room else room // line * line
 
     def program(self) -> Program:
         """One meeting per step and piece, and at least one."""
-        if not self.pieces or not self.plan.steps:
+        if not self.whole.longest or not self.plan.steps:
             yield
-        for piece in range(self.pieces):
-            for number, moves in enumerate(self._moves(piece)):
+        for number, first in enumerate(range(0, self.whole.longest, self.width or 1)):
+            where = self.whole.piece(number, self.width, self.operands.in_place)
+            work = self.operands.load(where, first)
+            for step, moves in enumerate(self._moves(where)):
                 half = self.board.half
                 mine = self.areas[half, self.board.rank]
                 for copy in moves.staged:
                     at = copy.slots[0][1]
-                    mine[at : at + copy.numel].copy_(self.work[copy.at : copy.at + copy.numel])
+                    mine[at : at + copy.numel].copy_(work[copy.at : copy.at + copy.numel])
                 yield
                 for copy in moves.landings:
-                    self._land(copy, half, number, piece)
+                    start = Record.now() if self.record is not None else 0.0
+                    self._land(copy, work, half)
+                    if self.record is not None:
+                        self._note(self.record, where, copy, step, number, start)
                 for places in moves.sums:
-                    self.total([self.work[place] for place in places[:-1]], self.work[places[-1]])
+                    self.numbers.total([work[place] for place in places[:-1]], work[places[-1]])
+            self.operands.store(where, work, first)
 
-    def _land(self, copy: _Copy, half: int, number: int, piece: int) -> None:
-        start = Record.now() if self.record is not None else 0.0
-        here, rank = self.work[copy.at : copy.at + copy.numel], self.board.rank
+    def _land(self, copy: _Copy, work: torch.Tensor, half: int) -> None:
+        here, rank = work[copy.at : copy.at + copy.numel], self.board.rank
+        parts = [here if r == rank else self.areas[half, r, at : at + copy.numel] for r, at in copy.slots]
         if copy.reduce:
-            parts = [here if r == rank else self.areas[half, r, at : at + copy.numel] for r, at in copy.slots]
-            self.combine(parts, here)
+            self.numbers.combine(parts, here)
         else:
-            source, at = copy.slots[0]
-            here.copy_(self.areas[half, source, at : at + copy.numel])
-        if self.record is not None:
-            end, nbytes = Record.now(), float(copy.numel * self.work.itemsize)
-            chunk = self.where.chunk_at(copy.at)
-            for source, _ in copy.slots:
-                if source != rank:
-                    event = Event(False, number, piece, source, rank, chunk, 1, start, end, nbytes, copy.reduce)
-                    self.record.events.append(event)
+            here.copy_(parts[0])
 
-    def _moves(self, piece: int) -> Sequence[_Moves]:
-        """The steps of a piece in elements; kept with the layout where there is one piece."""
+    def _note(self, record: Record, where: Layout, copy: _Copy, step: int, piece: int, start: float) -> None:
+        end, nbytes, rank = Record.now(), float(copy.numel * self.numbers.carried.itemsize), self.board.rank
+        chunk = where.chunk_at(copy.at)
+        for source, _ in copy.slots:
+            if source != rank:
+                event = Event(False, step, piece, source, rank, chunk, 1, start, end, nbytes, copy.reduce)
+                record.events.append(event)
+
+    def _moves(self, where: Layout) -> Sequence[_Moves]:
+        """The plan's steps in elements; kept with the layout."""
         key = ("board", self.width)
-        found = self.where.compiled.get(key) if self.pieces == 1 else None
+        found = where.compiled.get(key)
         if found is None:
-            found = tuple(self._compile(step, piece) for step in self.plan.steps)
-            if self.pieces == 1:
-                self.where.compiled[key] = found
+            found = where.compiled[key] = tuple(self._compile(where, step) for step in self.plan.steps)
         assert isinstance(found, tuple)
         return found
 
-    def _compile(self, step: PlanStep, piece: int) -> _Moves:
-        staged: list[_Copy] = []
-        slot, rank = 0, self.board.rank
+    def _compile(self, where: Layout, step: PlanStep) -> _Moves:
+        width, rank, slot = self.width, self.board.rank, 0
+        staged, landings, sums = [], [], []
+
+        def runs(span: Span) -> list[tuple[int, int, int]]:
+            return where.runs(span, lambda i: i * width)
+
         for span in step.staged:
-            for i, at, numel in self._parts(span, piece):
-                staged.append(_Copy(at, numel, ((rank, (slot + i) * self.width),), False))
+            staged += [_Copy(at, numel, ((rank, (slot + i) * width),), False) for i, at, numel in runs(span)]
             slot += span.count
-        landings = []
         for one in step.landings:
-            for i, at, numel in self._parts(one.span, piece):
-                slots = [(part.peer, (part.slot + i) * self.width) for part in one.parts]
-                if one.reduce:
-                    slots.append((rank, 0))
-                landings.append(_Copy(at, numel, tuple(sorted(slots)), one.reduce))
+            own = [(rank, 0)] if one.reduce else []
+            for i, at, numel in runs(one.span):
+                slots = [(part.peer, (part.slot + i) * width) for part in one.parts]
+                landings.append(_Copy(at, numel, tuple(sorted(slots + own)), one.reduce))
         c = self.plan.collective
-        sums = []
         for span in step.sums:
-            rows = [
-                self._parts(Span(j * c.num_chunks + span.chunk, span.count), piece) for j in range(c.world_size + 1)
-            ]
+            rows = [runs(Span(j * c.num_chunks + span.chunk, span.count)) for j in range(c.world_size + 1)]
             sums += [tuple(slice(at, at + numel) for _, at, numel in row) for row in zip(*rows, strict=True)]
         return _Moves(tuple(staged), tuple(landings), tuple(sums))
-
-    def _parts(self, span: Span, piece: int) -> list[tuple[int, int, int]]:
-        """A piece of every chunk of a span: (chunk within the span, element in the work tensor, elements).
-
-        Neighbours are joined where they lie side by side at both ends: all but the last fill their slots.
-        """
-        found: list[tuple[int, int, int]] = []
-        first, width = piece * self.width, self.width
-        full = False
-        for i in range(span.count):
-            length = self.where.lengths[span.chunk + i]
-            numel = min(length - first, width)
-            if numel <= 0:
-                full = False
-                continue
-            if full:
-                found[-1] = (found[-1][0], found[-1][1], found[-1][2] + numel)
-            else:
-                found.append((i, self.where.starts[span.chunk + i] + first, numel))
-            full = length == width
-        return found
