@@ -42,9 +42,9 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """Name and options that are no numbers, e.g. `hierarchical(intra=direct, inter=double_tree)`."""
-        words = [f"{key}={value}" for key, value in self.options if isinstance(value, str)]
-        return f"{self.entry.name}({', '.join(words)})" if words else self.entry.name
+        """Name and options that are names, e.g. `hierarchical direct+double_tree`: the one inside, the one between."""
+        parts = [value for _, value in self.options if isinstance(value, str)]
+        return f"{self.entry.name} {'+'.join(parts)}" if parts else self.entry.name
 
 
 @dataclass(frozen=True)

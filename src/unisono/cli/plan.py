@@ -59,9 +59,10 @@ def _indented(lines: list[str]) -> list[str]:
 
 def _table(choices: list[Choice]) -> Table:
     factor = bus_factor(choices[0].collective, choices[0].topology.world_size)
-    table = Table()
-    for heading in ("bytes", "algorithm", "time", "busbw GB/s", "next best", "slower by"):
-        table.add_column(heading, justify="left" if heading in ("algorithm", "next best") else "right")
+    table = Table(box=None, pad_edge=False, caption="busbw in GB/s", caption_justify="left")
+    for heading in ("bytes", "algorithm", "time", "busbw", "next best", "slower by"):
+        words = heading in ("algorithm", "next best")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=not words, header_style="bold")
     for choice in choices:
         best, others = choice.best, choice.quotes[1:]
         table.add_row(

@@ -157,7 +157,7 @@ def _decisive(entry: _Entry, place: _Place, eager: bool) -> int | None:
         return None
     receives = load.dst[there] == place.rank
     kept = np.where(receives | (not eager), times.end[there], times.left[there])
-    best = int(np.argmax(kept))
+    best = int(np.argmax((kept >= kept.max() * (1 - _SAME)) * (1 + receives)))  # of equals, what it received
     before = (times.receiver_ready if receives[best] else times.sender_ready)[there[best]]
     return int(there[best]) if kept[best] >= before else None
 

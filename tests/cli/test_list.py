@@ -1,0 +1,32 @@
+from typer.testing import CliRunner
+
+from unisono.algorithms import entries
+from unisono.cli.main import app
+from unisono.schedule import COLLECTIVES
+
+
+def test_lists_every_algorithm_under_its_collective() -> None:
+    result = CliRunner().invoke(app, ["list"])
+    assert result.exit_code == 0
+    listed, under = [], ""
+    for line in result.stdout.splitlines():
+        first = line.split(" ")[0]
+        if first in COLLECTIVES:
+            under = first
+        elif first in {e.name for e in entries()}:
+            listed.append((under, first))
+    assert listed == [(e.collective, e.name) for e in entries()]
+
+
+def test_lists_one_collective_with_steps_and_bytes() -> None:
+    lines = CliRunner().invoke(app, ["list", "all_to_all"]).stdout.splitlines()
+    assert lines[0] == "all_to_all"
+    assert lines[1].split()[:3] == ["algorithm", "steps", "bytes"]
+    assert lines[2].split()[:4] == ["bruck", "L", "<=", "L/2"]
+    assert max(map(len, lines)) <= 110
+
+
+def test_an_unknown_collective_is_one_line() -> None:
+    result = CliRunner().invoke(app, ["list", "foo"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("unisono: unknown collective 'foo': expected one of all_reduce, ")
