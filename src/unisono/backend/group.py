@@ -138,9 +138,11 @@ class Group:
         segment = self._segment
         if self.joined and segment is not None:
             error = UnisonoError(f"{self.label}: this rank {why} while the call was under way")
+            trouble = _trouble()
+            farewell = why if trouble in why else f"{why} after an error: {trouble}"
             self.collectives.close(error)
             self.messages.close(error)
-            segment.say(self.rank, FAREWELL, why)
+            segment.say(self.rank, FAREWELL, farewell)
             segment.longs[segment.field(self.rank, STATE)] = LEFT
             del self.collectives, self.messages, self.operations, self.express
             self.joined = False
@@ -155,6 +157,12 @@ class Group:
         )
         self.joined = False
         self._forget_fd()
+
+
+def _trouble() -> str:
+    """What has gone wrong in a group of this process, so that peers in its other groups read why it leaves."""
+    errors = (group.collectives.failed for group in _living if group.joined)
+    return next((str(error).partition("\n")[0] for error in errors if error), "")
 
 
 def _leave_all(words: str) -> None:
