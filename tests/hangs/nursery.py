@@ -1,0 +1,36 @@
+"""A program that has imported torch and forks the programs of tests: each runs at the top level, as a script does.
+
+Orders come as lines of JSON: a program to fork, whose pid is answered, or a dead one to reap. Until it is reaped, a
+program that has ended is a zombie, as it is below a launcher that looks after its ranks now and then.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+
+import torch.distributed
+import torch.distributed.distributed_c10d
+
+torch.set_num_threads(1)
+for line in sys.stdin:
+    order = json.loads(line)
+    if "reap" in order:
+        os.waitpid(order["reap"], 0)
+        print(flush=True)
+        continue
+    pid = os.fork()
+    if pid == 0:
+        break
+    print(pid, flush=True)
+else:
+    sys.exit()
+
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+os.dup2(os.open(order["errors"], os.O_WRONLY | os.O_CREAT), 2)
+os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+os.dup2(1, 0)
+with open(order["program"]) as file:
+    program = compile(file.read(), order["program"], "exec")
+exec(program, {"__name__": "__main__"})

@@ -1,0 +1,143 @@
+"""A rank that does not come in time: the error says who has come, who has not, and what the missing one does."""
+
+import datetime
+import re
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+
+from hangs.job import Fault, Job, attempt, line_of, tell
+
+LIMIT = datetime.timedelta(seconds=0.5)
+
+
+def dawdle() -> None:
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        time.sleep(0.01)  # this is where the late rank is
+
+
+def group_timeout(rank: int, world_size: int) -> Fault:
+    dist.barrier()
+    dist.all_reduce(torch.zeros(2, 3))
+    if rank == 1:
+        dawdle()
+        dist.broadcast(torch.zeros(7), 0)  # the others' data lies there
+        return attempt(dist.barrier)
+    return attempt(lambda: dist.broadcast(torch.zeros(7), 0))
+
+
+def test_group_timeout() -> None:
+    with Job(group_timeout, 3, timeout=0.5) as job:
+        first, second, third = job.results(15)
+        pid = job.pid(1)
+    for fault in (first, third):
+        fault.says(
+            "CollectiveTimeout",
+            r"broadcast\(float32 \[7\], root 0\), call no\. 3 of the default group",
+            r"within its timeout of 0\.5 s",
+            r"rank 1 missing \(arrived: 0, 2\)",
+            rf"rank 1 \(pid {pid} on .*\) last completed call no\. 2 all_reduce\(float32 \[2, 3\], SUM\) \d\.\d s ago",
+            f"now at .*{line_of(dawdle, 'where the late rank is')}in dawdle",
+        )
+        assert 0.5 <= fault.seconds < 1.6
+    second.says("PeerLostError", "barrier", r"rank 0 .* has given this group up: .*timeout|rank 0 .* ended")
+
+
+def wait_timeout(rank: int, world_size: int) -> list[object]:
+    """The call goes on after a wait that was too short."""
+    x = torch.ones(2)
+    if rank == 1:
+        time.sleep(1.2)
+        dist.all_reduce(x)
+        return [x.tolist()]
+    work = dist.all_reduce(x, async_op=True)
+    fault = attempt(lambda: work.wait(LIMIT))
+    still = work.is_completed()
+    work.wait()
+    return [x.tolist(), fault, still]
+
+
+def test_wait_with_a_timeout_of_its_own() -> None:
+    with Job(wait_timeout, 2) as job:
+        first, second = job.results(15)
+    assert first[0] == second[0] == [2.0, 2.0]
+    first[1].says("CollectiveTimeout", r"all_reduce\(float32 \[2\], SUM\), call no\. 1", "rank 1 missing", r"0\.5 s")
+    assert 0.5 <= first[1].seconds < 1.5
+    assert first[2] is False
+
+
+def subgroup_timeout(rank: int, world_size: int) -> list[Fault]:
+    group = dist.new_group([0, 2], timeout=LIMIT)
+    faults = []
+    if rank == 2:
+        time.sleep(2)
+    elif rank == 0:
+        faults.append(attempt(lambda: dist.all_reduce(torch.zeros(1), group=group)))
+        faults.append(attempt(lambda: dist.all_reduce(torch.zeros(1), group=group)))
+    dist.barrier()  # the default group is none the worse
+    return faults
+
+
+def test_new_group_with_a_timeout() -> None:
+    with Job(subgroup_timeout, 3) as job:
+        first, again = job.results(15)[0]
+    first.says("CollectiveTimeout", r"group \d+ \[0, 2\]", "rank 2", r"0\.5 s", "test_late.py")
+    assert 0.5 <= first.seconds < 1.5
+    again.says("CollectiveTimeout", "failed before and can only be destroyed", "rank 2")
+    assert again.seconds < 0.2
+
+
+def messages(rank: int, world_size: int) -> list[Fault]:
+    if rank == 1:
+        dawdle()
+        return []
+    x = torch.zeros(3_000_000)
+    recv = dist.irecv(x, 1)
+    send = dist.isend(x.clone(), 1)
+    assert recv is not None
+    assert send is not None
+    faults = [attempt(lambda: recv.wait(LIMIT)), attempt(lambda: send.wait(LIMIT))]
+    return [*faults, attempt(recv.wait)]
+
+
+def test_messages() -> None:
+    with Job(messages, 2, timeout=1.5) as job:
+        waited, sent, own = job.results(15)[0]
+    place = line_of(dawdle, "where the late rank is")
+    waited.says("CollectiveTimeout", r"recv\(float32 \[3000000\]\) from rank 1", r"0\.5 s", place)
+    sent.says("CollectiveTimeout", r"send\(float32 \[3000000\]\) to rank 1", r"\d+ of 12000000 bytes", place)
+    own.says("CollectiveTimeout", r"recv\(float32 \[3000000\]\) from rank 1", r"timeout of 1\.5 s", place)
+
+
+def stopped(rank: int, world_size: int) -> Fault:
+    dist.barrier()
+    tell("ready")
+    if rank == 1:
+        time.sleep(60)
+    return attempt(lambda: dist.all_reduce(torch.zeros(1)))
+
+
+def test_a_stopped_rank_is_said_to_be_stopped() -> None:
+    with Job(stopped, 2, timeout=0.8) as job:
+        job.hear("ready")
+        job.signal(1, signal.SIGSTOP)
+        fault = job.result(0)
+    fault.says("CollectiveTimeout", r"rank 1 \(pid \d+ on .*\) last completed call no\. 1 barrier\(\)", "it is stopped")
+
+
+def busy(rank: int, world_size: int) -> Fault:
+    """The late rank computes in one long call that keeps the interpreter lock."""
+    dist.barrier()
+    if rank == 1:
+        re.match(r"(a|aa)+$", "a" * 33 + "b")
+        return Fault("", "", 0, 0)
+    return attempt(lambda: dist.all_reduce(torch.zeros(1)))
+
+
+def test_a_rank_that_does_not_answer_is_said_to_be_busy() -> None:
+    with Job(busy, 2, timeout=0.4) as job:
+        fault = job.result(0)
+    fault.says("CollectiveTimeout", "rank 1", "does not answer")

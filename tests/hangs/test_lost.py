@@ -1,0 +1,215 @@
+"""A rank that is gone: who waits for it reads within a second who it was, how it ended and which call waited."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hangs.job import Fault, Job, attempt, init, tell
+
+HOST = os.uname().nodename
+
+
+def endless(rank: int, world_size: int, kind: str) -> Fault:
+    """Rank 1 waits where it will be killed; the others are in, or come to, calls that need it."""
+    dist.barrier()
+    x, peer = torch.zeros(4), 1
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "wait": lambda: dist.all_reduce(x, async_op=True).wait(),
+        "future": lambda: dist.all_reduce(x, async_op=True).get_future().wait(),
+        "recv": lambda: dist.recv(x, peer),
+        "large send": lambda: dist.send(torch.zeros(5_000_000), peer),
+        "recv from any": lambda: dist.recv(x),
+        "loop": lambda: [dist.all_reduce(x) for _ in range(10**7)],
+        "large loop": lambda: [dist.all_reduce(torch.zeros(1_000_000)) for _ in range(10**6)],
+    }
+    tell("ready")
+    if rank == 1 and "loop" not in kind:
+        time.sleep(60)
+    return attempt(calls[kind])
+
+
+KINDS = ["all_reduce", "wait", "future", "recv", "large send", "recv from any", "loop", "large loop"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed(kind: str) -> None:
+    world_size = 2 if kind == "recv from any" else 3
+    with Job(endless, world_size, kind) as job:
+        job.hear("ready")
+        time.sleep(0.15)
+        pid, killed = job.pid(1), job.signal(1, signal.SIGKILL)
+        results = job.results(10)
+    operation = kind.removeprefix("large ").partition(" ")[0].replace("loop", "all_reduce")
+    operation = "all_reduce" if kind in ("wait", "future") else operation
+    for fault in [results[0], *results[2:]]:
+        # A future carries its error through torch, which makes a plain RuntimeError of it.
+        assert fault.kind == ("RuntimeError" if kind == "future" else "PeerLostError"), fault
+        fault.says(fault.kind, rf"rank 1 \(pid {pid} on {HOST}\)", "dead", "killed", rf"{operation}\(")
+        assert fault.at - killed < 1.0
+
+
+def between(rank: int, world_size: int) -> Fault | None:
+    """Everybody computes; rank 1 dies meanwhile; the next call finds it dead."""
+    dist.barrier()
+    tell("ready")
+    if rank == 1:
+        time.sleep(60)
+    time.sleep(0.4)
+    return attempt(dist.barrier)
+
+
+def test_killed_between_calls() -> None:
+    with Job(between, 3) as job:
+        job.hear("ready")
+        pid = job.pid(1)
+        job.signal(1, signal.SIGKILL)
+        first, _, third = job.results(10)
+    for fault in (first, third):
+        fault.says(
+            "PeerLostError", rf"rank 1 \(pid {pid} on {HOST}\) is dead", r"barrier\(\), call no\. 2 of the default"
+        )
+        assert fault.seconds < 1.0
+
+
+ENDINGS: dict[str, tuple[str, list[str]]] = {
+    # the end of rank 1's program, and what the others must read of it
+    "exception": ("raise ValueError('the data of shard 7 is broken')", ["ValueError", "the data of shard 7 is broken"]),
+    "exception in a function": (
+        "def load():\n    return {}['label']\ndef main():\n    load()\nmain()",
+        ["KeyError", "label"],
+    ),
+    "sys.exit": ("sys.exit(3)", ["rank 1", "end"]),
+    "Ctrl-C": ("os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)", ["KeyboardInterrupt"]),
+    "os._exit": ("os._exit(7)", ["exit code 7"]),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", ["killed by SIGKILL"]),
+    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", ["killed by SIGSEGV"]),
+    "the end": ("", ["without destroy_process_group"]),
+    "destroyed": ("dist.destroy_process_group()", ["has left the group"]),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_how_a_program_ended(name: str) -> None:
+    text, facts = ENDINGS[name]
+    with Job(waits, 2, scripts={1: f"dist.barrier()\n{text}"}) as job:
+        fault = job.results(30)[0]
+        pid = job.pid(1)
+    fault.says(
+        "PeerLostError", rf"rank 1 \(pid {pid} on {HOST}\)", r"all_reduce\(float32 \[3\], SUM\), call no\. 2", *facts
+    )
+
+
+def waits(rank: int, world_size: int) -> Fault:
+    dist.barrier()
+    return attempt(lambda: dist.all_reduce(torch.zeros(3)))
+
+
+def fails(rank: int, world_size: int) -> Fault:
+    dist.barrier()
+    if rank == 1:
+        raise OverflowError("loss is 1e+38")
+    if rank == 2:
+        sys.exit("the disk is full")
+    return attempt(lambda: dist.all_reduce(torch.zeros(3)))
+
+
+def test_exception_in_a_multiprocessing_child() -> None:
+    with Job(fails, 3) as job:
+        first, _, _ = job.results(10)
+        pids = [job.pid(1), job.pid(2)]
+    assert first.kind == "PeerLostError"
+    assert f"rank 1 (pid {pids[0]} on {HOST})" in first.text or f"rank 2 (pid {pids[1]} on {HOST})" in first.text
+    assert "OverflowError: loss is 1e+38" in first.text or "rank 2" in first.text
+
+
+def quotes(rank: int, world_size: int, meeting: str, path: str) -> None:
+    """For mp.spawn: rank 1 raises, rank 0 writes down what it read."""
+    init(meeting, rank, world_size, 30.0)
+    dist.barrier()
+    if rank == 1:
+        raise LookupError("no such shard")
+    fault = attempt(lambda: dist.all_reduce(torch.zeros(3)))
+    with open(path, "w") as file:
+        file.write(f"{fault.kind}: {fault.text}")
+    dist.destroy_process_group()
+
+
+def test_exception_in_spawned_ranks(tmp_path: Any) -> None:
+    """torch.multiprocessing catches the exception itself and ends the process by sys.exit."""
+    import torch.multiprocessing as mp
+
+    path = tmp_path / "text"
+    context = mp.start_processes(
+        quotes, (2, str(tmp_path / "meeting"), str(path)), nprocs=2, join=False, start_method="forkserver"
+    )
+    with pytest.raises(mp.ProcessRaisedException, match="no such shard"):
+        while not context.join(timeout=20, grace_period=5):
+            pass
+    text = path.read_text()
+    assert text.startswith("PeerLostError: all_reduce(")
+    assert "rank 1" in text
+    assert "LookupError: no such shard" in text
+
+
+def second_hand(rank: int, world_size: int) -> Fault:
+    """Rank 2 dies; rank 1 waits for it in a group of two; rank 0 waits for rank 1, which has given up."""
+    pair = dist.new_group([1, 2])
+    dist.barrier()
+    if rank == 2:
+        os._exit(1)
+    if rank == 1:
+        fault = attempt(lambda: dist.all_reduce(torch.zeros(1), group=pair))
+        raise RuntimeError(fault.text)
+    return attempt(dist.barrier)
+
+
+def test_the_one_who_died_first_is_blamed() -> None:
+    with Job(second_hand, 3) as job:
+        fault = job.results(10)[0]
+        pid = job.pid(2)
+    fault.says("PeerLostError", rf"rank 2 \(pid {pid} on {HOST}\)")
+
+
+def paused(rank: int, world_size: int) -> list[Any]:
+    """A rank stopped for seconds is late, not lost."""
+    dist.barrier()
+    tell("ready")
+    x = torch.ones(1)
+    faults = [attempt(lambda: dist.all_reduce(x)) for _ in range(2000)]
+    message = torch.ones(2_000_000)
+    faults.append(attempt(lambda: dist.recv(message, 1) if rank == 0 else rank == 1 and dist.send(message, 0)))
+    return [[f.text for f in faults if f.kind], float(x)]
+
+
+def test_stopped_for_five_seconds() -> None:
+    with Job(paused, 3) as job:
+        job.hear("ready")
+        time.sleep(0.02)
+        job.signal(1, signal.SIGSTOP)
+        time.sleep(5)
+        job.signal(1, signal.SIGCONT)
+        results = job.results(30)
+    assert [errors for errors, _ in results] == [[], [], []]
+    assert len({value for _, value in results}) == 1
+
+
+def leaves(rank: int, world_size: int) -> str:
+    """Ranks that destroy their group at different times, all calls done."""
+    dist.all_reduce(torch.ones(1000))
+    if rank != 1:
+        time.sleep(0.3 * rank)
+    dist.destroy_process_group()
+    return "left"
+
+
+def test_leaving_at_different_times_is_no_loss() -> None:
+    with Job(leaves, 3) as job:
+        assert job.results(10) == ["left"] * 3
