@@ -7,7 +7,17 @@ bits as the backend's own path.
 
 The price is in the bytes: a partial sum of m contributions travels as m. Schedules that bring contributions straight to
 where they are summed (one_shot, two_phase, star) pay nothing; in a ring the reduce-scatter's bytes grow by n/2, in
-recursive doubling each step doubles them. Each rank keeps up to n + 1 copies of what it sums.
+recursive doubling each step doubles them. Each rank keeps up to n + 1 copies of what it sums (of one piece at a time
+over the board), and results no longer come in place. Measured over the board with 4 ranks on 2 cores, all_reduce of
+float32, best of 12 with other work on the machine, in ms:
+
+                          64 KiB                        16 MiB
+                          as it is    in rank order     as it is    in rank order
+    ring                  1.3         1.9               40          120
+    halving_doubling      1.1         1.2               44          98
+    double_tree           1.0         1.4               39          108
+    two_phase             0.7         1.1               43          88
+    one_shot              0.7         0.6               64          136
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,14 +34,15 @@ Unit = tuple[int, int, int, bool]
 def unreduced(schedule: Schedule, steps: Iterable[list[Unit]]) -> Iterator[tuple[list[Unit], list[tuple[int, int]]]]:
     """Each of `steps` in units of single contributions, all copies, and the sums (rank, chunk) complete after it.
 
-    With C chunks and n ranks, chunk id j * C + c is rank j's contribution to chunk c, and n * C + c is the sum. A
-    first, empty step is put before, for one rank alone completes every sum at once. Raises ScheduleError if the
-    schedule would count a contribution twice.
+    With C chunks and n ranks, chunk id j * C + c is rank j's contribution to chunk c, and n * C + c is the sum. One
+    rank alone gets an empty step in which every sum is complete. Raises ScheduleError if the schedule would count a
+    contribution twice.
     """
     n, width = schedule.collective.world_size, schedule.collective.num_chunks
     everybody = (1 << n) - 1
     held = [[1 << rank] * width for rank in range(n)]  # bit j: rank j's contribution is there
-    yield [], [(0, chunk) for chunk in range(width)] if n == 1 else []
+    if n == 1:
+        yield [], [(0, chunk) for chunk in range(width)]
     for number, units in enumerate(steps):
         moved: list[Unit] = []
         values = [held[src][chunk] for src, _, chunk, _ in units]
