@@ -16,6 +16,7 @@ from unisono.errors import UsageError
 from unisono.run.collectives import Ticket
 from unisono.run.programs import one_shot
 from unisono.run.reduce import reducer
+from unisono.watch.call import name_of_dtype
 
 __all__ = ["Express", "Maker"]
 
@@ -101,6 +102,28 @@ class Express:
             self._ops.call("all_gather", tensor, rest="single"),
             lambda half, out, mine: places[half].copy_(mine),
             lambda half, out, mine: out.view(size, count).copy_(rows[half]),
+        )
+
+    def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, _: None) -> Ticket | None:
+        """Everybody stages a piece for each and copies the pieces for itself, in one go; equal pieces."""
+        size, rank, rows = self._size, self._rank, tensor.shape[0] if tensor.dim() else 1
+        width = self._board.stage_nbytes // size // 64 * 64 // tensor.itemsize
+        fits = output.shape == tensor.shape and output.dtype == tensor.dtype and rows % size == 0
+        count = tensor.numel() // size
+        if not fits or count > width:
+            return None
+        pieces = [(count,)] * size
+        cut = self._board.typed(tensor.dtype)[:, :, : size * width].view(2, size, size, width)[..., :count]
+        return Ticket(
+            self._ops.moving(
+                "all_to_all",
+                tensor.dtype,
+                pieces,
+                pieces,
+                lambda: f"{name_of_dtype(tensor.dtype)} {size} x [{count}] into {size} x [{count}]",
+            ),
+            lambda half, out, mine: cut[half, rank].copy_(mine.view(size, count)),
+            lambda half, out, mine: out.view(size, count).copy_(cut[half, :, rank]),
         )
 
     def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Ticket | None:

@@ -54,7 +54,7 @@ class Builder:
     def _algorithm(self, op: str) -> str:
         """The algorithm chosen for this call, in the words that ranks compare; nothing for the default."""
         options = chosen(self.options)
-        if options is None:
+        if options is None or op in ("send", "recv"):
             return ""
         name = options.name_for(op)
         return f"{name} in rank order" if name and options.deterministic else name

@@ -23,7 +23,6 @@ from unisono.backend.work import DONE, PendingWork
 from unisono.errors import UsageError
 from unisono.run.lane import Task
 from unisono.run.point_to_point import Message
-from unisono.watch.call import Call
 
 __all__ = ["UnisonoProcessGroup"]
 
@@ -259,6 +258,8 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         input_splits: list[int],
         opts: Any = None,
     ) -> Work:
+        if not output_splits and not input_splits and self._quickly(Express.all_to_all, None, output, tensor, opts):
+            return DONE
         return self._do(
             "all_to_all",
             opts,
@@ -306,7 +307,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         group = self._group
         if not group.joined:
             group.join()
-        call = Call(op, tensor.dtype, tuple(tensor.shape))
+        call = group.operations.call(op, tensor)
         message = Message(call, data, peer, tag, [tensor], group.timeout, after)
         group.messages.submit(message, background=True)
         return PendingWork(group.messages, message)

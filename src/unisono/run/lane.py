@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.errors import CollectiveTimeout, DeadlockError, UnisonoError
-from unisono.transport.process import Identity
+from unisono.transport.process import Identity, alive, stopped
 from unisono.transport.segment import Segment
 from unisono.watch.call import Call, Site, call_site, site_text
 from unisono.watch.deadlock import CycleFinder
+from unisono.watch.flight import save_after
 from unisono.watch.page import watch
 
 __all__ = ["Lane", "Task"]
@@ -27,6 +28,7 @@ _lanes: "weakref.WeakSet[Lane]" = weakref.WeakSet()
 _telling = threading.local()  # .on while this thread runs listeners
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
 _SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
+_PATIENCE = 0.3  # s: how long a failing rank waits for the others to write their flight records
 _GRACE = 0.0003  # s: how long the worker leaves a new call to its caller
 
 
@@ -94,10 +96,11 @@ class Lane(ABC):
         if self.failed is not None:
             raise type(self.failed)(f"this group has failed before and can only be destroyed: {self.failed}")
         if background:
-            task.site = call_site()
             with self._lock:
                 self._enqueue(task)
                 self._carry(linger=False)
+                if not task.done:
+                    task.site = call_site()
             self._settle()
             if not task.done:
                 self._wake_worker()
@@ -145,9 +148,10 @@ class Lane(ABC):
                 if limit is not None:
                     left = limit - time.monotonic()
                     if left <= 0:
-                        raise CollectiveTimeout(
-                            self.explain(task, f"did not end within the timeout of {timeout:g} s of this wait")
-                        )
+                        late = f"did not end within the timeout of {timeout:g} s of this wait"
+                        error = CollectiveTimeout(self.explain(task, late))
+                        self._save_record(error)
+                        raise error
                     slice_ = min(slice_, left)
                 self._nap(slice_)
         finally:
@@ -239,6 +243,16 @@ class Lane(ABC):
                 self._settle()
                 if self.busy() and not self._waiters:
                     self._nap(_SLICE)
+
+    def _save_record(self, error: BaseException) -> None:
+        """Writes this rank's flight record and asks the others for theirs, if that is wanted and the error serious."""
+
+        def ask_peers(folder: str) -> None:
+            peers = [self._segment.identity(rank) for rank in range(len(self._names)) if rank != self._rank]
+            able = [peer for peer in peers if alive(peer) and not stopped(peer)]
+            self._watch.records_of(able, folder, _PATIENCE)
+
+        save_after(error, ask_peers)
 
     def _has_listeners(self) -> bool:
         """Whether the end of a call under way may make this process issue others."""

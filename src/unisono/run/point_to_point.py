@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
@@ -23,6 +24,7 @@ from unisono.transport.ring import UNIT, Ring
 from unisono.transport.segment import Segment
 from unisono.watch.account import lateness, loss
 from unisono.watch.call import Call, name_of_dtype
+from unisono.watch.flight import MessageRecord, Note
 
 __all__ = ["Message", "PointToPointLane"]
 
@@ -37,7 +39,9 @@ class Message(Task):
     ``after`` runs once a received message lies in ``data``: it brings it to a tensor that is not contiguous.
     """
 
-    __slots__ = ("after", "data", "moved", "peer", "source", "started", "tag")
+    __slots__ = ("after", "data", "moved", "note", "peer", "source", "started", "tag")
+
+    note: Note
 
     def __init__(
         self,
@@ -76,6 +80,11 @@ class _Inbox:
     aside: deque[_Arriving] = field(default_factory=deque)
 
 
+@cache
+def _dtype_bytes(dtype: torch.dtype | None) -> bytes:
+    return name_of_dtype(dtype).encode()
+
+
 def _padded(nbytes: int) -> int:
     return -(-nbytes // UNIT) * UNIT
 
@@ -93,6 +102,7 @@ class PointToPointLane(Lane):
         ]
         self._sends: list[deque[Message]] = [deque() for _ in range(size)]
         self._posted: list[Message] = []
+        self._flight = MessageRecord(label, names, rank)
         self._heard = 0  # this rank's bell as it was before the last look into the rings
 
     def busy(self) -> bool:
@@ -101,6 +111,7 @@ class PointToPointLane(Lane):
 
     def _enqueue(self, task: Task) -> None:
         assert isinstance(task, Message)
+        task.note = self._flight.issue(task.call, task.peer, task.tag, task.site)
         if task.call.op == "send":
             assert task.peer is not None
             self._out[task.peer].post()
@@ -157,7 +168,7 @@ class PointToPointLane(Lane):
         if not message.started:
             if room < UNIT:
                 return False
-            name = name_of_dtype(message.call.dtype).encode()
+            name = _dtype_bytes(message.call.dtype)
             ring.put_head(_HEAD.pack(message.tag, nbytes, message.call.numel, name).ljust(UNIT, b"\0"))
             message.started, room, news = True, room - UNIT, UNIT
         while message.moved < nbytes and room > 0:
@@ -218,14 +229,14 @@ class PointToPointLane(Lane):
         if arriving.numel == call.numel and arriving.dtype == name_of_dtype(call.dtype):
             return True
         sender, receiver = self._names[message.source], self._names[self._rank]
-        self._end(
-            message,
-            MismatchError(
-                f"rank {receiver} expects {call.describe()} ({call.numel} elements) from rank {sender}, which sent "
-                f"{arriving.numel} elements of {arriving.dtype} (tag {message.tag}, {self._label}); the message was "
-                "dropped: give send and recv tensors of one size and dtype"
-            ),
+        error = MismatchError(
+            f"rank {receiver} expects {call.describe()} ({call.numel} elements) from rank {sender}, which sent "
+            f"{arriving.numel} elements of {arriving.dtype} (tag {message.tag}, {self._label}); the message was "
+            "dropped: give send and recv tensors of one size and dtype"
         )
+        self._flight.end(message.note, message.source)
+        self._save_record(error)
+        self._end(message, error)
         return False
 
     def _take(self, ring: Ring, arriving: _Arriving, peer: int) -> bool:
@@ -253,6 +264,7 @@ class PointToPointLane(Lane):
         if message.after is not None:
             message.after()
         message.after = None
+        self._flight.end(message.note, message.source)
         self._end(message)
 
     def _nap(self, seconds: float) -> None:
@@ -325,6 +337,8 @@ class PointToPointLane(Lane):
             if task.started and not isinstance(error, PeerLostError):
                 self.failed = error  # half a message lies in the ring: nothing can follow it
             self._sends[task.peer].remove(task)
+        self._flight.fail(task.note)
+        self._save_record(error)
         self._end(task, error)
 
     def _fail_all(self, error: UnisonoError) -> None:

@@ -53,7 +53,7 @@ class Call:
     longest: int = 0
     """Elements of the longest piece any rank sends to another; known once the headers have been compared."""
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements in ``shape``."""
         return piece_numel(piece(self.shape))
