@@ -17,6 +17,7 @@ from unisono.errors import (
     UnisonoError,
     UsageError,
 )
+from unisono.watch.flight import dump_flight_record
 
 __all__ = [
     "CollectiveTimeout",
@@ -29,6 +30,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "algorithm",
+    "dump_flight_record",
 ]
 
 __version__ = "0.1.0"

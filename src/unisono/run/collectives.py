@@ -26,6 +26,7 @@ from unisono.transport.segment import (
 )
 from unisono.watch.account import lateness, loss
 from unisono.watch.call import Call, Site, call_site, site_text
+from unisono.watch.flight import CollectiveRecord
 from unisono.watch.guard import Disagreement, disagreement, table
 
 __all__ = ["CollectiveLane", "Ticket"]
@@ -70,20 +71,25 @@ class CollectiveLane(Lane):
         self._moments_at = record + ISSUED_AT
         self._issued_at, self._completed_at = record + ISSUED, record + COMPLETED
         self._moment_at, self._header_at = record + COMPLETED_AT, record + HEADER
+        self._flight = CollectiveRecord(label, names, board.rank, _counts(board))
 
     def busy(self) -> bool:
         """Whether any collective is under way."""
         return bool(self._queue)
 
     def _enqueue(self, task: Task) -> None:
-        self._count()
+        self._count(task.call, task.site)
         self._queue.append(task)
 
-    def _count(self) -> None:
+    def _count(self, call: Call, site: Site | None) -> None:
         """One more call issued."""
-        self._issued += 1
-        self._longs[self._moments_at + self._issued % MOMENTS] = time.monotonic_ns()
-        self._longs[self._issued_at] = self._issued
+        number = self._issued = self._issued + 1
+        now = self._longs[self._moments_at + number % MOMENTS] = time.monotonic_ns()
+        flight = self._flight
+        flight.calls.append(call)
+        flight.moments.append(now)
+        flight.sites.append(site)
+        self._longs[self._issued_at] = number
 
     def express(self, ticket: Ticket, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float]) -> bool:
         """Carries a synchronous call of one meeting out, if the lane is free; else returns False, nothing done.
@@ -96,7 +102,7 @@ class CollectiveLane(Lane):
             if self._queue or self.failed is not None:
                 return False
             half = board.meetings & 1
-            self._count()
+            self._count(call, None)
             ticket.stage(half, output, tensor)
             self._post(call)
             board.arrive()
@@ -158,7 +164,8 @@ class CollectiveLane(Lane):
         self._fresh, self._arrived = True, False
         self.calls += 1
         self._longs[self._completed_at] = self.calls
-        self._longs[self._moment_at] = time.monotonic_ns()
+        now = self._longs[self._moment_at] = time.monotonic_ns()
+        self._flight.ends.append(now)
 
     def _post(self, call: Call) -> None:
         """Lays the call's header next to the data."""
@@ -192,7 +199,10 @@ class CollectiveLane(Lane):
     def _report(self, call: Call, issued: Site | None, found: Disagreement) -> None:
         """Every rank has seen the same headers, so every rank comes here: tell each other in words, then raise."""
         board, number = self._board, self.calls + 1
-        site = site_text(issued or call_site())
+        place = issued or call_site()
+        if issued is None:
+            self._flight.locate(place)
+        site = site_text(place)
         board.segment.say(board.rank, CALL, f"{number}\n{call.describe(self._names)}\n{site}")
         board.arrive()
         limit = time.monotonic() + 1.0
@@ -206,11 +216,13 @@ class CollectiveLane(Lane):
         if call.refused:
             raise UsageError(call.refused)
         lines = "".join(f"\n  {line}" for line in found.lines)
-        raise MismatchError(
+        error = MismatchError(
             f"the ranks of {self._label} disagree about call no. {number}:\n"
             f"{table(rows, [self._names[r] for r in found.odd])}{lines}\n"
             "Nothing was changed and the group can still be used; all ranks must make the same call."
         )
+        self._save_record(error)
+        raise error
 
     def _nap(self, seconds: float) -> None:
         self._board.sleep(seconds)
@@ -252,6 +264,7 @@ class CollectiveLane(Lane):
         segment = self._board.segment
         segment.say(self._rank, FAREWELL, str(error).partition("\n")[0])
         self._longs[segment.field(self._rank, STATE)] = GAVE_UP
+        self._save_record(error)
         self._fail_all(error)
 
     def _fail_all(self, error: UnisonoError) -> None:
@@ -263,6 +276,13 @@ def _collect(ticket: Ticket, half: int, output: torch.Tensor, tensor: torch.Tens
     """What is left of an express call once the peers have come."""
     ticket.collect(half, output, tensor)
     yield from ()
+
+
+def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:
+    """Tells how many calls this rank has issued and completed, and how many any rank has issued at most."""
+    longs, everybody = board.segment.longs, [board.segment.field(rank, ISSUED) for rank in range(board.size)]
+    issued, completed = everybody[board.rank], board.segment.field(board.rank, COMPLETED)
+    return lambda: (longs[issued], longs[completed], max(longs[place] for place in everybody))
 
 
 def _broken(error: Exception) -> UnisonoError:

@@ -1,9 +1,10 @@
 """Every process's page: what it waits for, for its peers and `unisono ps` to read, and a bell to ask for its stacks.
 
 The page is an anonymous memory file that the process keeps open; whoever runs as the same user finds it among the
-descriptors in ``/proc/<pid>/fd``. A process writes its own page; others write two places of it: the request bell, and
-the verdict of a deadlock that they found it in. A sleeping thread answers requests, so that a process that waits in
-unisono, sleeps or computes outside the interpreter lock can be asked where its Python stands.
+descriptors in ``/proc/<pid>/fd``. A process writes its own page; others write three places of it: the request bell,
+the verdict of a deadlock that they found it in, and the directory that its flight record is asked into. A sleeping
+thread answers requests, so that a process that waits in unisono, sleeps or computes outside the interpreter lock can be
+asked where its Python stands. Looking at a page (`Glance`) changes nothing in it and needs no answer.
 """
 
 import ctypes
@@ -13,34 +14,40 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from unisono.errors import UnisonoError
 from unisono.transport import futex
 from unisono.transport.process import Identity
+from unisono.watch.flight import dump_flight_record
 from unisono.watch.site import is_inner
 
-__all__ = ["Page", "Watch", "find_page", "watch"]
+__all__ = ["PAGE_NAME", "Glance", "Page", "Watch", "find_page", "watch"]
 
-_NAME = "unisono-watch"
+PAGE_NAME = "unisono-watch"
+"""The memory file's name."""
 _SIZE = 64 * 1024
 _MAGIC = 0x3147_4150_4F53_494E
 # Places, in 64-bit words unless said otherwise.
 _BELL = 16  # 32-bit word
-_ASKED, _ANSWERED = 16, 17
+_STACKS, _RECORD = (16, 17), (18, 19)  # two kinds of requests: how often made, how often answered
+_SINCE = 20
 _WAIT, _LOOKS, _COUNT, _EDGES, _MOST = 24, 25, 26, 27, 200
 # Places of texts, in bytes: a length in 8 bytes, then UTF-8.
-_TEXT, _VERDICT, _ANSWER = 4096, 8192, 16384
-_LIMITS = {_TEXT: 4088, _VERDICT: 8184, _ANSWER: _SIZE - _ANSWER - 8}
+_TEXT, _VERDICT, _FOLDER, _FILE, _ANSWER = 4096, 8192, 12800, 14592, 16384
+_LIMITS = {_TEXT: 4088, _VERDICT + 8: 4088, _FOLDER: 1784, _FILE: 1784, _ANSWER: _SIZE - _ANSWER - 8}
 
 
-class Page:
-    """A page mapped by anybody."""
+class Glance:
+    """A page as somebody sees it, who may not or will not write: a copy of its bytes, or the mapped page itself."""
 
-    def __init__(self, fd: int) -> None:
-        self.raw = mmap.mmap(fd, _SIZE)
-        view = memoryview(self.raw)
-        self.longs, words = view.cast("Q"), view.cast("I")
-        self.bell = futex.Counter(words, _BELL, ctypes.addressof(ctypes.c_char.from_buffer(self.raw)))
+    def __init__(self, raw: bytes | mmap.mmap) -> None:
+        self.raw = raw
+        self.longs = memoryview(raw).cast("Q")
+
+    def valid(self) -> bool:
+        """Whether this is a page at all, of this version, and complete."""
+        return len(self.raw) == _SIZE and self.longs[0] == _MAGIC
 
     def identity(self) -> Identity:
         """The process the page belongs to."""
@@ -50,6 +57,10 @@ class Page:
         """The number of the wait the process is in (0: none) and how often it has looked around in it."""
         return self.longs[_WAIT], self.longs[_LOOKS]
 
+    def since(self) -> int:
+        """When this wait began (``time.monotonic_ns``)."""
+        return self.longs[_SINCE]
+
     def edges(self) -> list[Identity]:
         """The processes without which this wait can never end."""
         count = min(self.longs[_COUNT], _MOST)
@@ -58,6 +69,21 @@ class Page:
     def text(self) -> str:
         """What the process waits in, in words."""
         return self._read(_TEXT)
+
+    def _read(self, at: int) -> str:
+        size = self.longs[at // 8]
+        return self.raw[at + 8 : at + 8 + size].decode("utf-8", "replace")
+
+
+class Page(Glance):
+    """A page mapped by anybody of the same user."""
+
+    raw: mmap.mmap
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(mmap.mmap(fd, _SIZE))
+        words, address = memoryview(self.raw).cast("I"), ctypes.addressof(ctypes.c_char.from_buffer(self.raw))
+        self.bell = futex.Counter(words, _BELL, address)
 
     def sentence(self, wait: int, text: str) -> None:
         """Tells the process that its wait can never end."""
@@ -70,25 +96,35 @@ class Page:
 
     def request(self) -> int:
         """Asks the process for its stacks without waiting; returns the request's number for `answer`."""
-        self.longs[_ASKED] += 1
-        number = self.longs[_ASKED]
-        self.bell.add()
-        return number
+        return self._ring(_STACKS)
 
     def answer(self, number: int, deadline: float) -> str:
         """The stacks, or nothing if the process does not answer in time (``time.monotonic`` seconds)."""
-        while self.longs[_ANSWERED] < number:
+        return self._answer(_STACKS, number, deadline, _ANSWER)
+
+    def request_record(self, folder: str) -> int:
+        """Asks the process to write its flight record into a directory; returns the number for `record_answer`."""
+        self._write(_FOLDER, folder)
+        return self._ring(_RECORD)
+
+    def record_answer(self, number: int, deadline: float) -> str:
+        """The file written, or ``! `` and why it was not; nothing if the process does not answer in time."""
+        return self._answer(_RECORD, number, deadline, _FILE)
+
+    def _ring(self, kind: tuple[int, int]) -> int:
+        number = self.longs[kind[0]] = self.longs[kind[0]] + 1
+        self.bell.add()
+        return number
+
+    def _answer(self, kind: tuple[int, int], number: int, deadline: float, at: int) -> str:
+        while self.longs[kind[1]] < number:
             if time.monotonic() > deadline:
                 return ""
             time.sleep(0.002)
-        return self._read(_ANSWER)
-
-    def _read(self, at: int) -> str:
-        size = self.longs[at // 8]
-        return self.raw[at + 8 : at + 8 + size].decode("utf-8", "replace")
+        return self._read(at)
 
     def _write(self, at: int, text: str) -> None:
-        data = text.encode()[: _LIMITS.get(at, 4088)]
+        data = text.encode()[: _LIMITS[at]]
         self.raw[at + 8 : at + 8 + len(data)] = data
         self.longs[at // 8] = len(data)
 
@@ -97,7 +133,7 @@ class Watch(Page):
     """This process's own page, and the thread that answers for it."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        self.fd = os.memfd_create(PAGE_NAME, os.MFD_CLOEXEC)
         os.fchmod(self.fd, 0o600)
         os.ftruncate(self.fd, _SIZE)
         super().__init__(self.fd)
@@ -116,7 +152,7 @@ class Watch(Page):
             return 0
         self._waits += 1
         self._write(_TEXT, text)
-        self.longs[_COUNT], self.longs[_LOOKS] = 0, 0
+        self.longs[_COUNT], self.longs[_LOOKS], self.longs[_SINCE] = 0, 0, time.monotonic_ns()
         self.longs[_WAIT] = self._waits
         return self._waits
 
@@ -146,6 +182,14 @@ class Watch(Page):
         deadline = time.monotonic() + seconds
         return [p.answer(number, deadline) if p else "" for p, number in zip(pages, numbers, strict=True)]
 
+    def records_of(self, peers: Sequence[Identity], folder: str, seconds: float) -> None:
+        """Asks processes to write their flight records into ``folder``, and waits for those that do so in time."""
+        pages = [page for peer in peers if peer != self.me and (page := self.peer(peer)) is not None]
+        numbers = [page.request_record(folder) for page in pages]
+        deadline = time.monotonic() + seconds
+        for page, number in zip(pages, numbers, strict=True):
+            page.record_answer(number, deadline)
+
     def close(self) -> None:
         """Ends the thread."""
         self._ended = True
@@ -156,12 +200,23 @@ class Watch(Page):
     def _answer_requests(self) -> None:
         while not self._ended:
             seen = self.bell.value()
-            if self.longs[_ANSWERED] < self.longs[_ASKED]:
-                asked = self.longs[_ASKED]
-                self._write(_ANSWER, self._stacks())
-                self.longs[_ANSWERED] = asked
-            else:
+            if not (self._serve(_STACKS, _ANSWER, self._stacks) or self._serve(_RECORD, _FILE, self._save_record)):
                 self.bell.sleep(seen, 3600.0)
+
+    def _serve(self, kind: tuple[int, int], at: int, answer: Callable[[], str]) -> bool:
+        """Answers the newest request of a kind, which answers the older ones too; whether there was one."""
+        asked = self.longs[kind[0]]
+        if self.longs[kind[1]] >= asked:
+            return False
+        self._write(at, answer())
+        self.longs[kind[1]] = asked
+        return True
+
+    def _save_record(self) -> str:
+        try:
+            return str(dump_flight_record(self._read(_FOLDER)))
+        except UnisonoError as error:
+            return f"! {error}"
 
     def _stacks(self) -> str:
         """First line: the main thread's innermost frame of the user's; then every thread's stack."""
@@ -184,7 +239,7 @@ def find_page(identity: Identity) -> Page | None:
     folder = f"/proc/{identity.pid}/fd"
     try:
         for name in os.listdir(folder):
-            if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{_NAME}"):
+            if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{PAGE_NAME}"):
                 fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CLOEXEC)
                 try:
                     page = Page(fd)

@@ -1,0 +1,212 @@
+"""The flight record: the last calls of this process, kept in memory, written out when something goes wrong.
+
+Every lane keeps the last ``UNISONO_FLIGHT`` calls (2000; 0 keeps none): what was called, when it was issued, when it
+ended, from which line if that is known. Keeping a call costs four appends. When a call fails, each rank writes
+what it has into the directory ``UNISONO_FLIGHT_DIR``, if that is set, and asks its peers to do the same; on demand
+`dump_flight_record` or ``unisono ps --dump`` write it. The file is a pickle in the schema of PyTorch's flight recorder
+(schema.py), so that PyTorch's own analyzer reads a directory of them: ``python -m
+torch.distributed.flight_recorder.fr_trace DIR``. Never imports torch.
+"""
+
+import logging
+import os
+import pickle
+import sys
+import threading
+import time
+import traceback
+import weakref
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, PeerLostError, UsageError
+from unisono.watch import schema
+from unisono.watch.schema import Entry
+from unisono.watch.site import Site, is_inner
+
+if TYPE_CHECKING:
+    from unisono.watch.call import Call
+
+__all__ = ["FILE_PREFIX", "CollectiveRecord", "MessageRecord", "Note", "dump_flight_record", "save_after"]
+
+FILE_PREFIX = "flight_rank_"
+"""A dump is this, then the global rank."""
+
+_FAULTS = (PeerLostError, DeadlockError, CollectiveTimeout, MismatchError)
+_records: "weakref.WeakSet[_LaneRecord]" = weakref.WeakSet()
+_writing = threading.Lock()
+_TRIES, _STILL = 20, 0.0002  # looks at a lane until it has stood still for that long, s
+
+
+def _capacity() -> int:
+    text = os.environ.get("UNISONO_FLIGHT", "2000")
+    if not text.isdecimal():
+        raise UsageError(f"UNISONO_FLIGHT is {text!r}, expected how many calls to keep: 2000, or 0 for none")
+    return int(text)
+
+
+class _LaneRecord(ABC):
+    """The last calls of one rank in one lane of a group. ``names`` are the group's global ranks."""
+
+    def __init__(self, label: str, names: Sequence[int], rank: int) -> None:
+        self.label, self.names, self.rank = label, list(names), rank
+        self.capacity = _capacity()
+        _records.add(self)
+
+    @abstractmethod
+    def entries(self) -> Iterator[Entry]:
+        """What is kept, oldest first."""
+
+
+class CollectiveRecord(_LaneRecord):
+    """Collectives end in the order in which they were issued, so that a few rings side by side tell all.
+
+    The lane appends to ``calls``, ``moments`` and ``sites`` when it issues a call, to ``ends`` when one has ended;
+    times are ``time.monotonic_ns``. ``counts`` gives how many were issued and completed so far, and how many were
+    issued by the rank of the group that has issued most: entries start with the first call that all ranks still keep.
+    """
+
+    def __init__(self, label: str, names: Sequence[int], rank: int, counts: Callable[[], tuple[int, int, int]]) -> None:
+        super().__init__(label, names, rank)
+        self.calls: deque[Call] = deque(maxlen=self.capacity)
+        self.moments: deque[int] = deque(maxlen=self.capacity)
+        self.sites: deque[Site | None] = deque(maxlen=self.capacity)
+        self.ends: deque[int] = deque(maxlen=self.capacity)
+        self._counts = counts
+
+    def locate(self, site: Site) -> None:
+        """Adds where the newest call was made, found out because it went wrong."""
+        if self.sites:
+            self.sites[-1] = site
+
+    def entries(self) -> Iterator[Entry]:  # noqa: D102
+        for _ in range(_TRIES):  # the counts and the rings are not written at one moment
+            counts = self._counts()
+            calls, moments, sites, ends = list(self.calls), list(self.moments), list(self.sites), list(self.ends)
+            time.sleep(_STILL)
+            if self._counts() == counts:
+                break
+        issued, completed, newest = counts
+        ended = dict(zip(range(completed, 0, -1), reversed(ends), strict=False))
+        first = issued - len(calls) + 1
+        for number, call, when, site in zip(count(first), calls, moments, sites, strict=False):
+            if number > newest - self.capacity:
+                late = "started" if number == completed + 1 else "scheduled"
+                state = "completed" if number <= completed else late
+                yield Entry(self.label, self.names, number, call, state, when, ended.get(number, 0), site)
+
+
+@dataclass(slots=True)
+class Note:
+    """A message as it is kept: its call, when it was issued, from where, with whom, its number, when it ended."""
+
+    call: "Call"
+    when: int
+    site: Site | None
+    peer: int | None
+    tag: int
+    number: int = 0
+    ended: int = 0
+
+
+class MessageRecord(_LaneRecord):
+    """Messages end in any order; the k-th send to a rank with a tag is the k-th receive there from here."""
+
+    def __init__(self, label: str, names: Sequence[int], rank: int) -> None:
+        super().__init__(label, names, rank)
+        self.notes: deque[Note] = deque(maxlen=self.capacity)
+        self._counts: Counter[tuple[str, int, int]] = Counter()
+
+    def issue(self, call: "Call", peer: int | None, tag: int, site: Site | None) -> Note:
+        """Takes a message in; ``peer`` is a rank of the group, or None for a receive from any."""
+        note = Note(call, time.monotonic_ns(), site, peer, tag)
+        if call.op == "send" and peer is not None:
+            note.number = self._next(call.op, peer, tag)
+        self.notes.append(note)
+        return note
+
+    def end(self, note: Note, source: int) -> None:
+        """A message has been moved; ``source`` is the group rank that sent it."""
+        note.ended = time.monotonic_ns()
+        if note.call.op == "recv":
+            note.peer, note.number = source, self._next("recv", source, note.tag)
+
+    def fail(self, note: Note) -> None:
+        """A message will never be moved; its number is not given to another."""
+        if not note.number and note.peer is not None:
+            note.number = self._next(note.call.op, note.peer, note.tag)
+
+    def _next(self, op: str, peer: int, tag: int) -> int:
+        key = (op, peer, tag)
+        number = self._counts[key] = self._counts[key] + 1
+        return number
+
+    def entries(self) -> Iterator[Entry]:  # noqa: D102
+        mine, counts = self.names[self.rank], self._counts.copy()
+        for note in list(self.notes):
+            if note.peer is None or note.peer == self.rank:
+                continue  # a pair of ranks is what the analyzer can follow
+            number = note.number
+            if not number:
+                counts["recv", note.peer, note.tag] += 1
+                number = counts["recv", note.peer, note.tag]
+            theirs = self.names[note.peer]
+            source, target = (mine, theirs) if note.call.op == "send" else (theirs, mine)
+            label = f"{self.label}, messages {source}->{target}" + (f" tag {note.tag}" if note.tag else "")
+            state = "completed" if note.ended else "started"
+            pair = sorted((source, target))
+            way = (pair.index(source), pair.index(target))
+            yield Entry(label, pair, number, note.call, state, note.when, note.ended, note.site, way)
+
+
+def dump_flight_record(path: str | os.PathLike[str]) -> Path:
+    """Writes this rank's last calls into the directory ``path``, which is made if need be; returns the file.
+
+    The file is called ``flight_rank_<global rank>``; an older one is replaced. When all ranks have written theirs,
+    ``python -m torch.distributed.flight_recorder.fr_trace DIR`` compares them.
+
+    Raises `UsageError` if this process is in no group, or the directory cannot be written.
+    """
+    records = sorted(_records, key=lambda record: len(record.names), reverse=True)
+    if not records:
+        raise UsageError("no flight record: this process is in no group of unisono that is alive")
+    entries = [entry for record in records for entry in record.entries()]
+    groups = {record.label: record.names for record in records}
+    data = schema.dump(entries, groups, _stack_of_main())
+    target = Path(path) / f"{FILE_PREFIX}{records[0].names[records[0].rank]}"
+    draft = target.with_name(f".writing-{os.getpid()}.tmp")
+    try:
+        with _writing:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(pickle.dumps(data, protocol=4))
+            draft.replace(target)
+    except OSError as error:
+        raise UsageError(f"cannot write the flight record {target}: {error.strerror or error}") from None
+    return target
+
+
+def save_after(error: BaseException, ask_peers: Callable[[str], object]) -> None:
+    """Writes the record if ``error`` tells of a fault and a directory is configured, and asks the peers to do so.
+
+    Raises nothing: what goes wrong here must not hide the error.
+    """
+    folder = os.environ.get("UNISONO_FLIGHT_DIR", "")
+    if not folder or not isinstance(error, _FAULTS):
+        return
+    try:
+        dump_flight_record(folder)
+    except UsageError as trouble:
+        logging.getLogger("unisono").warning("%s", trouble)
+    ask_peers(os.path.abspath(folder))
+
+
+def _stack_of_main() -> list[Site]:
+    """The user's frames of the main thread, innermost first: where a call that is not done was made."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
+    return [(f.filename, f.lineno or 0, f.name) for f in reversed(stack) if not is_inner(f.filename)]
