@@ -1,0 +1,162 @@
+"""How the shared memory behaves: no names, no sockets, no CPU while blocked, quick to wake, right when words wrap."""
+
+import ctypes
+import mmap
+import os
+import socket
+import statistics
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+from ranks import ranks
+from unisono.transport import futex
+from unisono.transport.layout import Layout
+
+
+def counter(full: int | None = None) -> tuple[futex.Counter, memoryview]:
+    raw = mmap.mmap(-1, 4096)
+    words = memoryview(raw).cast("I")
+    return futex.Counter(words, 16, ctypes.addressof(ctypes.c_char.from_buffer(raw)), full), words
+
+
+def test_a_counter_counts_and_wraps() -> None:
+    count, words = counter()
+    words[16] = 2**32 - 1
+    count.add()
+    assert count.value() == 0
+    assert words[17] == 0
+
+
+def test_sleep_returns_at_once_if_the_word_has_changed() -> None:
+    count, _ = counter()
+    count.add()
+    start = time.monotonic()
+    count.sleep(0, 10.0)
+    assert time.monotonic() - start < 1.0
+
+
+def test_only_the_last_arrival_wakes() -> None:
+    count, _ = counter(full=2)
+    woken: list[float] = []
+
+    def sleeper() -> None:
+        while (seen := count.value()) != 2:
+            count.sleep(seen, 5.0)
+        woken.append(time.monotonic())
+
+    thread = threading.Thread(target=sleeper)
+    thread.start()
+    time.sleep(0.05)
+    count.add()
+    time.sleep(0.05)
+    assert not woken
+    count.add()
+    thread.join(5.0)
+    assert len(woken) == 1
+
+
+def test_additions_from_many_threads_are_all_counted() -> None:
+    count, _ = counter()
+    threads = [threading.Thread(target=lambda: [count.add() for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count.value() == 2000
+
+
+def test_parts_of_the_layout_do_not_overlap() -> None:
+    for world_size in (1, 2, 3, 8, 64, 500):
+        layout = Layout(world_size)
+        places = [
+            layout.records, layout.texts, layout.counters, layout.bells, layout.headers, layout.ring_controls,
+            layout.rings, layout.stages, layout.total,
+        ]  # fmt: skip
+        assert places == sorted(places)
+        assert layout.stage % 64 == 0
+        assert layout.ring % 64 == 0
+        assert layout.texts - layout.records >= layout.RECORD * world_size
+        assert layout.stages - layout.rings == layout.ring * world_size**2
+
+
+def files_and_sockets(rank: int, world_size: int) -> tuple[list[str], list[int], int]:
+    """Names of shared memory files, modes of the group's memory files, listening sockets beyond torch's store."""
+    dist.all_reduce(torch.ones(1 << 18))
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    targets = {link: os.readlink(link) for link in links if os.path.lexists(link)}
+    with open("/proc/self/maps") as maps:
+        named = [line.split()[-1] for line in maps if "/dev/shm/" in line]
+    modes = [os.stat(link).st_mode & 0o777 for link, target in targets.items() if target.startswith("/memfd:unisono")]
+    listening = 0
+    for link, target in targets.items():
+        if target.startswith("socket:"):
+            with socket.socket(fileno=os.dup(int(link.rsplit("/", 1)[1]))) as copy:
+                listening += copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    return named, modes, listening
+
+
+def test_no_file_has_a_name_and_nobody_listens() -> None:
+    for named, modes, listening in ranks(4).run(files_and_sockets):
+        assert named == []
+        assert modes
+        assert set(modes) == {0o600}
+        assert listening == 0
+
+
+def idle_share(rank: int, world_size: int, seconds: float) -> float:
+    """Share of a core that a rank blocked in a receive uses."""
+    dist.barrier()
+    if rank == 0:
+        time.sleep(seconds)
+        for peer in range(1, world_size):
+            dist.send(torch.ones(4), peer)
+        return 0.0
+    used, start = time.process_time(), time.monotonic()
+    dist.recv(torch.zeros(4), 0)
+    return (time.process_time() - used) / (time.monotonic() - start)
+
+
+def test_a_blocked_rank_sleeps() -> None:
+    assert max(ranks(3).run(idle_share, 2.0)) < 0.05
+
+
+def wake_ups(rank: int, world_size: int, rounds: int) -> tuple[float, float]:
+    """Lower quartiles, in µs, from a send to the end of the blocked receive: by the backend, and by a bare pipe."""
+    box: list[object] = [None]
+    if rank == 0:
+        ends = os.pipe()
+        box = [(os.getpid(), ends[0])]
+    dist.broadcast_object_list(box, 0)
+    pid, fd = box[0]  # type: ignore[misc]
+    pipe = ends[1] if rank == 0 else os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY)
+    dist.barrier()
+    ours, pipes = [], []
+    message = torch.zeros(128, dtype=torch.int64)
+    for _ in range(rounds):
+        for by_pipe in (False, True):
+            if rank == 0:
+                time.sleep(0.003)
+                message[0] = time.monotonic_ns()
+                if by_pipe:
+                    os.write(pipe, int(message[0]).to_bytes(8, "little"))
+                else:
+                    dist.send(message, 1)
+            elif by_pipe:
+                sent = int.from_bytes(os.read(pipe, 8), "little")
+                pipes.append((time.monotonic_ns() - sent) / 1000)
+            else:
+                dist.recv(message, 0)
+                ours.append((time.monotonic_ns() - int(message[0])) / 1000)
+    dist.barrier()
+    for end in ends if rank == 0 else (pipe,):
+        os.close(end)
+    return (statistics.quantiles(ours)[0], statistics.quantiles(pipes)[0]) if rank else (0.0, 0.0)
+
+
+def test_a_sleeper_wakes_quickly() -> None:
+    """Under 100 µs; on a machine so busy that a bare pipe takes long too, not much more than the pipe."""
+    ours, pipe = ranks(2).run(wake_ups, 100)[1]
+    assert ours < max(100.0, 5 * pipe), (ours, pipe)
