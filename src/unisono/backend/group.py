@@ -11,7 +11,7 @@ from unisono.backend.moving import Moving
 from unisono.backend.options import Options
 from unisono.backend.reducing import Reducing
 from unisono.backend.roll import Roll
-from unisono.errors import CollectiveTimeout, PeerLostError, UnisonoError, UsageError
+from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.run.collectives import CollectiveLane
 from unisono.run.point_to_point import PointToPointLane
 from unisono.transport.board import Board
@@ -120,10 +120,12 @@ class Group:
             pause = min(pause * 1.5, 0.02)
 
     def _check_missing(self, segment: Segment) -> None:
-        """Raises `PeerLostError` if a rank has died before it joined."""
+        """Raises `PeerLostError` if a rank has died before it joined, `MismatchError` if it waits in another group."""
         dead = [(rank, words) for rank in range(self.size) if (words := self._roll.dead(rank))]
         if lost := [words for rank, words in dead if segment.state(rank) == ABSENT]:
             raise PeerLostError(f"{self.label} can not be joined: {'; '.join(lost)}")
+        if words := self._roll.complaint():
+            raise MismatchError(words)
 
     def _forget_fd(self) -> None:
         if self._fd >= 0:

@@ -7,6 +7,7 @@ the roll whether it lives, and whether it made a group of other ranks at this po
 """
 
 import json
+import os
 import socket
 from collections import defaultdict
 from collections.abc import Sequence
@@ -126,6 +127,10 @@ class Roll:
         """Which ranks made other groups at the point where this rank made this one, or nothing."""
         absent, me = self.absent(), self._names[self._rank]
         others = {rank: self._read(self._epoch, f"named/{self._label}/{rank}") for rank in absent}
+        if not self._counted:
+            words = [self._started(rank, ranks) for rank, ranks in others.items() if ranks]
+            mine = f"rank {me} (pid {os.getpid()} on {socket.gethostname()}) was started with world_size {len(self._names)}"
+            return f"{', '.join([mine, *words])}: give all ranks the same" if words else ""
         lines = [f"\n  rank {rank} made one of {ranks}" for rank, ranks in others.items() if ranks]
         if not lines:
             return ""
@@ -133,6 +138,11 @@ class Roll:
             f"new_group was not called alike on all ranks: where rank {me} made a group of {self._names} (named "
             f"{self._label!r}),{''.join(lines)}\nEvery rank must make every group, in one order, with the same ranks."
         )
+
+    def _started(self, rank: int, ranks: Sequence[int]) -> str:
+        """Which process joined as ``rank`` of a default group of other ranks."""
+        pid, _ = self._read(self._epoch, f"group/{'-'.join(map(str, ranks))}/0/who/{rank}") or (0, 0)
+        return f"rank {rank} (pid {pid} on {socket.gethostname()}) with {len(ranks)}"
 
     def _read(self, store: JobStore, key: str) -> list[int] | None:
         try:
