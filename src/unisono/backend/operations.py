@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unisono.backend.options import Options, chosen, schedule_for
+from unisono.backend.options import Options, chosen
 from unisono.backend.tensors import Result, overlap
 from unisono.errors import UsageError
 from unisono.run import programs
@@ -56,8 +56,7 @@ class Builder:
         options = chosen(self.options)
         if options is None or op in ("send", "recv"):
             return ""
-        name = options.name_for(op)
-        return f"{name} in rank order" if name and options.deterministic else name
+        return options.words_for(op)
 
     def program(
         self,
@@ -70,10 +69,12 @@ class Builder:
         """The call's program: ``default``, or the schedule of the algorithm that was chosen, run over the board."""
         if not call.by:
             return default()
+        from unisono.run.front import named
         from unisono.run.scheduled import scheduled, told_sizes
 
-        name, _, exact = call.by.partition(" ")
-        schedule = schedule_for(name, call.op, self.size, max(0, call.root))
+        options = chosen(self.options)
+        assert options is not None
+        schedule = named(options.name_for(call.op), call.op, self.size, max(0, call.root), options.chunks)
         told = told_sizes(self.board, call, schedule, torch.uint8) if call.sends else None
         return scheduled(
             self.board,
@@ -83,7 +84,7 @@ class Builder:
             op=call.reduce_op,
             factor=factor,
             sizes=told,
-            deterministic=bool(exact),
+            deterministic=options.deterministic,
         )
 
     def moving(

@@ -16,13 +16,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
 
 from unisono.algorithms import entry, names
 from unisono.errors import UsageError
-from unisono.schedule import Schedule
 
-__all__ = ["Options", "algorithm", "chosen", "from_environment", "schedule_for"]
+__all__ = ["Options", "algorithm", "chosen", "from_environment"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,13 @@ class Options:
 
     ``algorithm``: one name for every collective that has it, or a mapping of collective to name; None for the tuned
     paths over shared memory. ``deterministic``: the algorithm sums in rank order, bit for bit as the default does.
-    Raises `UsageError` for a name that does not exist.
+    ``chunks``: pieces per block, for algorithms that pipeline. ``strict``: collectives that the algorithm does not have
+    are refused. Raises `UsageError` for a name that does not exist.
     """
 
     algorithm: str | Mapping[str, str] | None = None
     deterministic: bool = False
+    chunks: int = 1
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -48,6 +48,14 @@ class Options:
 
     def __hash__(self) -> int:
         return id(self)
+
+    def words_for(self, collective: str) -> str:
+        """The choice for a collective as ranks compare and people read it: ``ring in 8 pieces in rank order``."""
+        name = self.name_for(collective)
+        if not name:
+            return ""
+        pieces = f" in {self.chunks} pieces" if self.chunks > 1 else ""
+        return f"{name}{pieces}{' in rank order' if self.deterministic else ''}"
 
     def name_for(self, collective: str) -> str:
         """The algorithm for a collective, or nothing for the default path.
@@ -67,13 +75,13 @@ _block: ContextVar[Options | None] = ContextVar("unisono_algorithm", default=Non
 
 
 @contextmanager
-def algorithm(name: str | None, *, deterministic: bool = False) -> Iterator[None]:
+def algorithm(name: str | None, *, deterministic: bool = False, chunks: int = 1) -> Iterator[None]:
     """Carries the collectives called in the block out by algorithm ``name`` (see `unisono list`); None: by default.
 
     Raises `UsageError` for a name that does not exist; a collective that the algorithm does not have, or a group that
     it does not fit, raises `UsageError` at the call, on all ranks.
     """
-    token = _block.set(Options(name, deterministic, strict=True))
+    token = _block.set(Options(name, deterministic, chunks, strict=True))
     try:
         yield
     finally:
@@ -94,12 +102,3 @@ def from_environment() -> Options | None:
         return Options(text.strip(), exact)
     pairs = [part.partition("=") for part in text.split(",")]
     return Options({collective.strip(): name.strip() for collective, _, name in pairs}, exact)
-
-
-@cache
-def schedule_for(name: str, collective: str, world_size: int, root: int) -> Schedule:
-    """The schedule, built once; raises `UsageError` that names the algorithm if it does not fit or cannot run."""
-    found = entry(name, collective)
-    if found.simulation_only:
-        raise UsageError(f"algorithm {name} is for simulation alone: its sums are made inside a switch")
-    return found.build(world_size, root)
