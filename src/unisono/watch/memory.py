@@ -1,0 +1,195 @@
+"""What the ranks of a group have written into their shared memory, read from outside without touching anything.
+
+The memory is found among the open files of the user's processes and read with ``pread``: nothing is mapped, nothing
+written, nobody is asked. Never imports torch.
+"""
+
+import os
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from unisono.transport.layout import (
+    COMPLETED,
+    COMPLETED_AT,
+    FAREWELL,
+    HEADER,
+    ISSUED,
+    ISSUED_AT,
+    JOINED,
+    MAGIC,
+    MEETINGS,
+    MEMORY_NAME,
+    MOMENTS,
+    NAME,
+    PID,
+    STARTED,
+    STATE,
+    Layout,
+)
+from unisono.transport.process import Identity
+from unisono.watch.header import SIGNATURE, Header, read_header
+from unisono.watch.page import PAGE_NAME, Glance
+
+__all__ = ["Findings", "Member", "Memory", "look"]
+
+_DELETED = " (deleted)"
+_PAGE_NBYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank's record in a group; times are ``time.monotonic_ns``. ``rank`` is global, pid 0: it never joined."""
+
+    rank: int
+    who: Identity
+    state: int
+    meetings: int
+    issued: int
+    completed: int
+    completed_at: int
+    moments: tuple[int, ...]
+    header: Header | None
+    farewell: str
+
+    def issued_at(self, number: int) -> int:
+        """When call ``number`` was issued; 0 if that is not known any more, or yet."""
+        return self.moments[number % MOMENTS] if self.issued - MOMENTS < number <= self.issued and number > 0 else 0
+
+    @property
+    def since(self) -> int:
+        """When the oldest call that is not completed was issued; if all are, when the last one was completed."""
+        return self.issued_at(self.completed + 1) if self.issued > self.completed else self.completed_at
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One group: its label and its members, by group rank."""
+
+    label: str
+    members: tuple[Member, ...]
+
+    @property
+    def names(self) -> list[int]:
+        """The members' global ranks."""
+        return [member.rank for member in self.members]
+
+    def waited_for(self, member: Member) -> list[int]:
+        """The global ranks that have not come to the meeting at which ``member`` is."""
+        if member.issued <= member.completed:
+            return []
+        return [other.rank for other in self.members if other.meetings < member.meetings and other is not member]
+
+    def lateness(self) -> tuple[int, dict[int, float]]:
+        """How many of the last calls all ranks have issued, and each rank's mean delay behind the first, in seconds."""
+        here = [member for member in self.members if member.who.pid]
+        newest = min((member.issued for member in here), default=0)
+        oldest = max((member.issued for member in here), default=0) - MOMENTS + 1
+        numbers = [n for n in range(max(1, oldest), newest + 1) if all(m.issued_at(n) for m in here)]
+        if not numbers or len(here) < 2:
+            return 0, {}
+        start = sum(min(m.issued_at(n) for m in here) for n in numbers)
+        scale = 1e-9 / len(numbers)
+        return len(numbers), {m.rank: (sum(map(m.issued_at, numbers)) - start) * scale for m in here}
+
+    def pace(self, now: int) -> float:
+        """Calls per second over the last calls of the first member; 0 if it has made none in a while."""
+        times = sorted(filter(None, self.members[0].moments))
+        if len(times) < 2 or now - times[-1] > max(1e9, 4 * max(b - a for a, b in pairwise(times))):
+            return 0.0
+        return (len(times) - 1) / max(1e-9, (times[-1] - times[0]) / 1e9)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All groups and pages of this user's processes on this host."""
+
+    memories: tuple[Memory, ...]
+    pages: dict[Identity, Glance]
+
+
+def look() -> Findings:
+    """Looks through the open files of every process of this user. Takes no locks, wakes nobody, writes nothing."""
+    memories: dict[tuple[int, int], Memory] = {}
+    pages: dict[Identity, Glance] = {}
+    for path, name in _memory_files():
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            status = os.fstat(fd)
+            file = (status.st_dev, status.st_ino)
+            if name == PAGE_NAME:
+                page = Glance(os.pread(fd, _PAGE_NBYTES, 0))
+                if page.valid():
+                    pages[page.identity()] = page
+            elif file not in memories and (memory := _read(fd, name.removeprefix(MEMORY_NAME))) is not None:
+                memories[file] = memory
+        except (OSError, struct.error):
+            continue
+        finally:
+            os.close(fd)
+    return Findings(tuple(memories.values()), pages)
+
+
+def _memory_files() -> Iterator[tuple[str, str]]:
+    """Path and name of every memory file of unisono's that a process of this user keeps open."""
+    mine = os.geteuid()
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        folder = f"/proc/{pid}/fd"
+        try:
+            if os.stat(f"/proc/{pid}").st_uid != mine:
+                continue
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        for name in names:
+            try:
+                target = os.readlink(f"{folder}/{name}")
+            except OSError:
+                continue
+            if target.startswith("/memfd:unisono"):
+                yield f"{folder}/{name}", target.removeprefix("/memfd:").removesuffix(_DELETED)
+
+
+def _names(label: str, world_size: int) -> list[int]:
+    """The global ranks that a label ends with; without any, the group's own numbering: it is the default group."""
+    found = re.search(r"\[([\d, ]+)\]$", label)
+    names = [int(name) for name in found[1].split(",")] if found else []
+    return names if len(names) == world_size else list(range(world_size))
+
+
+def _read(fd: int, label: str) -> Memory | None:
+    magic, world_size, total = struct.unpack("<3Q", os.pread(fd, 24, 0))
+    layout = Layout(world_size)
+    if magic != MAGIC or total != layout.total:
+        return None
+    data = os.pread(fd, layout.RECORD * world_size, layout.records)
+    names = _names(label, world_size)
+    words = struct.Struct(f"<{layout.RECORD // 8}Q")
+    members = []
+    for rank, record in enumerate(words.iter_unpack(data)):
+        at = record[HEADER]
+        header = read_header(os.pread(fd, SIGNATURE.size + 16 * world_size, at)) if at else None
+        farewell = ""
+        if record[STATE] > JOINED:
+            said = os.pread(fd, layout.TEXT, layout.texts + rank * layout.TEXTS + FAREWELL * layout.TEXT)
+            farewell = said[8 : 8 + int.from_bytes(said[:8], "little")].decode("utf-8", "replace")
+        members.append(
+            Member(
+                rank=record[NAME] if record[PID] else names[rank],
+                who=Identity(record[PID], record[STARTED]),
+                state=record[STATE],
+                meetings=record[MEETINGS],
+                issued=record[ISSUED],
+                completed=record[COMPLETED],
+                completed_at=record[COMPLETED_AT],
+                moments=record[ISSUED_AT : ISSUED_AT + MOMENTS],
+                header=header,
+                farewell=farewell,
+            )
+        )
+    return Memory(label, tuple(members))

@@ -1,0 +1,255 @@
+"""What every job of this user on this host is doing: the snapshot that `unisono ps` shows.
+
+It is put together from what the ranks write anyway (memory.py) and what the kernel tells of their processes, so that
+it disturbs nobody and works on jobs that hang, and on ranks that are stopped. Never imports torch.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from unisono.transport.layout import GAVE_UP, LEFT
+from unisono.transport.process import Identity, alive, fate, stopped
+from unisono.units import show_seconds
+from unisono.watch.memory import Findings, Member, Memory, look
+from unisono.watch.page import Glance
+
+__all__ = ["GroupStatus", "Job", "RankStatus", "snapshot"]
+
+_PATIENCE = 1.0  # s of waiting before it is worth a sentence
+_AWAY = 0.15  # s after which a call that nobody waits for counts as one in the background
+_STRAGGLES = 0.001  # s of mean delay from which a rank may be called late
+_MESSAGE = re.compile(r"^rank \d+ \(pid \d+\): (.*) (from|to) (any rank|rank (\d+)) \(tag (\d+), (.*)\) waits: (.*)$")
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank. ``state``: waiting, in call, elsewhere, stopped, dead, left, given up or absent.
+
+    ``call`` is the call it is in; elsewhere, the last one it completed. ``number`` counts it in ``group``, 0 for
+    messages. ``seconds``: how long it has been so, -1 if that is not known. ``late``: mean delay behind the first rank
+    over the last calls of the default group, in seconds. ``place``: the line of the program that waits, if known.
+    """
+
+    rank: int
+    pid: int
+    state: str
+    call: str = ""
+    number: int = 0
+    nbytes: int = 0
+    group: str = ""
+    seconds: float = -1.0
+    waits_for: tuple[int, ...] = ()
+    pending: int = 0
+    place: str = ""
+    words: str = ""
+    late: float = 0.0
+    straggler: bool = False
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """One group: its global ranks, the calls completed by all, the number of the newest call, calls per second now."""
+
+    label: str
+    ranks: tuple[int, ...]
+    completed: int
+    issued: int
+    per_second: float
+    compared: int
+    late: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Groups that share processes. ``pid`` is the process of its first rank; ``remarks`` say what is wrong, if any."""
+
+    pid: int
+    command: str
+    seconds: float
+    ranks: tuple[RankStatus, ...]
+    groups: tuple[GroupStatus, ...]
+    remarks: tuple[str, ...]
+    identities: dict[int, Identity] = field(default_factory=dict, repr=False)
+
+
+def snapshot(pid: int | None = None, find: Callable[[], Findings] = look) -> list[Job]:
+    """All jobs of this user on this host, or the one that process ``pid`` belongs to, now."""
+    findings = find()
+    jobs = [_job(memories, findings.pages) for memories in _together(findings.memories)]
+    living = [job for job in jobs if any(rank.state not in ("dead", "left", "absent") for rank in job.ranks)]
+    mine = [job for job in living if pid is None or pid in {rank.pid for rank in job.ranks}]
+    return sorted(mine, key=lambda job: job.pid)
+
+
+def _together(memories: Iterable[Memory]) -> list[list[Memory]]:
+    """Groups that share a process, largest group first in each."""
+    jobs: list[tuple[set[Identity], list[Memory]]] = []
+    for memory in memories:
+        whose = {member.who for member in memory.members if member.who.pid}
+        mine = [memory]
+        for job in [job for job in jobs if job[0] & whose]:
+            jobs.remove(job)
+            whose |= job[0]
+            mine += job[1]
+        jobs.append((whose, mine))
+    return [sorted(mine, key=lambda m: (-len(m.members), m.label)) for _, mine in jobs]
+
+
+def _job(memories: Sequence[Memory], pages: dict[Identity, Glance]) -> Job:
+    now = time.monotonic_ns()
+    main = memories[0]
+    compared, late = main.lateness()
+    seats = {member.rank: member for memory in reversed(memories) for member in memory.members}
+    ranks = [_rank(seats[name], memories, pages.get(seats[name].who), late, now) for name in sorted(seats)]
+    identities = {name: seats[name].who for name in sorted(seats) if seats[name].who.pid}
+    first = next(iter(identities.values()), Identity(0, 0))
+    groups = tuple(_group(memory, now) for memory in memories)
+    return Job(first.pid, _command(first.pid), _age(first), tuple(ranks), groups, _remarks(ranks, compared), identities)
+
+
+def _group(memory: Memory, now: int) -> GroupStatus:
+    here = [member for member in memory.members if member.who.pid]
+    compared, late = memory.lateness()
+    return GroupStatus(
+        memory.label,
+        tuple(memory.names),
+        min((member.completed for member in here), default=0),
+        max((member.issued for member in here), default=0),
+        memory.pace(now),
+        compared,
+        late,
+    )
+
+
+def _rank(
+    seat: Member, memories: Sequence[Memory], page: Glance | None, late: dict[int, float], now: int
+) -> RankStatus:
+    """What one rank does; ``seat`` is its record in the largest group it is in."""
+    rank, pid = seat.rank, seat.who.pid
+    if not pid:
+        return RankStatus(rank, pid, "absent", words="has not joined")
+    if seat.state == LEFT:
+        return RankStatus(rank, pid, "left", words=seat.farewell or "has left the group")
+    if not alive(seat.who):
+        return RankStatus(rank, pid, "dead", words=seat.farewell or fate(seat.who))
+    worst = max(late, key=lambda rank: late[rank], default=-1)
+    others = sorted(delay for rank, delay in late.items() if rank != worst)
+    delay = late.get(seat.rank, 0.0)
+    straggles = seat.rank == worst and delay > _STRAGGLES and delay > 3 * others[len(others) // 2]
+    return replace(_doing(seat, memories, page, now), late=delay, straggler=straggles)
+
+
+def _doing(seat: Member, memories: Sequence[Memory], page: Glance | None, now: int) -> RankStatus:
+    """What a rank that lives is in."""
+    mine = [(memory, member) for memory in memories for member in memory.members if member.who == seat.who]
+    under_way = [(memory, member) for memory, member in mine if member.issued > member.completed]
+    wait = page.text() if page is not None and page.wait()[0] else ""
+    rank = RankStatus(
+        seat.rank,
+        seat.who.pid,
+        "stopped" if stopped(seat.who) else "",
+        pending=sum(member.issued - member.completed for _, member in under_way),
+        place=wait.rpartition(", at ")[2] if wait else "",
+        words=next((member.farewell for _, member in mine if member.state == GAVE_UP), ""),
+    )
+    if rank.words:
+        return replace(rank, state=rank.state or "given up")
+    message = _MESSAGE.match(wait)
+    if message is not None and page is not None:
+        return replace(
+            rank,
+            state=rank.state or "waiting",
+            call=f"{message[1]} {message[2]} {message[3]}",
+            group=message[6],
+            seconds=(now - page.since()) / 1e9,
+            waits_for=(int(message[4]),) if message[4] else (),
+        )
+    memory, member = min(under_way, key=lambda pair: pair[1].since, default=max(mine, key=lambda pair: pair[1].since))
+    seconds = (now - member.since) / 1e9 if member.since else -1.0
+    away = not under_way or (not wait and seconds > _AWAY)
+    return replace(
+        rank,
+        state=rank.state or ("elsewhere" if away else "waiting" if wait else "in call"),
+        call=member.header.describe(memory.names) if member.header is not None else "",
+        number=member.completed + bool(under_way),
+        nbytes=member.header.nbytes if member.header is not None else 0,
+        group=memory.label,
+        seconds=seconds,
+        waits_for=() if away else tuple(memory.waited_for(member)),
+    )
+
+
+def _remarks(ranks: Sequence[RankStatus], compared: int) -> tuple[str, ...]:
+    """The sentences that a person would say first."""
+    remarks = []
+    by_rank = {rank.rank: rank for rank in ranks}
+    waiting: dict[int, list[RankStatus]] = {}
+    for rank in ranks:
+        for name in rank.waits_for if rank.seconds >= _PATIENCE else ():
+            waiting.setdefault(name, []).append(rank)
+    for name, waiters in sorted(waiting.items()):
+        who = ", ".join(str(waiter.rank) for waiter in waiters)
+        longest = show_seconds(max(waiter.seconds for waiter in waiters))
+        plural = "s" * (len(waiters) > 1)
+        remarks.append(f"rank {name} keeps rank{plural} {who} waiting for {longest}: {_excuse(by_rank.get(name))}")
+    for rank in ranks:
+        if rank.rank not in waiting and rank.state in ("stopped", "dead", "given up"):
+            remarks.append(f"rank {rank.rank} {_excuse(rank)}")
+        if rank.straggler:
+            remarks.append(
+                f"rank {rank.rank} comes last: {show_seconds(rank.late)} behind the first rank on average, "
+                f"over the last {compared} calls"
+            )
+    return tuple(remarks)
+
+
+def _excuse(rank: RankStatus | None) -> str:
+    """What a rank that is waited for does instead."""
+    if rank is None:
+        return "it is not known here"
+    after = f", after call no. {rank.number} {rank.call}" if rank.number else ""
+    match rank.state:
+        case "stopped":
+            return "is stopped, by a signal or in a debugger"
+        case "dead":
+            return f"is dead: {rank.words}"
+        case "given up":
+            return f"has given its group up: {rank.words}"
+        case "left" | "absent":
+            return rank.words
+        case "elsewhere":
+            return f"is outside unisono{after}"
+        case _:
+            others = ", ".join(map(str, rank.waits_for))
+            return f"is in {rank.call}" + (f" and waits for rank {others}" if others else "")
+
+
+def _command(pid: int) -> str:
+    """The command line of a job: that of its first rank, or of the program that forked the rank."""
+    words = _arguments(pid)
+    while any("multiprocessing" in word for word in words) and (parent := _parent(pid)) > 1:
+        pid, words = parent, _arguments(parent)
+    return " ".join([os.path.basename(words[0]), *words[1:]]) if words else "?"
+
+
+def _arguments(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode("utf-8", "replace").split("\0")
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _age(who: Identity) -> float:
+    """Seconds since a process was started."""
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - who.started / os.sysconf("SC_CLK_TCK"))
