@@ -129,8 +129,9 @@ class Roll:
         others = {rank: self._read(self._epoch, f"named/{self._label}/{rank}") for rank in absent}
         if not self._counted:
             words = [self._started(rank, ranks) for rank, ranks in others.items() if ranks]
-            mine = f"rank {me} (pid {os.getpid()} on {socket.gethostname()}) was started with world_size {len(self._names)}"
-            return f"{', '.join([mine, *words])}: give all ranks the same" if words else ""
+            mine = f"rank {me} (pid {os.getpid()} on {socket.gethostname()})"
+            also = f"{mine} was started with world_size {len(self._names)}, {', '.join(words)}: give all ranks the same"
+            return also if words else ""
         lines = [f"\n  rank {rank} made one of {ranks}" for rank, ranks in others.items() if ranks]
         if not lines:
             return ""
