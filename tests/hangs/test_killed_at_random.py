@@ -66,7 +66,7 @@ def survivor(rank: int, meeting: str, seed: int, say: int) -> None:
 
 def launch(rank: int, world_size: int, folder: str, rounds: int) -> list[str]:
     """Rounds of ranks that are forked, left to walk, robbed of one, and heard; returns what was wrong."""
-    import unisono.backend.process_group  # noqa: F401  # once, instead of in every rank
+    import unisono.backend.process_group  # once, instead of in every rank
     import unisono.run.scheduled  # noqa: F401
 
     gc.freeze()

@@ -1,0 +1,190 @@
+"""Groups that do not come together: ranks missing, claimed twice, of another world size; new_group not called alike."""
+
+import datetime
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hangs.job import Fault, Job, attempt, init, line_of
+
+LIMIT = datetime.timedelta(seconds=1.0)
+HOST = os.uname().nodename
+
+
+def joins(rank: int, world_size: int, meeting: str, seats: list[tuple[int, int] | None], limit: float) -> Fault | None:
+    """Joins as the rank and with the world size of its seat, if it has one."""
+    seat = seats[rank]
+    if seat is None:
+        time.sleep(limit + 1)
+        return None
+    return attempt(lambda: init(meeting, seat[0], seat[1], limit))
+
+
+def join(path: Any, seats: list[tuple[int, int] | None], limit: float) -> tuple[list[Fault | None], list[int]]:
+    with Job(joins, len(seats), str(path / "meeting"), seats, limit, group=False) as job:
+        return job.results(20), [job.pid(k) for k in range(len(seats))]
+
+
+def test_a_rank_is_missing_at_the_start(tmp_path: Any) -> None:
+    faults, _ = join(tmp_path, [(0, 3), None, (2, 3)], 1.0)
+    for fault in (faults[0], faults[2]):
+        assert fault is not None
+        fault.says("CollectiveTimeout", "rank 1 did not join within 1 s", "world size 3", "joined: 0, 2")
+        assert fault.seconds < 2.0
+
+
+def test_the_first_rank_is_missing_at_the_start(tmp_path: Any) -> None:
+    faults, _ = join(tmp_path, [None, (1, 3), (2, 3)], 1.0)
+    for fault in faults[1:]:
+        assert fault is not None
+        fault.says("CollectiveTimeout", "rank 0 did not join", "same address, port or file")
+        assert fault.seconds < 2.0
+
+
+def test_two_processes_claim_one_rank(tmp_path: Any) -> None:
+    faults, pids = join(tmp_path, [(0, 3), (1, 3), (1, 3)], 1.5)
+    kinds = [fault.kind if fault else "" for fault in faults]
+    assert sorted(kinds[1:]) == ["CollectiveTimeout", "UsageError"], faults
+    loser = faults[kinds.index("UsageError")]
+    assert loser is not None
+    loser.says("UsageError", "rank 1 of the default group is claimed twice", *(rf"pid {pid}\b" for pid in pids[1:]))
+    assert faults[0] is not None
+    faults[0].says("CollectiveTimeout", "rank 2 did not join")
+
+
+def test_another_world_size(tmp_path: Any) -> None:
+    faults, pids = join(tmp_path, [(0, 2), (1, 3)], 1.5)
+    for k, fault in enumerate(faults):
+        assert fault is not None
+        fault.says(
+            "MismatchError",
+            rf"rank {k} \(pid {pids[k]} on {HOST}\) was started with world_size {k + 2}",
+            rf"rank {1 - k} \(pid {pids[1 - k]} on {HOST}\) with {3 - k}",
+        )
+        assert fault.seconds < 1.0
+
+
+def dies_early(rank: int, world_size: int) -> Fault:
+    """Rank 1 dies before it has made two groups: one of which it would be the first rank, one where it is the last."""
+    if rank == 1:
+        os._exit(5)
+    first = dist.new_group([1, 2], timeout=LIMIT * 20, use_local_synchronization=True) if rank == 2 else None
+    last = dist.new_group([0, 1], timeout=LIMIT * 20, use_local_synchronization=True) if rank == 0 else None
+    return attempt(lambda: dist.all_reduce(torch.zeros(1), group=first if rank == 2 else last))
+
+
+def test_a_rank_that_died_before_it_made_the_group() -> None:
+    with Job(dies_early, 3) as job:
+        first, _, third = job.results(20)
+        pid = job.pid(1)
+    for fault in (first, third):
+        assert fault.kind in ("PeerLostError", "DistStoreError"), fault
+        assert "rank 1" in fault.text
+        assert fault.seconds < 2.0
+    assert pid
+
+
+def no_founder(rank: int, world_size: int) -> Fault | None:
+    """All make a group; its first rank dies before its first call there."""
+    group = dist.new_group([1, 2])
+    dist.barrier()
+    if rank == 1:
+        os._exit(5)
+    return attempt(lambda: dist.all_reduce(torch.zeros(1), group=group)) if rank == 2 else None
+
+
+def test_the_first_rank_of_a_group_dies_before_others_have_joined_it() -> None:
+    with Job(no_founder, 3) as job:
+        fault = job.results(10)[2]
+        pid = job.pid(1)
+    fault.says("PeerLostError", rf"rank 1 \(pid {pid} on {HOST}\) is dead", r"\[1, 2\]")
+    assert fault.seconds < 1.0
+
+
+def total(group: Any) -> float:
+    x = torch.tensor([float(1 << dist.get_rank())])
+    dist.all_reduce(x, group=group)
+    return float(x)
+
+
+def disjoint(rank: int, world_size: int) -> float:
+    return total(dist.new_group([0, 3] if rank in (0, 3) else [1, 2], timeout=LIMIT))
+
+
+def test_disjoint_lists_at_one_place_are_two_groups() -> None:
+    with Job(disjoint, 4) as job:
+        assert job.results(10) == [9.0, 6.0, 6.0, 9.0]
+
+
+def other_order(rank: int, world_size: int) -> list[float]:
+    """Lists of different members in another order on rank 1: groups are known by their members."""
+    lists = [[0, 1], [1, 2]] if rank != 1 else [[1, 2], [0, 1]]
+    made = {tuple(ranks): dist.new_group(ranks, timeout=LIMIT) for ranks in lists}
+    return [total(made[ranks]) for ranks in sorted(made) if rank in ranks]
+
+
+def test_another_order_of_different_groups_is_understood() -> None:
+    with Job(other_order, 3) as job:
+        assert job.results(10) == [[3.0], [3.0, 6.0], [6.0]]
+
+
+def other_list(rank: int, world_size: int) -> Fault:
+    return attempt(lambda: total(dist.new_group([0, 1] if rank < 2 else [1, 2], timeout=LIMIT * 20)))
+
+
+def test_different_lists() -> None:
+    with Job(other_list, 3) as job:
+        first, second, third = job.results(10)
+    third.says("MismatchError", "new_group", r"rank 2 made a group of \[1, 2\]", r"rank 1 made one of \[0, 1\]")
+    assert third.seconds < 1.0
+    assert first.kind == second.kind == ""
+
+
+def skips(rank: int, world_size: int, then: str) -> Fault:
+    """Rank 2 does not make the group that the others make of all ranks, and does something else."""
+    if rank == 2:
+        if then == "collective":
+            return attempt(lambda: total(None))
+        if then == "ends":
+            raise SystemExit
+        time.sleep(2.5)
+        return Fault("", "", 0.0, 0.0)
+    group = dist.new_group([0, 1, 2], timeout=LIMIT)
+    return attempt(lambda: total(group))
+
+
+EXPECTED: dict[str, tuple[str, list[str]]] = {
+    "collective": ("DeadlockError", [r"group \d+ \[0, 1, 2\]", "the default group", line_of(total, "dist.all_reduce")]),
+    "ends": ("PeerLostError", ["rank 2", "ended"]),
+    "sleeps": ("CollectiveTimeout", ["rank 2", "nor joined it|never joined", line_of(skips, "time.sleep(2.5)")]),
+}
+
+
+@pytest.mark.parametrize("then", EXPECTED)
+def test_a_member_skips_new_group(then: str) -> None:
+    kind, facts = EXPECTED[then]
+    with Job(skips, 3, then) as job:
+        faults = job.results(10)
+    for fault in faults[:2]:
+        fault.says(kind, *facts)
+        assert fault.seconds < 2.0
+    if then == "collective":
+        faults[2].says(kind, *facts)
+
+
+def fewer(rank: int, world_size: int) -> list[float]:
+    """Only the members make a pair; torch counts its groups differently from then on, and nobody minds."""
+    sums = []
+    if rank in (0, 2):
+        sums.append(total(dist.new_group([0, 2], timeout=LIMIT, use_local_synchronization=True)))
+    sums.append(total(dist.new_group([0, 1, 2], timeout=LIMIT, use_local_synchronization=True)))
+    return sums
+
+
+def test_groups_made_by_their_members_only() -> None:
+    with Job(fewer, 3) as job:
+        assert job.results(10) == [[5.0, 7.0], [7.0], [5.0, 7.0]]
