@@ -77,11 +77,11 @@ class Job:
 
 
 def snapshot(pid: int | None = None, find: Callable[[], Findings] = look) -> list[Job]:
-    """All jobs of this user on this host, or the one that process ``pid`` belongs to, now."""
+    """All jobs of this user on this host, or the one that process ``pid`` is a rank of, or started, now."""
     findings = find()
     jobs = [_job(memories, findings.pages) for memories in _together(findings.memories)]
     living = [job for job in jobs if any(rank.state not in ("dead", "left", "absent") for rank in job.ranks)]
-    mine = [job for job in living if pid is None or pid in {rank.pid for rank in job.ranks}]
+    mine = [job for job in living if pid is None or any(pid in _line(rank.pid) for rank in job.ranks)]
     return sorted(mine, key=lambda job: job.pid)
 
 
@@ -195,7 +195,7 @@ def _remarks(ranks: Sequence[RankStatus], compared: int) -> tuple[str, ...]:
         who = ", ".join(str(waiter.rank) for waiter in waiters)
         longest = show_seconds(max(waiter.seconds for waiter in waiters))
         plural = "s" * (len(waiters) > 1)
-        remarks.append(f"rank {name} keeps rank{plural} {who} waiting for {longest}: {_excuse(by_rank.get(name))}")
+        remarks.append(f"rank {name} keeps rank{plural} {who} waiting for {longest}: it {_excuse(by_rank.get(name))}")
     for rank in ranks:
         if rank.rank not in waiting and rank.state in ("stopped", "dead", "given up"):
             remarks.append(f"rank {rank.rank} {_excuse(rank)}")
@@ -210,7 +210,7 @@ def _remarks(ranks: Sequence[RankStatus], compared: int) -> tuple[str, ...]:
 def _excuse(rank: RankStatus | None) -> str:
     """What a rank that is waited for does instead."""
     if rank is None:
-        return "it is not known here"
+        return "is not known here"
     after = f", after call no. {rank.number} {rank.call}" if rank.number else ""
     match rank.state:
         case "stopped":
@@ -248,6 +248,15 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except OSError:
         return 0
+
+
+def _line(pid: int) -> list[int]:
+    """A process and those it descends from, but for the first process of all."""
+    line = []
+    while pid > 1:
+        line.append(pid)
+        pid = _parent(pid)
+    return line
 
 
 def _age(who: Identity) -> float:

@@ -1,0 +1,235 @@
+"""`unisono ps`: what the ranks of this host's jobs are doing, live."""
+
+import json
+import os
+import pwd
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from unisono.cli.schedules import say, show
+from unisono.errors import UsageError
+from unisono.units import show_nbytes, show_seconds
+from unisono.watch import ask
+from unisono.watch.status import GroupStatus, Job, RankStatus, snapshot
+
+__all__ = ["NOTHING_EXIT", "ps"]
+
+NOTHING_EXIT = 1
+_LONG = 1.0  # s from which a wait is shown in colour
+_BAR = 8  # characters for the longest delay
+_STYLES = {"stopped": "bold red", "dead": "bold red", "given up": "red", "left": "dim", "absent": "yellow"}
+
+
+def ps(
+    pid: Annotated[int | None, typer.Argument(help="Only the job that this process is a rank of, or started.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once, as when the output is no terminal.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print once, for programs.")] = False,
+    stacks: Annotated[bool, typer.Option("--stacks", help="Print once, with every rank's Python stacks.")] = False,
+    dump: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Let every rank write its flight record into DIR.")
+    ] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Show what the ranks of your jobs on this host are in, who waits for whom, and who comes late.
+
+    It reads what the ranks write anyway: no job is disturbed, and a job that hangs can be looked at. Ctrl-C ends it.
+    Exit code 1 if there is no job. Examples:
+
+        unisono ps
+
+        unisono ps --stacks
+
+        unisono ps --dump record && python -m torch.distributed.flight_recorder.fr_trace record
+    """
+    if not 0.05 <= interval <= 3600:
+        raise UsageError(f"--interval is {interval:g}, expected 0.05 to 3600 seconds")
+    if dump is not None:
+        _dump(snapshot(pid), dump.absolute(), pid)
+    elif sys.stdout.isatty() and not (once or as_json or stacks):
+        _follow(pid, interval)
+    else:
+        _print(snapshot(pid), pid, as_json, stacks)
+
+
+def _follow(pid: int | None, interval: float) -> None:
+    """Shows the jobs until Ctrl-C."""
+    try:
+        with Live(_screen(snapshot(pid), pid), screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval)
+                live.update(_screen(snapshot(pid), pid), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _print(jobs: Sequence[Job], pid: int | None, as_json: bool, stacks: bool) -> None:
+    answers = [ask.stacks(job) if stacks else {} for job in jobs]
+    if as_json:
+        say(json.dumps([_plain(job, found) for job, found in zip(jobs, answers, strict=True)], indent=2))
+    elif jobs:
+        content = [_job(job, found) for job, found in zip(jobs, answers, strict=True)]
+        show(Console(highlight=False), Group(*content))
+    else:
+        say(_nothing(pid))
+    if not jobs:
+        raise typer.Exit(NOTHING_EXIT)
+
+
+def _plain(job: Job, stacks: dict[int, str]) -> dict[str, object]:
+    """A job for `json`: the fields of `Job`, with each rank's stack if it was asked for."""
+    plain = asdict(job)
+    plain.pop("identities")
+    for rank in plain["ranks"]:
+        if stacks:
+            rank["stacks"] = stacks.get(rank["rank"], "")
+    return plain
+
+
+def _dump(jobs: Sequence[Job], folder: Path, pid: int | None) -> None:
+    if not jobs:
+        say(_nothing(pid))
+        raise typer.Exit(NOTHING_EXIT)
+    if len(jobs) > 1:
+        pids = ", ".join(str(job.pid) for job in jobs)
+        raise UsageError(f"--dump takes one job, but there are {len(jobs)}: name one by a pid ({pids})")
+    answers = ask.records(jobs[0], str(folder))
+    for rank, answer in answers.items():
+        say(f"rank {rank}: {answer.removeprefix('! ')}" if answer.startswith("! ") else f"rank {rank} wrote {answer}")
+    if any(answer.startswith("! ") for answer in answers.values()):
+        raise typer.Exit(NOTHING_EXIT)
+
+
+def _nothing(pid: int | None) -> str:
+    whose = "of yours" if pid is None else f"that process {pid} is a rank of or started"
+    uid = os.geteuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    return (
+        f"no job {whose} runs on unisono on this host. Only jobs of the same user (you are {user}) and in the same "
+        "container can be seen."
+    )
+
+
+def _screen(jobs: Sequence[Job], pid: int | None) -> RenderableType:
+    clock = Text(time.strftime("unisono ps   %H:%M:%S   Ctrl-C ends"), "dim")
+    content = [_job(job, {}) for job in jobs] or [Padding(Text(_nothing(pid)), (1, 0))]
+    return Group(clock, Text(), *content)
+
+
+def _job(job: Job, stacks: dict[int, str]) -> RenderableType:
+    here = sum(rank.pid > 0 for rank in job.ranks)
+    size = f"{len(job.ranks)} ranks" if here == len(job.ranks) else f"{here} of {len(job.ranks)} ranks"
+    title = Text.assemble((job.command, "bold"), ("   ", ""), (f"{size}, up {_duration(job.seconds)}", "dim"))
+    title.no_wrap, title.overflow = True, "ellipsis"
+    parts: list[RenderableType] = [title, Text(), _ranks(job.ranks), Text(), _groups(job.groups)]
+    if job.remarks:
+        remarks = [Text.assemble(("  ● ", "yellow"), remark) for remark in job.remarks]
+        parts += [Text(), *remarks]
+    for rank, stack in stacks.items():
+        parts += [Text(), Text(f"rank {rank}", "bold"), Text(stack)]
+    return Group(*parts, Text())
+
+
+def _ranks(ranks: Sequence[RankStatus]) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim", expand=False)
+    for name in ("rank", "pid"):
+        table.add_column(name, justify="right")
+    table.add_column("in", ratio=1, no_wrap=True, overflow="ellipsis")
+    for name in ("bytes", "call no.", "for"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("behind", no_wrap=True, min_width=_BAR + 8)
+    most = max((rank.late for rank in ranks), default=0.0)
+    for rank in ranks:
+        alive = rank.state in ("in call", "waiting", "elsewhere", "stopped")
+        table.add_row(
+            str(rank.rank),
+            str(rank.pid or "-"),
+            _doing(rank),
+            show_nbytes(rank.nbytes) if rank.nbytes and alive else "",
+            f"{rank.number:,}" if rank.number else "",
+            _since(rank),
+            _behind(rank, most),
+        )
+    return table
+
+
+def _doing(rank: RankStatus) -> Text:
+    """What a rank is in, and below it what it waits for and where."""
+    if rank.state in ("dead", "given up", "left", "absent"):
+        text = Text(f"{rank.state}: {rank.words}" if rank.state in ("dead", "given up") else rank.words)
+        text.stylize(_STYLES[rank.state])
+        return text
+    if rank.state == "elsewhere":
+        more = [f"last {rank.call}"] if rank.call and not rank.pending else []
+        more += [f"{rank.pending} under way: {rank.call}"] if rank.pending else []
+        return Text.assemble("outside unisono", (f"  {', '.join(more)}", "dim"))
+    text = Text("stopped  ", _STYLES["stopped"]) if rank.state == "stopped" else Text()
+    text.append(rank.call or "between calls")
+    if rank.group != "the default group" and rank.number:
+        text.append(f"  {rank.group}", "dim")
+    if rank.seconds >= _LONG and rank.waits_for:
+        plural = "s" * (len(rank.waits_for) > 1)
+        text.append(f"\nwaits for rank{plural} {', '.join(map(str, rank.waits_for))}", "yellow")
+        text.append(f"  {_place(rank.place)}" if rank.place else "", "dim")
+    return text
+
+
+def _place(place: str) -> str:
+    """A call site with its file shortened to its name."""
+    file, colon, rest = place.partition(":")
+    return f"{os.path.basename(file)}{colon}{rest}"
+
+
+def _since(rank: RankStatus) -> Text:
+    if rank.seconds < 0:
+        return Text("-", "dim")
+    waits = rank.state in ("waiting", "in call", "stopped") and rank.seconds >= _LONG
+    return Text(_duration(rank.seconds), "yellow" if waits else "")
+
+
+def _behind(rank: RankStatus, most: float) -> Text:
+    """The mean delay, as a number and a bar relative to the longest."""
+    if not most or rank.state in ("left", "absent", "dead"):
+        return Text()
+    bar = "━" * round(_BAR * rank.late / most)
+    return Text.assemble(f"{show_seconds(rank.late):>7} ", (bar, "yellow" if rank.straggler else "dim"))
+
+
+def _groups(groups: Sequence[GroupStatus]) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    table.add_column("group")
+    table.add_column("ranks")
+    table.add_column("calls done", justify="right")
+    table.add_column("per second", justify="right")
+    for group in groups:
+        pace = f"{group.per_second:,.0f}" if group.per_second >= 10 else f"{group.per_second:.1f}"
+        label = group.label.removesuffix(f" {list(group.ranks)}")
+        table.add_row(label, _span(group.ranks), f"{group.completed:,}", pace if group.per_second else "idle")
+    return table
+
+
+def _span(ranks: Sequence[int]) -> str:
+    """``0-3`` for ranks in a row, else all of them."""
+    in_a_row = len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
+    return f"{ranks[0]}-{ranks[-1]}" if in_a_row else ", ".join(map(str, ranks))
+
+
+def _duration(seconds: float) -> str:
+    """Short times with three digits, long ones in minutes and hours."""
+    if seconds < 60:
+        return show_seconds(seconds) if seconds < 1 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
