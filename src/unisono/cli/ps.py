@@ -21,13 +21,13 @@ from unisono.cli.schedules import say, show
 from unisono.errors import UsageError
 from unisono.units import show_nbytes, show_seconds
 from unisono.watch import ask
-from unisono.watch.status import GroupStatus, Job, RankStatus, snapshot
+from unisono.watch.status import GroupStatus, Job, RankStatus, snapshot, span
 
 __all__ = ["NOTHING_EXIT", "ps"]
 
 NOTHING_EXIT = 1
 _LONG = 1.0  # s from which a wait is shown in colour
-_BAR = 8  # characters for the longest delay
+_BAR, _WIDE = 8, 100  # characters for the longest delay, shown from so many columns on
 _STYLES = {"stopped": "bold red", "dead": "bold red", "given up": "red", "left": "dim", "absent": "yellow"}
 
 
@@ -65,24 +65,25 @@ def ps(
 def _follow(pid: int | None, interval: float) -> None:
     """Shows the jobs until Ctrl-C."""
     try:
-        with Live(_screen(snapshot(pid), pid), screen=True, auto_refresh=False) as live:
+        with Live(screen=True, auto_refresh=False) as live:
             while True:
+                live.update(_screen(snapshot(pid), pid, live.console.width), refresh=True)
                 time.sleep(interval)
-                live.update(_screen(snapshot(pid), pid), refresh=True)
     except KeyboardInterrupt:
         return
 
 
 def _print(jobs: Sequence[Job], pid: int | None, as_json: bool, stacks: bool) -> None:
     answers = [ask.stacks(job) if stacks else {} for job in jobs]
-    if as_json:
+    if as_json and jobs:
         say(json.dumps([_plain(job, found) for job, found in zip(jobs, answers, strict=True)], indent=2))
-    elif jobs:
-        content = [_job(job, found) for job, found in zip(jobs, answers, strict=True)]
-        show(Console(highlight=False), Group(*content))
-    else:
-        say(_nothing(pid))
+    for job, found in zip(jobs, answers, strict=True) if not as_json else ():
+        console = Console(highlight=False)
+        show(console, _job(job, console.width))
+        for rank, stack in found.items():
+            say(f"\nrank {rank}\n{stack}\n")
     if not jobs:
+        say("[]" if as_json else _nothing(pid))
         raise typer.Exit(NOTHING_EXIT)
 
 
@@ -123,45 +124,51 @@ def _nothing(pid: int | None) -> str:
     )
 
 
-def _screen(jobs: Sequence[Job], pid: int | None) -> RenderableType:
+def _screen(jobs: Sequence[Job], pid: int | None, width: int) -> RenderableType:
     clock = Text(time.strftime("unisono ps   %H:%M:%S   Ctrl-C ends"), "dim")
-    content = [_job(job, {}) for job in jobs] or [Padding(Text(_nothing(pid)), (1, 0))]
+    content = [_job(job, width) for job in jobs] or [Padding(Text(_nothing(pid)), (1, 0))]
     return Group(clock, Text(), *content)
 
 
-def _job(job: Job, stacks: dict[int, str]) -> RenderableType:
+def _job(job: Job, width: int) -> RenderableType:
     here = sum(rank.pid > 0 for rank in job.ranks)
     size = f"{len(job.ranks)} ranks" if here == len(job.ranks) else f"{here} of {len(job.ranks)} ranks"
     title = Text.assemble((job.command, "bold"), ("   ", ""), (f"{size}, up {_duration(job.seconds)}", "dim"))
     title.no_wrap, title.overflow = True, "ellipsis"
-    parts: list[RenderableType] = [title, Text(), _ranks(job.ranks), Text(), _groups(job.groups)]
+    parts: list[RenderableType] = [
+        title,
+        Text(),
+        _ranks(job.ranks, _BAR if width >= _WIDE else 0),
+        Text(),
+        _groups(job.groups),
+    ]
     if job.remarks:
-        remarks = [Text.assemble(("  ● ", "yellow"), remark) for remark in job.remarks]
-        parts += [Text(), *remarks]
-    for rank, stack in stacks.items():
-        parts += [Text(), Text(f"rank {rank}", "bold"), Text(stack)]
+        remarks = Table.grid(padding=(0, 1))
+        for remark in job.remarks:
+            remarks.add_row(Text(" ●", "yellow"), remark)
+        parts += [Text(), remarks]
     return Group(*parts, Text())
 
 
-def _ranks(ranks: Sequence[RankStatus]) -> Table:
+def _ranks(ranks: Sequence[RankStatus], bar: int) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim", expand=False)
     for name in ("rank", "pid"):
-        table.add_column(name, justify="right")
-    table.add_column("in", ratio=1, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("in", overflow="ellipsis")
     for name in ("bytes", "call no.", "for"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("behind", no_wrap=True, min_width=_BAR + 8)
+    table.add_column("behind", no_wrap=True, min_width=bar + 8)
     most = max((rank.late for rank in ranks), default=0.0)
     for rank in ranks:
         alive = rank.state in ("in call", "waiting", "elsewhere", "stopped")
         table.add_row(
             str(rank.rank),
             str(rank.pid or "-"),
-            _doing(rank),
+            _one_line_each(_doing(rank)),
             show_nbytes(rank.nbytes) if rank.nbytes and alive else "",
             f"{rank.number:,}" if rank.number else "",
             _since(rank),
-            _behind(rank, most),
+            _behind(rank, most, bar),
         )
     return table
 
@@ -182,8 +189,14 @@ def _doing(rank: RankStatus) -> Text:
         text.append(f"  {rank.group}", "dim")
     if rank.seconds >= _LONG and rank.waits_for:
         plural = "s" * (len(rank.waits_for) > 1)
-        text.append(f"\nwaits for rank{plural} {', '.join(map(str, rank.waits_for))}", "yellow")
+        text.append(f"\nwaits for rank{plural} {span(rank.waits_for)}", "yellow")
         text.append(f"  {_place(rank.place)}" if rank.place else "", "dim")
+    return text
+
+
+def _one_line_each(text: Text) -> Text:
+    """Lines that are cut where there is no room, not wrapped."""
+    text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
 
@@ -200,12 +213,13 @@ def _since(rank: RankStatus) -> Text:
     return Text(_duration(rank.seconds), "yellow" if waits else "")
 
 
-def _behind(rank: RankStatus, most: float) -> Text:
+def _behind(rank: RankStatus, most: float, width: int) -> Text:
     """The mean delay, as a number and a bar relative to the longest."""
     if not most or rank.state in ("left", "absent", "dead"):
         return Text()
-    bar = "━" * round(_BAR * rank.late / most)
-    return Text.assemble(f"{show_seconds(rank.late):>7} ", (bar, "yellow" if rank.straggler else "dim"))
+    style = "yellow" if rank.straggler else "dim"
+    bar = "━" * round(width * rank.late / most)
+    return Text.assemble((f"{show_seconds(rank.late):>7} ", style if rank.straggler else ""), (bar, style))
 
 
 def _groups(groups: Sequence[GroupStatus]) -> Table:
@@ -217,14 +231,8 @@ def _groups(groups: Sequence[GroupStatus]) -> Table:
     for group in groups:
         pace = f"{group.per_second:,.0f}" if group.per_second >= 10 else f"{group.per_second:.1f}"
         label = group.label.removesuffix(f" {list(group.ranks)}")
-        table.add_row(label, _span(group.ranks), f"{group.completed:,}", pace if group.per_second else "idle")
+        table.add_row(label, span(group.ranks), f"{group.completed:,}", pace if group.per_second else "idle")
     return table
-
-
-def _span(ranks: Sequence[int]) -> str:
-    """``0-3`` for ranks in a row, else all of them."""
-    in_a_row = len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
-    return f"{ranks[0]}-{ranks[-1]}" if in_a_row else ", ".join(map(str, ranks))
 
 
 def _duration(seconds: float) -> str:

@@ -227,7 +227,7 @@ class Watch(Page):
         top = f"{users[-1].filename}:{users[-1].lineno} in {users[-1].name}" if users else "no Python code of its own"
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         lines = [f"{top}: {users[-1].line}" if users and users[-1].line else top]
-        for ident, inner in frames.items():
+        for ident, inner in sorted(frames.items(), key=lambda item: item[0] != self._main):
             if ident != threading.get_ident():
                 lines.append(f"thread {names.get(ident, ident)}:")
                 lines += [f"  {f.filename}:{f.lineno} in {f.name}" for f in reversed(traceback.extract_stack(inner))]

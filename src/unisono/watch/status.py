@@ -17,7 +17,7 @@ from unisono.units import show_seconds
 from unisono.watch.memory import Findings, Member, Memory, look
 from unisono.watch.page import Glance
 
-__all__ = ["GroupStatus", "Job", "RankStatus", "snapshot"]
+__all__ = ["GroupStatus", "Job", "RankStatus", "snapshot", "span"]
 
 _PATIENCE = 1.0  # s of waiting before it is worth a sentence
 _AWAY = 0.15  # s after which a call that nobody waits for counts as one in the background
@@ -184,27 +184,39 @@ def _doing(seat: Member, memories: Sequence[Memory], page: Glance | None, now: i
 
 
 def _remarks(ranks: Sequence[RankStatus], compared: int) -> tuple[str, ...]:
-    """The sentences that a person would say first."""
-    remarks = []
+    """The sentences that a person would say first: who keeps others waiting, not who only passes a wait on."""
     by_rank = {rank.rank: rank for rank in ranks}
     waiting: dict[int, list[RankStatus]] = {}
     for rank in ranks:
         for name in rank.waits_for if rank.seconds >= _PATIENCE else ():
             waiting.setdefault(name, []).append(rank)
-    for name, waiters in sorted(waiting.items()):
-        who = ", ".join(str(waiter.rank) for waiter in waiters)
-        longest = show_seconds(max(waiter.seconds for waiter in waiters))
-        plural = "s" * (len(waiters) > 1)
+    roots = [name for name in sorted(waiting) if not (name in by_rank and by_rank[name].waits_for)]
+    remarks = []
+    for name in roots or sorted(waiting):
+        who, plural = span([waiter.rank for waiter in waiting[name]]), "s" * (len(waiting[name]) > 1)
+        longest = show_seconds(max(waiter.seconds for waiter in waiting[name]))
         remarks.append(f"rank {name} keeps rank{plural} {who} waiting for {longest}: it {_excuse(by_rank.get(name))}")
     for rank in ranks:
         if rank.rank not in waiting and rank.state in ("stopped", "dead", "given up"):
             remarks.append(f"rank {rank.rank} {_excuse(rank)}")
-        if rank.straggler:
+        if rank.straggler and not waiting:
             remarks.append(
                 f"rank {rank.rank} comes last: {show_seconds(rank.late)} behind the first rank on average, "
                 f"over the last {compared} calls"
             )
     return tuple(remarks)
+
+
+def span(ranks: Sequence[int]) -> str:
+    """Ranks in words: ``0-3, 7``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(parts)
 
 
 def _excuse(rank: RankStatus | None) -> str:
@@ -224,8 +236,10 @@ def _excuse(rank: RankStatus | None) -> str:
         case "elsewhere":
             return f"is outside unisono{after}"
         case _:
-            others = ", ".join(map(str, rank.waits_for))
-            return f"is in {rank.call}" + (f" and waits for rank {others}" if others else "")
+            others = span(rank.waits_for)
+            return f"is in {rank.call}" + (
+                f" and waits for rank{'s' * (len(rank.waits_for) > 1)} {others}" if others else ""
+            )
 
 
 def _command(pid: int) -> str:
