@@ -1,0 +1,122 @@
+"""Pages: a process tells what it waits for, answers where it is, and is found by its peers; forks have none."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from unisono.transport.process import Identity
+from unisono.watch.page import Watch, find_page, watch
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[[Callable[[Watch, int], None]], int]]:
+    """Forks processes that have a page of their own, run a function with it and a pipe, and are killed at the end."""
+    pids = []
+
+    def fork(body: Callable[[Watch, int], None]) -> int:
+        hear, say = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                mine = watch()
+                os.write(say, b"x")
+                body(mine, say)
+            finally:
+                os._exit(0)
+        pids.append(pid)
+        os.close(say)
+        assert os.read(hear, 1) == b"x"
+        os.close(hear)
+        return pid
+
+    yield fork
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def identity(pid: int) -> Identity:
+    from unisono.transport.process import start_time
+
+    return Identity(pid, start_time(pid))
+
+
+def sleeps_in_user_code(_: Watch, __: int) -> None:
+    time.sleep(60)
+
+
+def test_a_process_answers_where_it_is(child: Callable[[Callable[[Watch, int], None]], int]) -> None:
+    who = identity(child(sleeps_in_user_code))
+    answers = watch().stacks_of([who], 5.0)
+    first = answers[0].splitlines()[0]
+    assert "test_page.py:" in first
+    assert "in sleeps_in_user_code: time.sleep(60)" in first
+
+
+def test_a_stopped_or_dead_process_does_not_answer(child: Callable[[Callable[[Watch, int], None]], int]) -> None:
+    pid = child(sleeps_in_user_code)
+    who = identity(pid)
+    assert watch().stacks_of([who], 5.0) != [""]
+    os.kill(pid, signal.SIGSTOP)
+    start = time.monotonic()
+    assert watch().stacks_of([who], 0.2) == [""]
+    assert time.monotonic() - start < 0.6
+    assert watch().stacks_of([Identity(pid, who.started + 1), Identity(2**22 + 1, 1)], 0.2) == ["", ""]
+
+
+def waits(page: Watch, _: int) -> None:
+    page.begin("all_reduce, which waits")
+    page.look([Identity(11, 12), Identity(13, 14)])
+    page.look([Identity(13, 14)])
+    time.sleep(60)
+
+
+def test_a_wait_is_read_by_others(child: Callable[[Callable[[Watch, int], None]], int]) -> None:
+    who = identity(child(waits))
+    page, deadline = find_page(who), time.monotonic() + 5
+    assert page is not None
+    while page.wait() != (1, 2) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert page.wait() == (1, 2)
+    assert page.edges() == [Identity(13, 14)]
+    assert page.text() == "all_reduce, which waits"
+    page.sentence(1, "for ever: é")
+    assert page.verdict() == (1, "for ever: é")
+
+
+def test_one_wait_at_a_time_is_published() -> None:
+    mine = watch()
+    number = mine.begin("first")
+    assert number
+    assert mine.begin("of another thread") == 0
+    assert mine.text() == "first"
+    mine.end()
+    assert mine.wait()[0] == 0
+    assert mine.begin("second") == number + 1
+    mine.end()
+
+
+def test_long_texts_are_cut_not_spilled() -> None:
+    mine = watch()
+    mine.begin("é" * 5000)
+    mine.sentence(1, "x" * 100_000)
+    assert set(mine.text().rstrip("�")) == {"é"}
+    assert set(mine.verdict()[1]) == {"x"}
+    assert mine.identity() == Identity.mine()
+    mine.end()
+
+
+def test_a_forked_child_has_a_page_of_its_own(child: Callable[[Callable[[Watch, int], None]], int]) -> None:
+    mine = watch()
+    who = identity(child(sleeps_in_user_code))
+    page = find_page(who)
+    assert page is not None
+    assert page.identity() == who != mine.identity()
+
+
+def test_no_page_of_a_process_without_one() -> None:
+    parent = identity(os.getppid())
+    assert find_page(parent) is None
