@@ -78,17 +78,17 @@ class CollectiveLane(Lane):
         return bool(self._queue)
 
     def _enqueue(self, task: Task) -> None:
-        self._count(task.call, task.site)
+        self._count(task.call)
         self._queue.append(task)
 
-    def _count(self, call: Call, site: Site | None) -> None:
+    def _count(self, call: Call) -> None:
         """One more call issued."""
         number = self._issued = self._issued + 1
         now = self._longs[self._moments_at + number % MOMENTS] = time.monotonic_ns()
         flight = self._flight
         flight.calls.append(call)
         flight.moments.append(now)
-        flight.sites.append(site)
+        flight.sites.append(None)
         self._longs[self._issued_at] = number
 
     def express(self, ticket: Ticket, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float]) -> bool:
@@ -102,7 +102,7 @@ class CollectiveLane(Lane):
             if self._queue or self.failed is not None:
                 return False
             half = board.meetings & 1
-            self._count(call, None)
+            self._count(call)
             ticket.stage(half, output, tensor)
             self._post(call)
             board.arrive()
@@ -119,6 +119,9 @@ class CollectiveLane(Lane):
             self._arrived = True
         self.finish(task)
         return True
+
+    def _locate(self, task: Task, site: Site) -> None:
+        self._flight.locate(site)
 
     def _under_way(self) -> Sequence[Task]:
         return list(self._queue)

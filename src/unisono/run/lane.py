@@ -86,6 +86,10 @@ class Lane(ABC):
     def _fail(self, task: Task, error: UnisonoError) -> None:
         """Ends ``task`` with ``error``, and whatever can no longer be done after that. Lock held."""
 
+    @abstractmethod
+    def _locate(self, task: Task, site: Site) -> None:
+        """Notes where ``task``, the newest call, was made. Lock held."""
+
     def submit(self, task: Task, background: bool) -> None:
         """Takes a call in. In the background it is carried as far as it goes now; else it is done on return.
 
@@ -101,6 +105,7 @@ class Lane(ABC):
                 self._carry(linger=False)
                 if not task.done:
                     task.site = call_site()
+                    self._locate(task, task.site)
             self._settle()
             if not task.done:
                 self._wake_worker()

@@ -25,6 +25,7 @@ from unisono.transport.segment import Segment
 from unisono.watch.account import lateness, loss
 from unisono.watch.call import Call, name_of_dtype
 from unisono.watch.flight import MessageRecord, Note
+from unisono.watch.site import Site
 
 __all__ = ["Message", "PointToPointLane"]
 
@@ -111,7 +112,7 @@ class PointToPointLane(Lane):
 
     def _enqueue(self, task: Task) -> None:
         assert isinstance(task, Message)
-        task.note = self._flight.issue(task.call, task.peer, task.tag, task.site)
+        task.note = self._flight.issue(task.call, task.peer, task.tag)
         if task.call.op == "send":
             assert task.peer is not None
             self._out[task.peer].post()
@@ -131,6 +132,10 @@ class PointToPointLane(Lane):
         """Tells the sources that could serve a receive that it is there, or gone."""
         for peer in range(len(self._in)) if message.peer is None else (message.peer,):
             self._in[peer].ring.want(change)
+
+    def _locate(self, task: Task, site: Site) -> None:
+        assert isinstance(task, Message)
+        task.note.site = site
 
     def _under_way(self) -> Sequence[Task]:
         return self._messages()

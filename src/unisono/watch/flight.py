@@ -80,7 +80,7 @@ class CollectiveRecord(_LaneRecord):
         self._counts = counts
 
     def locate(self, site: Site) -> None:
-        """Adds where the newest call was made, found out because it went wrong."""
+        """Adds where the newest call was made, which is found out only if it takes long or goes wrong."""
         if self.sites:
             self.sites[-1] = site
 
@@ -107,9 +107,9 @@ class Note:
 
     call: "Call"
     when: int
-    site: Site | None
     peer: int | None
     tag: int
+    site: Site | None = None
     number: int = 0
     ended: int = 0
 
@@ -122,9 +122,9 @@ class MessageRecord(_LaneRecord):
         self.notes: deque[Note] = deque(maxlen=self.capacity)
         self._counts: Counter[tuple[str, int, int]] = Counter()
 
-    def issue(self, call: "Call", peer: int | None, tag: int, site: Site | None) -> Note:
+    def issue(self, call: "Call", peer: int | None, tag: int) -> Note:
         """Takes a message in; ``peer`` is a rank of the group, or None for a receive from any."""
-        note = Note(call, time.monotonic_ns(), site, peer, tag)
+        note = Note(call, time.monotonic_ns(), peer, tag)
         if call.op == "send" and peer is not None:
             note.number = self._next(call.op, peer, tag)
         self.notes.append(note)
