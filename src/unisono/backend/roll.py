@@ -83,8 +83,9 @@ class Roll:
         self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, names))}/{number}")
         """Where this group's ranks meet."""
         me = Identity.mine()
-        self._epoch.set(f"named/{label}/{names[rank]}", json.dumps(self._names))
+        # In this order: who reads a name without a process takes it for another group's.
         self.store.set(f"who/{rank}", json.dumps([me.pid, me.started]))
+        self._epoch.set(f"named/{label}/{names[rank]}", json.dumps(self._names))
 
     def serve_all(self) -> None:
         """This is the default group's roll: its groups find here who the ranks are that have not come to them."""
@@ -126,7 +127,8 @@ class Roll:
     def complaint(self) -> str:
         """Which ranks made other groups at the point where this rank made this one, or nothing."""
         absent, me = self.absent(), self._names[self._rank]
-        others = {rank: self._read(self._epoch, f"named/{self._label}/{rank}") for rank in absent}
+        named = {rank: self._read(self._epoch, f"named/{self._label}/{rank}") for rank in absent}
+        others = {rank: ranks for rank, ranks in named.items() if ranks != self._names}
         if not self._counted:
             words = [self._started(rank, ranks) for rank, ranks in others.items() if ranks]
             mine = f"rank {me} (pid {os.getpid()} on {socket.gethostname()})"
