@@ -25,6 +25,10 @@ NO_TORCH = {name for name, number in ORDER.items() if number < ORDER["transport"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
+def short(file: Path) -> str:
+    return str(file.relative_to(SOURCE))
+
+
 def room_of(file: Path) -> str:
     return file.relative_to(SOURCE).parts[0].removesuffix(".py")
 
@@ -46,7 +50,7 @@ def test_every_room_has_its_place() -> None:
     assert rooms == ORDER.keys()
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if room_of(f) != "__init__"], ids=lambda f: str(f.relative_to(SOURCE)))
+@pytest.mark.parametrize("file", [f for f in FILES if room_of(f) != "__init__"], ids=short)
 def test_imports_point_to_earlier_rooms(file: Path) -> None:
     room = room_of(file)
     for name in imports(file):
@@ -58,7 +62,7 @@ def test_imports_point_to_earlier_rooms(file: Path) -> None:
             assert parts[0] != "torch", f"{file} imports {name}: {room} never imports torch"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+@pytest.mark.parametrize("file", FILES, ids=short)
 def test_files_and_functions_are_small(file: Path) -> None:
     text = file.read_text()
     assert text.count("\n") <= 400
