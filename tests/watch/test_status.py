@@ -108,9 +108,10 @@ def test_a_dead_rank_and_one_that_has_left() -> None:
     with Job(apart, 3) as job:
         job.hear("there", [0, 2])
         seen = see(job, lambda j: [r.state for r in j.ranks] == ["elsewhere", "dead", "left"])
-        assert seen.ranks[1].words == "killed by SIGKILL"
+        words = seen.ranks[1].words  # how it ended is known until its parent has asked
+        assert words in ("killed by SIGKILL", "it ended without a word (killed, or by os._exit)")
         assert seen.ranks[2].words == "has left the group (destroy_process_group)"
-        assert seen.remarks == ("rank 1 is dead: killed by SIGKILL",)
+        assert seen.remarks == (f"rank 1 is dead: {words}",)
 
 
 def _member(rank: int, moments: list[int], completed: int) -> Member:
