@@ -65,7 +65,7 @@ def test_a_hung_job() -> None:
         assert remark.endswith("it is outside unisono, after call no. 3 barrier()")
         stacks = ask.stacks(seen)
         assert "in one_sleeps" in stacks[3]
-        assert "futex.py" in stacks[2]
+        assert "in broadcast" in stacks[2]
 
 
 def never_ending(rank: int, world_size: int) -> None:
@@ -78,11 +78,11 @@ def never_ending(rank: int, world_size: int) -> None:
 
 def test_a_stopped_rank_and_a_late_one() -> None:
     with Job(never_ending, 3) as job:
-        seen = see(job, lambda j: any(r.straggler for r in j.ranks) and j.groups[0].compared > 8)
+        seen = see(job, lambda j: j.ranks[1].straggler and j.groups[0].compared > 8 and bool(j.remarks))
         assert [r.straggler for r in seen.ranks] == [False, True, False]
         assert 0.015 < seen.ranks[1].late < 2.0
         assert 0 < seen.groups[0].per_second < 50
-        assert "rank 1 comes last: " in seen.remarks[0]
+        assert seen.remarks[0].startswith("rank 1 comes last: ")
         job.signal(2, signal.SIGSTOP)
         seen = see(job, lambda j: j.ranks[0].seconds > 1.0)
         assert seen.ranks[2].state == "stopped"

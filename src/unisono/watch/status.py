@@ -22,6 +22,7 @@ __all__ = ["GroupStatus", "Job", "RankStatus", "snapshot", "span"]
 _PATIENCE = 1.0  # s of waiting before it is worth a sentence
 _AWAY = 0.15  # s after which a call that nobody waits for counts as one in the background
 _STRAGGLES = 0.001  # s of mean delay from which a rank may be called late
+_ENOUGH = 4  # calls from which on a mean delay says something
 _MESSAGE = re.compile(r"^rank \d+ \(pid \d+\): (.*) (from|to) (any rank|rank (\d+)) \(tag (\d+), (.*)\) waits: (.*)$")
 
 
@@ -103,6 +104,7 @@ def _job(memories: Sequence[Memory], pages: dict[Identity, Glance]) -> Job:
     now = time.monotonic_ns()
     main = memories[0]
     compared, late = main.lateness()
+    late = late if compared >= _ENOUGH else {}
     seats = {member.rank: member for memory in reversed(memories) for member in memory.members}
     ranks = [_rank(seats[name], memories, pages.get(seats[name].who), late, now) for name in sorted(seats)]
     identities = {name: seats[name].who for name in sorted(seats) if seats[name].who.pid}
