@@ -81,7 +81,7 @@ def test_a_stopped_rank_and_a_late_one() -> None:
         seen = see(job, lambda j: j.ranks[1].straggler and j.groups[0].compared > 8 and bool(j.remarks))
         assert [r.straggler for r in seen.ranks] == [False, True, False]
         assert 0.015 < seen.ranks[1].late < 2.0
-        assert 0 < seen.groups[0].per_second < 50
+        assert 0 < seen.groups[0].per_second < 100
         assert seen.remarks[0].startswith("rank 1 comes last: ")
         job.signal(2, signal.SIGSTOP)
         seen = see(job, lambda j: j.ranks[0].seconds > 1.0)
