@@ -94,6 +94,11 @@ class Group:
         segment.longs[segment.field(self.rank, NAME)] = self.names[self.rank]
         segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
 
+    def serve_all(self) -> None:
+        """Lets the other groups of this process know the ranks of this one: it is the default group."""
+        assert self._segment is not None
+        self._roll.serve_all(self._segment)
+
     @property
     def nonce(self) -> str:
         """Names this group's shared memory, the same on all ranks."""
@@ -121,8 +126,8 @@ class Group:
 
     def _check_missing(self, segment: Segment) -> None:
         """Raises `PeerLostError` if a rank has died before it joined, `MismatchError` if it waits in another group."""
-        dead = [(rank, words) for rank in range(self.size) if (words := self._roll.dead(rank))]
-        if lost := [words for rank, words in dead if segment.state(rank) == ABSENT]:
+        gone = [(rank, words) for rank in range(self.size) if (words := self._roll.gone(rank))]
+        if lost := [words for rank, words in gone if segment.state(rank) == ABSENT]:
             raise PeerLostError(f"{self.label} can not be joined: {'; '.join(lost)}")
         if words := self._roll.complaint():
             raise MismatchError(words)

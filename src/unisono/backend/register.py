@@ -41,7 +41,7 @@ def _create(options: Any, backend_options: Any = None) -> Any:
         group.wait_for_all()
     if default:
         _epoch = group.nonce
-        roll.serve_all()
+        group.serve_all()
     return UnisonoProcessGroup(group, options.store, timeout)
 
 

@@ -9,12 +9,13 @@ the roll whether it lives, and whether it made a group of other ranks at this po
 import json
 import os
 import socket
+import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from unisono.errors import MismatchError, PeerLostError
 from unisono.transport.process import Identity, alive, fate
-from unisono.transport.segment import StoreLike
+from unisono.transport.segment import ABSENT, FAREWELL, LEFT, Segment, StoreLike
 
 __all__ = ["JobStore", "Roll"]
 
@@ -82,15 +83,16 @@ class Roll:
         self._epoch = JobStore(store, f"unisono/{epoch}")
         self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, names))}/{number}")
         """Where this group's ranks meet."""
+        self._memory: Callable[[], Segment | None] = lambda: None
         me = Identity.mine()
         # In this order: who reads a name without a process takes it for another group's.
         self.store.set(f"who/{rank}", json.dumps([me.pid, me.started]))
         self._epoch.set(f"named/{label}/{names[rank]}", json.dumps(self._names))
 
-    def serve_all(self) -> None:
-        """This is the default group's roll: its groups find here who the ranks are that have not come to them."""
+    def serve_all(self, segment: Segment) -> None:
+        """This is the default group's roll, over its memory: other groups look here for ranks that do not come."""
         global _default
-        _default = self
+        _default, self._memory = self, weakref.ref(segment)
 
     def identity(self, rank: int) -> Identity:
         """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was."""
@@ -101,12 +103,20 @@ class Roll:
             return _default.identity(self._names[rank])
         return Identity(0, 0)
 
-    def dead(self, rank: int) -> str:
-        """Words on group rank ``rank`` if its process has ended."""
+    def gone(self, rank: int) -> str:
+        """Words on group rank ``rank`` if it will not join any more: its process ended, or left the default group."""
         who = self.identity(rank)
-        if not who.pid or alive(who):
+        if not who.pid:
             return ""
-        return f"rank {self._names[rank]} (pid {who.pid} on {socket.gethostname()}) is dead: {fate(who)}"
+        dead, state, words = not alive(who), ABSENT, ""
+        world = _default._memory() if self._counted and _default is not None else None
+        name = self._names[rank]
+        if world is not None and name < world.layout.world_size and world.identity(name) == who:
+            state, words = world.state(name), world.text(name, FAREWELL)
+        start = f"rank {name} (pid {who.pid} on {socket.gethostname()})"
+        if dead:
+            return f"{start} is dead{'; it ' + words if words else ': ' + fate(who)}"
+        return f"{start} {words}" if state == LEFT else ""
 
     def absent(self) -> list[int]:
         """The global ranks that have not made this group."""
@@ -115,11 +125,11 @@ class Roll:
     def check(self) -> None:
         """Raises `MismatchError` if a rank made another group in place of this one.
 
-        `PeerLostError` if the first rank, which makes the group's memory, has died.
+        `PeerLostError` if the first rank, which makes the group's memory, is gone.
         """
         if words := self.complaint():
             raise MismatchError(words)
-        if words := self.dead(0):
+        if words := self.gone(0):
             raise PeerLostError(
                 f"rank {self._names[self._rank]} can not join group {self._label} {self._names}: {words}"
             )

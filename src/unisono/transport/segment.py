@@ -84,6 +84,7 @@ class Absentees(Protocol):
 
     def identity(self, rank: int) -> Identity: ...  # noqa: D102
     def absent(self) -> list[int]: ...  # noqa: D102
+    def gone(self, rank: int) -> str: ...  # noqa: D102
     def complaint(self) -> str: ...  # noqa: D102
     def check(self) -> None: ...  # noqa: D102
 

@@ -39,6 +39,9 @@ class _Strangers:
     def absent(self) -> list[int]:
         return []
 
+    def gone(self, rank: int) -> str:
+        return ""
+
     def complaint(self) -> str:
         return ""
 

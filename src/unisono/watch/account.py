@@ -22,8 +22,10 @@ def loss(segment: Segment, rank: int, name: int) -> str:
     who, state = segment.identity(rank), segment.state(rank)
     if not who.pid:
         return ""
-    if state == ABSENT and segment.absentees is not None and (words := segment.absentees.complaint()):
-        return words
+    if state == ABSENT and segment.absentees is not None:
+        words = segment.absentees.complaint() or segment.absentees.gone(rank)
+        # What it did in the meantime is no longer true of a rank that has joined since.
+        return words if segment.state(rank) == ABSENT else ""
     words = segment.text(rank, FAREWELL)
     if state == LEFT:
         return f"{_who(segment, rank, name)} {words or 'has left the group'}"
