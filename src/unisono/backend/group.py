@@ -33,6 +33,7 @@ from unisono.watch.page import watch
 __all__ = ["Group", "Operations"]
 
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
+_left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
 
 
 class Operations(Moving, Reducing):
@@ -153,8 +154,12 @@ class Group:
             segment.longs[segment.field(self.rank, STATE)] = LEFT
             del self.collectives, self.messages, self.operations, self.express
             self.joined = False
+        if self._fd >= 0 and segment is not None:
+            # Ranks whose first call is still to come must find the memory: messages sent to them may lie in it.
+            _left_open.append((self._fd, segment))
+            self._fd = -1
         self._segment = None
-        self._forget_fd()
+        _close_joined()
         _living.discard(self)
 
     def disown(self) -> None:
@@ -164,6 +169,14 @@ class Group:
         )
         self.joined = False
         self._forget_fd()
+
+
+def _close_joined() -> None:
+    """Closes the memory of groups that this process has left, once every rank has joined."""
+    for fd, segment in list(_left_open):
+        if all(segment.state(rank) != ABSENT for rank in range(segment.layout.world_size)):
+            _left_open.remove((fd, segment))
+            os.close(fd)
 
 
 def _trouble() -> str:
@@ -181,6 +194,9 @@ def _leave_all(words: str) -> None:
 
 def _disown() -> None:
     """In a forked child: the groups belong to the parent; the child may neither use them nor say it left."""
+    for fd, _ in _left_open:
+        os.close(fd)
+    _left_open.clear()
     for group in list(_living):
         group.disown()
 
