@@ -1,6 +1,7 @@
 """One rank's membership in one group: the shared memory, its two lanes, its coming and its going."""
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from unisono.transport.segment import (
     attach,
     create,
 )
-from unisono.watch.page import watch
+from unisono.watch.page import close_watch
 
 __all__ = ["Group", "Operations"]
 
@@ -60,6 +61,7 @@ class Group:
         self._segment: Segment | None = None
         self._fd = -1
         self.joined = False
+        self._joining = threading.Lock()
         self._closed = ""
         if rank == 0:
             self._segment, self._fd = create(self._store, self.size, label)
@@ -68,6 +70,11 @@ class Group:
 
     def join(self) -> None:
         """Maps the segment if that is still to be done; raises if the group is closed."""
+        with self._joining:
+            if not self.joined:
+                self._join()
+
+    def _join(self) -> None:
         if self._closed:
             raise UsageError(f"{self.label} can not be used any more: this rank {self._closed}")
         deadline = time.monotonic() + self.timeout
@@ -152,8 +159,8 @@ class Group:
             self.messages.close(error)
             segment.say(self.rank, FAREWELL, farewell)
             segment.longs[segment.field(self.rank, STATE)] = LEFT
-            del self.collectives, self.messages, self.operations, self.express
             self.joined = False
+            del self.collectives, self.messages, self.operations, self.express
         if self._fd >= 0 and segment is not None:
             # Ranks whose first call is still to come must find the memory: messages sent to them may lie in it.
             _left_open.append((self._fd, segment))
@@ -167,6 +174,9 @@ class Group:
         self._closed = (
             "was forked: the group belongs to the process that this one was forked from; make a group of its own"
         )
+        if self.joined:
+            self.collectives.disown()
+            self.messages.disown()
         self.joined = False
         self._forget_fd()
 
@@ -189,7 +199,7 @@ def _leave_all(words: str) -> None:
     """At this process's end: workers end, peers are told how it ended."""
     for group in list(_living):
         group.close(words or "ended (its program came to an end) without destroy_process_group")
-    watch().close()
+    close_watch()
 
 
 def _disown() -> None:

@@ -16,13 +16,10 @@ from unisono.transport.segment import (
     CALL,
     COMPLETED,
     COMPLETED_AT,
-    FAREWELL,
-    GAVE_UP,
     HEADER,
     ISSUED,
     ISSUED_AT,
     MOMENTS,
-    STATE,
 )
 from unisono.watch.account import lateness, loss
 from unisono.watch.call import Call, Site, call_site, site_text
@@ -30,6 +27,7 @@ from unisono.watch.flight import CollectiveRecord
 from unisono.watch.guard import Disagreement, disagreement, table
 
 __all__ = ["CollectiveLane", "Ticket"]
+_TALK = 2.0  # s: how long ranks whose calls differ wait for each other's words
 
 _Step = Callable[[int, torch.Tensor, torch.Tensor], object]
 
@@ -104,19 +102,24 @@ class CollectiveLane(Lane):
             half = board.meetings & 1
             self._count(call)
             ticket.stage(half, output, tensor)
-            self._post(call)
-            board.arrive()
-            if board.linger():
-                self._fresh = False
-                try:
+            try:
+                self._post(call)
+                board.arrive()
+                self._arrived = True
+                if board.linger():
+                    self._fresh = self._arrived = False
                     self._check(call, None)
                     ticket.collect(half, output, tensor)
-                finally:
                     self._account()
-                return True
-            task = Task(call, _collect(ticket, half, output, tensor), [output], timeout())
-            self._queue.append(task)
-            self._arrived = True
+                    return True
+                task = Task(call, _collect(ticket, half, output, tensor), [output], timeout())
+                self._queue.append(task)
+            except (MismatchError, UsageError):  # all ranks have met over it: the group stays usable
+                self._account()
+                raise
+            except BaseException as error:
+                self._give_up(error if isinstance(error, UnisonoError) else _broken(error))
+                raise
         self.finish(task)
         return True
 
@@ -133,8 +136,8 @@ class CollectiveLane(Lane):
             try:
                 if not self._advance(task, linger):
                     return
-            except (MismatchError, UsageError) as error:  # all ranks have met over it: the group stays usable
-                self._next(task, error)
+            except _Agreed as agreed:  # all ranks have met over it: the group stays usable
+                self._next(task, agreed.error)
             except Exception as error:
                 self._fail(task, error if isinstance(error, UnisonoError) else _broken(error))
 
@@ -155,7 +158,10 @@ class CollectiveLane(Lane):
             self._arrived = False
             if self._fresh:
                 self._fresh = False
-                self._check(task.call, task.site)
+                try:
+                    self._check(task.call, task.site)
+                except (MismatchError, UsageError) as error:
+                    raise _Agreed(error) from None
 
     def _next(self, task: Task, error: UnisonoError | None = None) -> None:
         self._queue.popleft()
@@ -206,23 +212,27 @@ class CollectiveLane(Lane):
         if issued is None:
             self._flight.locate(place)
         site = site_text(place)
-        board.segment.say(board.rank, CALL, f"{number}\n{call.describe(self._names)}\n{site}")
+        board.segment.say(board.rank, CALL, f"{number}\n{site}\n{call.describe(self._names)}")
         board.arrive()
-        limit = time.monotonic() + 1.0
-        while not (board.complete() or board.linger()) and time.monotonic() < limit:
+        limit, met = time.monotonic() + _TALK, False
+        while not (met := board.complete() or board.linger()) and time.monotonic() < limit:
             board.sleep(0.1)
         rows = []
         for rank, name in enumerate(self._names):
-            words = board.segment.text(rank, CALL).split("\n")
+            words = board.segment.text(rank, CALL).split("\n", 2)
             known = words[0] == str(number) and len(words) == 3
-            rows.append((name, words[1], words[2]) if known else (name, "(no word from it)", ""))
-        if call.refused:
-            raise UsageError(call.refused)
+            rows.append((name, words[2].replace("\n", "; "), words[1]) if known else (name, "(no word from it)", ""))
         lines = "".join(f"\n  {line}" for line in found.lines)
-        error = MismatchError(
+        text = (
             f"the ranks of {self._label} disagree about call no. {number}:\n"
             f"{table(rows, [self._names[r] for r in found.odd])}{lines}\n"
-            "Nothing was changed and the group can still be used; all ranks must make the same call."
+        )
+        if not met:
+            raise UnisonoError(f"{text}Not all ranks came to tell of it: the group can only be destroyed.")
+        if call.refused:
+            raise UsageError(call.refused)
+        error = MismatchError(
+            f"{text}Nothing was changed and the group can still be used; all ranks must make the same call."
         )
         self._save_record(error)
         raise error
@@ -233,6 +243,8 @@ class CollectiveLane(Lane):
     def _look_around(self) -> None:
         task, board = self._queue[0], self._board
         losses = [loss(board.segment, rank, self._names[rank]) for rank in board.missing()]
+        if board.full():  # they came in the meantime
+            return
         if any(losses):
             lost = "; ".join(dict.fromkeys(filter(None, losses)))
             self._fail(task, PeerLostError(f"{self.explain(task, 'can not end', briefly=True)}: {lost}"))
@@ -263,16 +275,20 @@ class CollectiveLane(Lane):
         return text + arrived + lateness(board.segment, self._watch, missing, self._names, 0.3)
 
     def _fail(self, task: Task, error: UnisonoError) -> None:
-        self.failed = error
-        segment = self._board.segment
-        segment.say(self._rank, FAREWELL, str(error).partition("\n")[0])
-        self._longs[segment.field(self._rank, STATE)] = GAVE_UP
         self._save_record(error)
-        self._fail_all(error)
+        self._give_up(error)
 
     def _fail_all(self, error: UnisonoError) -> None:
         while self._queue:
             self._end(self._queue.popleft(), error)
+
+
+class _Agreed(Exception):
+    """All ranks have met over an error of a call: it ends, and the lane goes on."""
+
+    def __init__(self, error: MismatchError | UsageError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _collect(ticket: Ticket, half: int, output: torch.Tensor, tensor: torch.Tensor) -> Program:
@@ -288,7 +304,7 @@ def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:
     return lambda: (longs[issued], longs[completed], max(longs[place] for place in everybody))
 
 
-def _broken(error: Exception) -> UnisonoError:
+def _broken(error: BaseException) -> UnisonoError:
     wrapped = UnisonoError(f"a collective broke off inside: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped

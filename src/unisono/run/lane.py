@@ -11,12 +11,13 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from unisono.errors import CollectiveTimeout, DeadlockError, UnisonoError
+from unisono.errors import CollectiveTimeout, DeadlockError, UnisonoError, UsageError
 from unisono.transport.process import Identity, alive, stopped
-from unisono.transport.segment import Segment
+from unisono.transport.segment import FAREWELL, GAVE_UP, STATE, Segment
 from unisono.watch.call import Call, Site, call_site, site_text
 from unisono.watch.deadlock import CycleFinder
 from unisono.watch.flight import save_after
@@ -57,6 +58,7 @@ class Lane(ABC):
         self._lock = threading.Lock()
         self._settled: deque[Task] = deque()
         self._worker: threading.Thread | None = None
+        self._starting = threading.Lock()  # held while the worker is made
         self._work_there = threading.Event()
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the lane to them
         self._closed = False
@@ -97,12 +99,12 @@ class Lane(ABC):
         the worker, which could not carry them while the listener waits for them.
         """
         background = background and not getattr(_telling, "on", False)
-        if self.failed is not None:
-            raise type(self.failed)(f"this group has failed before and can only be destroyed: {self.failed}")
         if background:
             with self._lock:
+                self._refuse_if_failed()
                 self._enqueue(task)
-                self._carry(linger=False)
+                with self._all_or_nothing():
+                    self._carry(linger=False)
                 if not task.done:
                     task.site = call_site()
                     self._locate(task, task.site)
@@ -111,9 +113,33 @@ class Lane(ABC):
                 self._wake_worker()
             return
         with self._lock:
+            self._refuse_if_failed()
             self._enqueue(task)
-            self._carry(linger=True)
+            with self._all_or_nothing():
+                self._carry(linger=True)
         self.finish(task)
+
+    def _refuse_if_failed(self) -> None:
+        if self.failed is not None:
+            raise type(self.failed)(f"this group has failed before and can only be destroyed: {self.failed}")
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Ctrl-C and the like must not leave half a step behind that later calls would build on: the lane gives up."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException as error:
+            self._give_up(UnisonoError(f"{type(error).__name__} interrupted a call under way"))
+            raise
+
+    def _give_up(self, error: UnisonoError) -> None:
+        """No call can follow in this lane, and the peers are told. Lock held."""
+        self.failed = type(error)(*error.args)  # a copy: what is raised collects a traceback, and with it memory
+        self._segment.say(self._rank, FAREWELL, str(error).partition("\n")[0])
+        self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
+        self._fail_all(error)
 
     def finish(self, task: Task, timeout: float | None = None) -> None:
         """Carries the lane until ``task`` is done and raises its error, or `CollectiveTimeout` after ``timeout`` s."""
@@ -138,7 +164,8 @@ class Lane(ABC):
         try:
             while True:
                 with self._lock:
-                    self._carry(linger=not task.done)
+                    with self._all_or_nothing():
+                        self._carry(linger=not task.done)
                     if not task.done and time.monotonic() >= look:
                         vigil = vigil or _Vigil(self, task)
                         if words := vigil.look(self._needs(task)):  # first, for a peer may have ended over it already
@@ -175,7 +202,8 @@ class Lane(ABC):
         """Carries the lane without waiting; whether ``task`` is done."""
         if not task.done and self._lock.acquire(blocking=False):
             try:
-                self._carry(linger=False)
+                with self._all_or_nothing():
+                    self._carry(linger=False)
             finally:
                 self._lock.release()
             self._settle()
@@ -228,12 +256,30 @@ class Lane(ABC):
                 _telling.on = before
 
     def _wake_worker(self) -> None:
-        if self._worker is None and not self._closed:
-            self._worker = threading.Thread(target=self._run_worker, name=f"unisono {self._label}", daemon=True)
-            self._worker.start()
+        with self._starting:
+            if self._worker is None and not self._closed:
+                self._worker = threading.Thread(target=self._run_worker, name=f"unisono {self._label}", daemon=True)
+                self._worker.start()
         self._work_there.set()
 
     def _run_worker(self) -> None:
+        """Never dies of what a call does: an error that nothing else catches ends the calls of this lane."""
+        while not self._closed:
+            try:
+                self._work()
+            except Exception as error:
+                with self._lock:
+                    self._give_up(UnisonoError(f"the worker broke off: {type(error).__name__}: {error}"))
+                self._settle()
+
+    def disown(self) -> None:
+        """In a forked child: the calls and the lock are the parent's, whose threads do not exist here."""
+        self._lock, self._starting = threading.Lock(), threading.Lock()
+        self._closed, self._worker = True, None
+        self.failed = UsageError(f"{self._label} belongs to the process that this one was forked from")
+        _lanes.discard(self)
+
+    def _work(self) -> None:
         look = 0.0
         while not self._closed:
             self._work_there.wait()

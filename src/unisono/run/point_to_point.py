@@ -40,7 +40,7 @@ class Message(Task):
     ``after`` runs once a received message lies in ``data``: it brings it to a tensor that is not contiguous.
     """
 
-    __slots__ = ("after", "data", "moved", "note", "peer", "source", "started", "tag")
+    __slots__ = ("after", "data", "moved", "note", "peer", "source", "started", "tag", "wanted")
 
     note: Note
 
@@ -56,7 +56,7 @@ class Message(Task):
     ) -> None:
         super().__init__(call, None, outputs, timeout)
         self.data, self.peer, self.tag, self.after = data, peer, tag, after
-        self.moved, self.started = 0, False
+        self.moved, self.started, self.wanted = 0, False, False
         self.source = -1 if peer is None else peer
 
 
@@ -108,7 +108,7 @@ class PointToPointLane(Lane):
 
     def busy(self) -> bool:
         """Whether any message is under way."""
-        return bool(self._posted) or any(self._sends)
+        return bool(self._posted) or any(self._sends) or any(i.current and i.current.message for i in self._in)
 
     def _enqueue(self, task: Task) -> None:
         assert isinstance(task, Message)
@@ -129,7 +129,8 @@ class PointToPointLane(Lane):
         self._want(task, 1)
 
     def _want(self, message: Message, change: int) -> None:
-        """Tells the sources that could serve a receive that it is there, or gone."""
+        """Tells the sources that could serve a receive that it is there (until it has ended), or gone."""
+        message.wanted = change > 0
         for peer in range(len(self._in)) if message.peer is None else (message.peer,):
             self._in[peer].ring.want(change)
 
@@ -220,7 +221,6 @@ class PointToPointLane(Lane):
         for message in wanting:
             if message.tag == tag:
                 self._posted.remove(message)
-                self._want(message, -1)
                 message.source = peer
                 if self._match(arriving, message):
                     arriving.into, arriving.message = message.data, message
@@ -266,11 +266,21 @@ class PointToPointLane(Lane):
         return arriving.moved == arriving.nbytes
 
     def _end_message(self, message: Message) -> None:
-        if message.after is not None:
-            message.after()
+        error: UnisonoError | None = None
+        try:
+            if message.after is not None:
+                message.after()
+        except Exception as reason:
+            error = UnisonoError(f"a message could not be delivered: {type(reason).__name__}: {reason}")
         message.after = None
         self._flight.end(message.note, message.source)
-        self._end(message)
+        self._end(message, error)
+
+    def _end(self, task: Task, error: BaseException | None = None) -> None:
+        assert isinstance(task, Message)
+        if task.wanted:
+            self._want(task, -1)
+        super()._end(task, error)
 
     def _nap(self, seconds: float) -> None:
         self._bells[self._rank].sleep(self._heard, seconds)
@@ -287,9 +297,11 @@ class PointToPointLane(Lane):
 
     def _look_around(self) -> None:
         now = time.monotonic()
+        losses = {id(message): self._lost(message) for message in self._messages()}
+        if any(losses.values()):
+            self._carry(linger=False)  # what a peer sent before it left is there by now, and counts
         for message in self._messages():
-            lost = self._lost(message)
-            if lost:
+            if lost := losses.get(id(message), ""):
                 self._fail(message, PeerLostError(f"{self.explain(message, 'can not end', briefly=True)}: {lost}"))
             elif now > message.deadline:
                 waited = message.deadline - message.issued
@@ -334,17 +346,19 @@ class PointToPointLane(Lane):
         assert isinstance(task, Message)
         if task in self._posted:
             self._posted.remove(task)
-            self._want(task, -1)
         for inbox in self._in:
             if inbox.current is not None and inbox.current.message is task:
                 inbox.current.message = inbox.current.into = None
-        if task.call.op == "send" and task.peer is not None:
-            if task.started and not isinstance(error, PeerLostError):
-                self.failed = error  # half a message lies in the ring: nothing can follow it
+        half_sent = task in self._to_go() and task.started and not isinstance(error, PeerLostError)
+        if task in self._to_go() and task.peer is not None:
             self._sends[task.peer].remove(task)
+            if not task.started:
+                self._out[task.peer].post(-1)
         self._flight.fail(task.note)
         self._save_record(error)
         self._end(task, error)
+        if half_sent:  # half a message lies in the ring: nothing can follow it, here or there
+            self._give_up(error)
 
     def _fail_all(self, error: UnisonoError) -> None:
         for message in self._messages():

@@ -68,6 +68,10 @@ class Board:
         self.meetings += 1
         return True
 
+    def full(self) -> bool:
+        """Whether all ranks have come, without passing on."""
+        return bool(self._words[self._counters[self.meetings & 3].index] == self.size)
+
     def linger(self) -> bool:
         """Waits for the meeting while that is cheap: a few reads, then giving way to whoever wants this core."""
         words, index, size = self._words, self._counters[self.meetings & 3].index, self.size

@@ -44,7 +44,9 @@ def fate(identity: Identity) -> str:
         return "it ended without a word (killed, or by os._exit)"
     status = int(fields[49])
     if status & 0x7F:
-        return f"killed by {signal.Signals(status & 0x7F).name}"
+        number = status & 0x7F
+        names = {int(s): s.name for s in signal.Signals}
+        return f"killed by {names.get(number, f'signal {number}')}"
     return f"it ended with exit code {status >> 8 & 0xFF}"
 
 

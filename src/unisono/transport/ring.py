@@ -36,9 +36,9 @@ class Ring:
         )
         self.data: torch.Tensor = segment.bytes[start : start + layout.ring]
 
-    def post(self) -> None:
-        """Counts a message that the writer will send."""
-        self._longs[self._posted_at] += 1
+    def post(self, change: int = 1) -> None:
+        """Counts a message that the writer will send (+1), or will not after all (-1)."""
+        self._longs[self._posted_at] += change
 
     def opened(self) -> None:
         """Counts a message that the reader has begun to read."""

@@ -197,6 +197,8 @@ def _open(where: str, rank: int, world_size: int) -> Segment | None:
                 f"rank {rank} was started with world_size {world_size}, rank 0 (pid {pid}) with {made_for}: "
                 "give all ranks the same"
             )
-        return Segment(fd, Layout(world_size))
+        segment = Segment(fd, Layout(world_size))
+        # A segment that this very process is or was in belongs to an earlier group over the same store.
+        return None if segment.identity(rank) == Identity.mine() else segment
     finally:
         os.close(fd)

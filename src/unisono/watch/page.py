@@ -22,7 +22,7 @@ from unisono.transport.process import Identity
 from unisono.watch.flight import dump_flight_record
 from unisono.watch.site import is_inner
 
-__all__ = ["PAGE_NAME", "Glance", "Page", "Watch", "find_page", "watch"]
+__all__ = ["PAGE_NAME", "Glance", "Page", "Watch", "close_watch", "find_page", "watch"]
 
 PAGE_NAME = "unisono-watch"
 """The memory file's name."""
@@ -261,6 +261,12 @@ def watch() -> Watch:
     if _mine is None:
         _mine = Watch()
     return _mine
+
+
+def close_watch() -> None:
+    """Ends the watch's thread, if there is one."""
+    if _mine is not None:
+        _mine.close()
 
 
 def _forget() -> None:
