@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 from unisono.backend import last_words
 from unisono.backend.express import Express
@@ -150,17 +151,17 @@ class Group:
         if self._closed:
             return
         self._closed = why
-        segment = self._segment
+        segment, trouble = self._segment, _trouble()
+        farewell = why if trouble in why else f"{why} after an error: {trouble}"
         if self.joined and segment is not None:
             error = UnisonoError(f"{self.label}: this rank {why} while the call was under way")
-            trouble = _trouble()
-            farewell = why if trouble in why else f"{why} after an error: {trouble}"
             self.collectives.close(error)
             self.messages.close(error)
-            segment.say(self.rank, FAREWELL, farewell)
-            segment.longs[segment.field(self.rank, STATE)] = LEFT
+            self._say_left(segment, farewell)
             self.joined = False
             del self.collectives, self.messages, self.operations, self.express
+        elif segment is None or self.rank == 0:
+            self._leave_unjoined(farewell)
         if self._fd >= 0 and segment is not None:
             # Ranks whose first call is still to come must find the memory: messages sent to them may lie in it.
             _left_open.append((self._fd, segment))
@@ -168,6 +169,17 @@ class Group:
         self._segment = None
         _close_joined()
         _living.discard(self)
+
+    def _say_left(self, segment: Segment, words: str) -> None:
+        segment.say(self.rank, FAREWELL, words)
+        segment.longs[segment.field(self.rank, STATE)] = LEFT
+
+    def _leave_unjoined(self, words: str) -> None:
+        """Leaves a group in which this rank has made no call: peers need not wait, nor keep the memory, for it."""
+        with suppress(UnisonoError):  # the group's memory, or the store, is gone: so are those who would read of it
+            segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._roll)
+            if segment.state(self.rank) == ABSENT:
+                self._say_left(segment, words)
 
     def disown(self) -> None:
         """Forgets the group without a word to its peers: it belongs to the parent of this forked process."""
