@@ -132,8 +132,9 @@ def busy(rank: int, world_size: int) -> Fault:
     """The late rank computes in one long call that keeps the interpreter lock."""
     dist.barrier()
     if rank == 1:
-        re.match(r"(a|aa)+$", "a" * 33 + "b")
+        re.match(r"(a|aa)+$", "a" * 42 + "b")
         return Fault("", "", 0, 0)
+    time.sleep(0.5)
     return attempt(lambda: dist.all_reduce(torch.zeros(1)))
 
 
