@@ -41,14 +41,18 @@ class Express:
 
     def ticket(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor) -> Ticket | None:
         """The ticket that ``make`` gives for these tensors and ``key``, if the tensors and the options allow one."""
+        alike = output is tensor  # in place: half of the questions
         if (
-            not (output.is_cpu and tensor.is_cpu and output.is_contiguous() and tensor.is_contiguous())
+            not (output.is_cpu and output.is_contiguous())
             or output.is_inference()
             or output.layout is not torch.strided
+            or not (alike or (tensor.is_cpu and tensor.is_contiguous()))
             or chosen(self._ops.options) is not None
         ):
             return None
-        whole = (make, output.dtype, output.shape, tensor.dtype, tensor.shape, key)
+        whole: tuple[Any, ...] = (make, key, output.dtype, output.shape)
+        if not alike:
+            whole = (*whole, tensor.dtype, tensor.shape)
         try:
             return self._tickets[whole]
         except KeyError:

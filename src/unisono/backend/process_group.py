@@ -154,9 +154,11 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         if options is None or options.asyncOp or not group.joined:
             return False
         ticket = group.express.ticket(make, key, output, tensor)
-        return ticket is not None and group.collectives.express(
-            ticket, output.data, tensor.data, lambda: self._seconds(options)
-        )
+        if ticket is None:
+            return False
+        into = output.data
+        source = into if output is tensor else tensor.data
+        return group.collectives.express(ticket, into, source, lambda: self._seconds(options))
 
     # Operations that combine
 
