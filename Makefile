@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test install lint types unit clean
+.PHONY: run test install lint types unit soak format clean
 
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
@@ -25,6 +25,9 @@ types: install
 
 unit: install
 	$(BIN)/python -m pytest
+
+soak: install           ## 100,000 random calls on 4 ranks, every value checked (about 5 minutes)
+	$(BIN)/python benchmarks/soak/soak.py
 
 format: install
 	$(BIN)/ruff format .
