@@ -17,6 +17,7 @@ ROOMS = [
     ["watch"],
     ["run"],
     ["backend", "tune"],
+    ["parallel"],
     ["train"],
     ["cli"],
 ]
