@@ -24,7 +24,12 @@ __all__ = [
 
 
 class UnisonoError(RuntimeError):
-    """Anything that unisono refuses, finds or reports."""
+    """Anything that unisono refuses, finds or reports.
+
+    ``cause`` names the first cause where that is the loss of another rank, for the ranks that wait for this one.
+    """
+
+    cause = ""
 
 
 class UsageError(UnisonoError, ValueError):

@@ -158,23 +158,24 @@ def test_exception_in_spawned_ranks(tmp_path: Any) -> None:
     assert "LookupError: no such shard" in text
 
 
-def second_hand(rank: int, world_size: int) -> Fault:
-    """Rank 2 dies; rank 1 waits for it in a group of two; rank 0 waits for rank 1, which has given up."""
-    pair = dist.new_group([1, 2])
+def chain(rank: int, world_size: int) -> Fault:
+    """Rank 3 dies; each other one waits for the next in a group of two, and gives up with a long story of its own."""
+    pairs = [dist.new_group([r, r + 1]) for r in range(world_size - 1)]
     dist.barrier()
-    if rank == 2:
+    if rank == 3:
         os._exit(1)
-    if rank == 1:
-        fault = attempt(lambda: dist.all_reduce(torch.zeros(1), group=pair))
-        raise RuntimeError(fault.text)
-    return attempt(dist.barrier)
+    fault = attempt(lambda: dist.all_reduce(torch.zeros(1), group=pairs[rank]))
+    if rank:
+        raise RuntimeError("a story " * 1000)
+    return fault
 
 
-def test_the_one_who_died_first_is_blamed() -> None:
-    with Job(second_hand, 3) as job:
+def test_the_one_who_died_first_is_blamed_however_long_the_chain() -> None:
+    with Job(chain, 4) as job:
         fault = job.results(10)[0]
-        pid = job.pid(2)
-    fault.says("PeerLostError", rf"rank 2 \(pid {pid} on {HOST}\)")
+        pid = job.pid(3)
+    first = rf"can not end: rank 1 missing: rank 3 \(pid {pid} on {HOST}\) is dead: [^;]*; rank 1 "
+    fault.says("PeerLostError", first)
 
 
 def paused(rank: int, world_size: int) -> list[Any]:

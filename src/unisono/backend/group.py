@@ -30,12 +30,14 @@ from unisono.transport.segment import (
     attach,
     create,
 )
+from unisono.watch.farewell import farewell, first_line
 from unisono.watch.page import close_watch
 
 __all__ = ["Group", "Operations"]
 
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
+_trouble: UnisonoError | None = None  # what a group of this process has failed with, until the next one is made
 
 
 class Operations(Moving, Reducing):
@@ -64,6 +66,8 @@ class Group:
         self.joined = False
         self._joining = threading.Lock()
         self._closed = ""
+        global _trouble
+        _trouble = None
         if rank == 0:
             self._segment, self._fd = create(self._store, self.size, label)
         _living.add(self)
@@ -151,17 +155,16 @@ class Group:
         if self._closed:
             return
         self._closed = why
-        segment, trouble = self._segment, _trouble()
-        farewell = why if trouble in why else f"{why} after an error: {trouble}"
+        segment, words = self._segment, _farewell(why)
         if self.joined and segment is not None:
             error = UnisonoError(f"{self.label}: this rank {why} while the call was under way")
             self.collectives.close(error)
             self.messages.close(error)
-            self._say_left(segment, farewell)
+            self._say_left(segment, words)
             self.joined = False
             del self.collectives, self.messages, self.operations, self.express
         elif segment is None or self.rank == 0:
-            self._leave_unjoined(farewell)
+            self._leave_unjoined(words)
         if self._fd >= 0 and segment is not None:
             # Ranks whose first call is still to come must find the memory: messages sent to them may lie in it.
             _left_open.append((self._fd, segment))
@@ -201,10 +204,16 @@ def _close_joined() -> None:
             os.close(fd)
 
 
-def _trouble() -> str:
-    """What has gone wrong in a group of this process, so that peers in its other groups read why it leaves."""
-    errors = (group.collectives.failed for group in _living if group.joined)
-    return next((str(error).partition("\n")[0] for error in errors if error), "")
+def _farewell(why: str) -> str:
+    """``why`` and what has gone wrong in a group of this process: peers in its other groups read why it leaves."""
+    global _trouble
+    lanes = [lane for group in _living if group.joined for lane in (group.collectives, group.messages)]
+    errors = [lane.failed for lane in lanes if lane.failed is not None]
+    _trouble = next((error for error in errors if error.cause), errors[0] if errors else _trouble)
+    if _trouble is None:
+        return farewell(why)
+    words = first_line(_trouble)
+    return farewell(why if words in why else f"{why} after an error: {words}", _trouble.cause)
 
 
 def _leave_all(words: str) -> None:
@@ -216,6 +225,8 @@ def _leave_all(words: str) -> None:
 
 def _disown() -> None:
     """In a forked child: the groups belong to the parent; the child may neither use them nor say it left."""
+    global _trouble
+    _trouble = None
     for fd, _ in _left_open:
         os.close(fd)
     _left_open.clear()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from unisono.errors import MismatchError, PeerLostError
 from unisono.transport.process import Identity, alive, fate
 from unisono.transport.segment import ABSENT, FAREWELL, LEFT, Segment, StoreLike
+from unisono.watch.farewell import spoken
 
 __all__ = ["JobStore", "Roll"]
 
@@ -112,7 +113,7 @@ class Roll:
         world = _default._memory() if self._counted and _default is not None else None
         name = self._names[rank]
         if world is not None and name < world.layout.world_size and world.identity(name) == who:
-            state, words = world.state(name), world.text(name, FAREWELL)
+            state, words = world.state(name), spoken(world.text(name, FAREWELL))
         start = f"rank {name} (pid {who.pid} on {socket.gethostname()})"
         if dead:
             return f"{start} is dead{'; it ' + words if words else ': ' + fate(who)}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
+from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.run.lane import Lane, Task
 from unisono.run.programs import Program
 from unisono.transport.board import Board
@@ -23,6 +23,7 @@ from unisono.transport.segment import (
 )
 from unisono.watch.account import lateness, loss
 from unisono.watch.call import Call, Site, call_site, site_text
+from unisono.watch.farewell import lost
 from unisono.watch.flight import CollectiveRecord
 from unisono.watch.guard import Disagreement, disagreement, table
 
@@ -242,12 +243,11 @@ class CollectiveLane(Lane):
 
     def _look_around(self) -> None:
         task, board = self._queue[0], self._board
-        losses = [loss(board.segment, rank, self._names[rank]) for rank in board.missing()]
+        losses = [found for rank in board.missing() if (found := loss(board.segment, rank, self._names[rank]))]
         if board.full():  # they came in the meantime
             return
-        if any(losses):
-            lost = "; ".join(dict.fromkeys(filter(None, losses)))
-            self._fail(task, PeerLostError(f"{self.explain(task, 'can not end', briefly=True)}: {lost}"))
+        if losses:
+            self._fail(task, lost(self.explain(task, "can not end", briefly=True), losses))
         elif time.monotonic() > task.deadline:
             waited = task.deadline - task.issued
             self._fail(task, CollectiveTimeout(self.explain(task, f"did not end within its timeout of {waited:g} s")))

@@ -20,6 +20,7 @@ from unisono.transport.process import Identity, alive, stopped
 from unisono.transport.segment import FAREWELL, GAVE_UP, STATE, Segment
 from unisono.watch.call import Call, Site, call_site, site_text
 from unisono.watch.deadlock import CycleFinder
+from unisono.watch.farewell import farewell, first_line, same
 from unisono.watch.flight import save_after
 from unisono.watch.page import watch
 
@@ -121,7 +122,9 @@ class Lane(ABC):
 
     def _refuse_if_failed(self) -> None:
         if self.failed is not None:
-            raise type(self.failed)(f"this group has failed before and can only be destroyed: {self.failed}")
+            again = same(self.failed)
+            again.args = (f"this group has failed before and can only be destroyed: {self.failed}",)
+            raise again
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -136,8 +139,8 @@ class Lane(ABC):
 
     def _give_up(self, error: UnisonoError) -> None:
         """No call can follow in this lane, and the peers are told. Lock held."""
-        self.failed = type(error)(*error.args)  # a copy: what is raised collects a traceback, and with it memory
-        self._segment.say(self._rank, FAREWELL, str(error).partition("\n")[0])
+        self.failed = same(error)
+        self._segment.say(self._rank, FAREWELL, farewell(first_line(error), error.cause))
         self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
         self._fail_all(error)
 

@@ -24,6 +24,7 @@ from unisono.transport.ring import UNIT, Ring
 from unisono.transport.segment import Segment
 from unisono.watch.account import lateness, loss
 from unisono.watch.call import Call, name_of_dtype
+from unisono.watch.farewell import Loss, lost
 from unisono.watch.flight import MessageRecord, Note
 from unisono.watch.site import Site
 
@@ -301,8 +302,8 @@ class PointToPointLane(Lane):
         if any(losses.values()):
             self._carry(linger=False)  # what a peer sent before it left is there by now, and counts
         for message in self._messages():
-            if lost := losses.get(id(message), ""):
-                self._fail(message, PeerLostError(f"{self.explain(message, 'can not end', briefly=True)}: {lost}"))
+            if gone := losses.get(id(message)):
+                self._fail(message, lost(self.explain(message, "can not end", briefly=True), gone))
             elif now > message.deadline:
                 waited = message.deadline - message.issued
                 what = f"did not end within its timeout of {waited:g} s"
@@ -312,10 +313,10 @@ class PointToPointLane(Lane):
         """The ranks that could do the other part."""
         return [message.peer] if message.peer is not None else [p for p in range(len(self._in)) if p != self._rank]
 
-    def _lost(self, message: Message) -> str:
-        """Words on the peer if it will never do its part; for any source, if all the others are gone."""
-        words = [loss(self._segment, peer, self._names[peer]) for peer in self._peers(message)]
-        return "; ".join(words) if all(words) else ""
+    def _lost(self, message: Message) -> list[Loss]:
+        """Why the peer will never do its part, or nothing; for any source, if all the others are gone."""
+        found = [loss(self._segment, peer, self._names[peer]) for peer in self._peers(message)]
+        return [each for each in found if each] if all(found) else []
 
     def _needs(self, task: Task) -> list[Identity]:
         """The peer, if nothing that it has issued so far can end this message; any source: nobody for certain."""

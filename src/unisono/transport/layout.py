@@ -16,6 +16,7 @@ __all__ = [
     "JOINED",
     "KIB",
     "LEFT",
+    "LENGTH",
     "MAGIC",
     "MEETINGS",
     "MEMORY_NAME",
@@ -26,6 +27,7 @@ __all__ = [
     "PID",
     "STARTED",
     "STATE",
+    "WRITING",
     "Layout",
 ]  # fmt: skip
 
@@ -43,6 +45,8 @@ ABSENT, JOINED, LEFT, GAVE_UP = range(4)
 """States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
 CALL, FAREWELL = range(2)
 """Kinds of text: the call of a rank whose headers differ; how it left."""
+LENGTH, WRITING = 0xFFFF, 1 << 16
+"""The word before a text: its length in bytes, a bit that is set while it is written, how often it was in the rest."""
 
 FIELDS = 5  # 64-bit words before the nonce: magic, world size, size of the segment, then two spare
 

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from unisono.errors import CollectiveTimeout, UsageError
+from unisono.transport import futex
 from unisono.transport.layout import (
     ABSENT,
     CALL,
@@ -29,6 +30,7 @@ from unisono.transport.layout import (
     JOINED,
     KIB,
     LEFT,
+    LENGTH,
     MAGIC,
     MEETINGS,
     MEMORY_NAME,
@@ -38,6 +40,7 @@ from unisono.transport.layout import (
     PAGE,
     PID,
     STATE,
+    WRITING,
     Layout,
 )
 from unisono.transport.process import Identity, boot_id
@@ -68,6 +71,9 @@ __all__ = [
     "attach",
     "create",
 ]
+
+
+_TRIES = 50  # looks at a text that is being written
 
 
 class StoreLike(Protocol):
@@ -108,17 +114,31 @@ class Segment:
         return self.raw[FIELDS * 8 : FIELDS * 8 + 16].decode()
 
     def text(self, rank: int, kind: int) -> str:
-        """What ``rank`` wrote last with `say`."""
+        """What ``rank`` wrote last with `say`; nothing if it has died over it."""
         start = self.layout.texts + rank * self.layout.TEXTS + kind * self.layout.TEXT
-        size = self.longs[start // 8]
-        return self.raw[start + 8 : start + 8 + size].decode("utf-8", "replace")
+        for _ in range(_TRIES):
+            state = self.longs[start // 8]
+            futex.acquire()
+            data = self.raw[start + 8 : start + 8 + (state & LENGTH)]
+            futex.acquire()
+            if not state & WRITING and self.longs[start // 8] == state:
+                return data.decode("utf-8", "replace")
+            time.sleep(0.0002)
+        return ""
 
     def say(self, rank: int, kind: int, text: str) -> None:
-        """Writes ``rank``'s text of a kind (CALL, FAREWELL) for the others to read, cut to the page it has."""
+        """Writes ``rank``'s text of a kind (CALL, FAREWELL) for the others to read, cut to the page it has.
+
+        The word before it tells a reader whether it has read one text or parts of two.
+        """
         start = self.layout.texts + rank * self.layout.TEXTS + kind * self.layout.TEXT
         data = text.encode()[: self.layout.TEXT - 8]
+        times = self.longs[start // 8] & ~(WRITING | LENGTH)
+        self.longs[start // 8] = times | WRITING
+        futex.release()
         self.raw[start + 8 : start + 8 + len(data)] = data
-        self.longs[start // 8] = len(data)
+        futex.release()
+        self.longs[start // 8] = times + 2 * WRITING | len(data)
 
     def field(self, rank: int, index: int) -> int:
         """Place among ``longs`` of a rank's record word ``index``."""

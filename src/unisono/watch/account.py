@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from unisono.transport.process import alive, fate, stopped
 from unisono.transport.segment import ABSENT, COMPLETED, COMPLETED_AT, FAREWELL, GAVE_UP, HEADER, LEFT, Segment
+from unisono.watch.farewell import Loss, read_farewell
 from unisono.watch.header import read_header
 from unisono.watch.page import Watch
 
@@ -17,23 +18,30 @@ def _who(segment: Segment, rank: int, name: int) -> str:
     return f"rank {name} (pid {segment.identity(rank).pid} on {socket.gethostname()})"
 
 
-def loss(segment: Segment, rank: int, name: int) -> str:
-    """Why ``rank`` (global rank ``name``) will never come, or nothing if it may still."""
+def loss(segment: Segment, rank: int, name: int) -> Loss | None:
+    """Why ``rank`` (global rank ``name``) will never come; None if it may still."""
     who, state = segment.identity(rank), segment.state(rank)
     if not who.pid:
-        return ""
+        return None
     if state == ABSENT and segment.absentees is not None:
         words = segment.absentees.complaint() or segment.absentees.gone(rank)
         # What it did in the meantime is no longer true of a rank that has joined since.
-        return words if segment.state(rank) == ABSENT else ""
-    words = segment.text(rank, FAREWELL)
+        return Loss(words) if words and segment.state(rank) == ABSENT else None
+    dead = not alive(who)
+    while True:
+        left = read_farewell(segment.text(rank, FAREWELL))
+        if segment.state(rank) == state:
+            break
+        state = segment.state(rank)
+    here = _who(segment, rank, name)
     if state == LEFT:
-        return f"{_who(segment, rank, name)} {words or 'has left the group'}"
-    if not alive(who):
-        return f"{_who(segment, rank, name)} is dead: {words or fate(who)}"
+        return Loss(f"{here} {left.words or 'has left the group'}", left.cause)
+    if dead:
+        return Loss(f"{here} is dead: {left.words or fate(who)}", left.cause)
     if state == GAVE_UP:
-        return f"{_who(segment, rank, name)} has given this group up: {words}"
-    return ""
+        words = "has given this group up"
+        return Loss(f"{here} {words} over it" if left.cause else f"{here} {words}: {left.words}", left.cause)
+    return None
 
 
 def lateness(segment: Segment, watch: Watch, missing: Sequence[int], names: Sequence[int], patience: float) -> str:

@@ -19,6 +19,7 @@ from unisono.transport.layout import (
     ISSUED,
     ISSUED_AT,
     JOINED,
+    LENGTH,
     MAGIC,
     MEETINGS,
     MEMORY_NAME,
@@ -27,9 +28,11 @@ from unisono.transport.layout import (
     PID,
     STARTED,
     STATE,
+    WRITING,
     Layout,
 )
 from unisono.transport.process import Identity
+from unisono.watch.farewell import spoken
 from unisono.watch.header import SIGNATURE, Header, read_header
 from unisono.watch.page import PAGE_NAME, Glance
 
@@ -162,6 +165,14 @@ def _names(label: str, world_size: int) -> list[int]:
     return names if len(names) == world_size else list(range(world_size))
 
 
+def _farewell(fd: int, at: int, nbytes: int) -> str:
+    """A rank's last words; nothing while it writes them."""
+    said = os.pread(fd, nbytes, at)
+    state = int.from_bytes(said[:8], "little")
+    whole = not state & WRITING and os.pread(fd, 8, at) == said[:8]
+    return spoken(said[8 : 8 + (state & LENGTH)].decode("utf-8", "replace")) if whole else ""
+
+
 def _read(fd: int, label: str) -> Memory | None:
     magic, world_size, total = struct.unpack("<3Q", os.pread(fd, 24, 0))
     layout = Layout(world_size)
@@ -176,8 +187,7 @@ def _read(fd: int, label: str) -> Memory | None:
         header = read_header(os.pread(fd, SIGNATURE.size + 16 * world_size, at)) if at else None
         farewell = ""
         if record[STATE] > JOINED:
-            said = os.pread(fd, layout.TEXT, layout.texts + rank * layout.TEXTS + FAREWELL * layout.TEXT)
-            farewell = said[8 : 8 + int.from_bytes(said[:8], "little")].decode("utf-8", "replace")
+            farewell = _farewell(fd, layout.texts + rank * layout.TEXTS + FAREWELL * layout.TEXT, layout.TEXT)
         members.append(
             Member(
                 rank=record[NAME] if record[PID] else names[rank],

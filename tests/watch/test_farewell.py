@@ -1,0 +1,93 @@
+"""What is passed on when ranks give up one after another: always who was lost first, however long the texts."""
+
+import os
+import sys
+import threading
+
+from unisono.errors import CollectiveTimeout, PeerLostError
+from unisono.transport.layout import FAREWELL, Layout
+from unisono.transport.segment import create
+from unisono.watch.farewell import Loss, farewell, first_line, lost, read_farewell, same, spoken
+
+DEAD = Loss("rank 2 (pid 80 on node1) is dead: killed by SIGKILL")
+
+
+class Shelf:
+    """A store of one process."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+
+def test_a_chain_of_relays_names_the_first_victim() -> None:
+    error = lost("barrier() can not end: rank 2 missing", [DEAD])
+    for relay in range(20):
+        here = f"rank {relay + 3} (pid {relay} on node1) ended by ValueError: {'x' * 3000}"
+        left = read_farewell(farewell(here, error.cause))
+        error = lost(f"{'all_reduce' * 100}() can not end", [left])
+        assert f"(): {DEAD.words}; " not in here
+        assert f"() can not end: {DEAD.words}; rank {relay + 3} (pid {relay} on node1)" in str(error)
+        assert error.cause == DEAD.words
+
+
+def test_what_is_passed_on_stays_short_and_names_everybody() -> None:
+    several = [Loss(f"rank {r} (pid {r}0 on node1) ended by ValueError: {'ä' * 5000}\nand more") for r in (4, 5)]
+    cause = lost("barrier() can not end", several).cause
+    assert len(cause) <= 1200
+    assert "\n" not in cause
+    assert all(f"rank {r} (pid {r}0 on node1) ended by ValueError" in cause for r in (4, 5))
+    crowd = lost("barrier() can not end", [Loss(f"rank {r} {'z' * 300}") for r in range(100)]).cause
+    assert len(crowd) == 1200
+    assert crowd.startswith("rank 0 ")
+
+
+def test_one_cause_is_said_once() -> None:
+    over_it = [Loss(f"rank {r} has given this group up over it", DEAD.words) for r in (0, 1)]
+    assert str(lost("barrier() can not end", [*over_it, DEAD])) == (
+        f"barrier() can not end: {DEAD.words}; rank 0 has given this group up over it; "
+        "rank 1 has given this group up over it"
+    )
+
+
+def test_a_rank_to_blame_itself_has_no_cause_before_its_words() -> None:
+    assert read_farewell(farewell("ended by ValueError: a\nb")) == Loss("ended by ValueError: a\nb", "")
+    assert read_farewell("") == Loss("", "")
+    assert spoken(farewell("has left", DEAD.words)) == f"has left ({DEAD.words})"
+    assert spoken(farewell(f"read that {DEAD.words}", DEAD.words)) == f"read that {DEAD.words}"
+
+
+def test_a_copy_of_an_error_keeps_its_cause_but_no_traceback() -> None:
+    try:
+        raise lost("barrier() can not end", [DEAD])
+    except PeerLostError as error:
+        copy = same(error)
+    assert (type(copy), str(copy), copy.cause, copy.__traceback__) == (PeerLostError, str(copy), DEAD.words, None)
+    assert same(CollectiveTimeout("late")).cause == ""
+    assert first_line(CollectiveTimeout("late\nwhere")) == "late"
+
+
+def test_a_text_that_is_written_again_while_it_is_read_is_never_torn() -> None:
+    interval = sys.getswitchinterval()
+    segment, fd = create(Shelf(), 2, "torn")
+    os.close(fd)
+    texts = {"a" * 20, "b" * 4000, "c" * 700, "ä" * 3000}
+    whole = {text.encode()[: Layout.TEXT - 8].decode("utf-8", "replace") for text in texts}
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            for text in texts:
+                segment.say(1, FAREWELL, text)
+
+    segment.say(1, FAREWELL, "a" * 20)
+    writer = threading.Thread(target=write)
+    sys.setswitchinterval(1e-6)
+    try:
+        writer.start()
+        read = [segment.text(1, FAREWELL) for _ in range(2000)]
+    finally:
+        done.set()
+        writer.join()
+        sys.setswitchinterval(interval)
+    assert set(read) <= whole | {""}
+    assert len(set(read) - {""}) > 1
+    assert segment.text(0, FAREWELL) == ""
