@@ -150,6 +150,7 @@ class PointToPointLane(Lane):
             self._end_message(task)
 
     def _carry(self, linger: bool) -> None:
+        limit = time.perf_counter() + futex.LINGER if linger else 0.0
         for attempt in range(_SPINS + _YIELDS if linger else 1):
             self._heard = self._bells[self._rank].value()
             for peer, queue in enumerate(self._sends):
@@ -160,6 +161,8 @@ class PointToPointLane(Lane):
             if not linger or not self.busy():
                 return
             if attempt >= _SPINS:
+                if time.perf_counter() > limit:
+                    return
                 os.sched_yield()
 
     def _wanted(self) -> Sequence[int]:

@@ -78,10 +78,13 @@ class Board:
         for _ in range(_SPINS):
             if words[index] == size:
                 return self.complete()
+        limit = time.perf_counter() + futex.LINGER
         for _ in range(_YIELDS):
             os.sched_yield()
             if words[index] == size:
                 return self.complete()
+            if time.perf_counter() > limit:
+                break
         return False
 
     def sleep(self, seconds: float) -> None:

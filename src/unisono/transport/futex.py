@@ -26,7 +26,12 @@ from collections.abc import Callable
 
 from unisono.errors import UsageError
 
-__all__ = ["Counter", "acquire", "release"]
+__all__ = ["LINGER", "Counter", "acquire", "release"]
+
+LINGER = 0.001
+"""Seconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond where
+ranks have the cores to themselves, but several milliseconds for each time that others want this core: a hundred yields,
+meant to be cheap, took 0.8 s on a busy machine, in which nobody looked whether the peers live."""
 
 _FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
 _OP_ADD, _CMP_EQ = 1, 0

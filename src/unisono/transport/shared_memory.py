@@ -130,11 +130,14 @@ class SharedMemory(Transport):
         return peer
 
     def _wait(self, message: _Message, way: str) -> None:
+        limit = time.perf_counter() + futex.LINGER
         for attempt in range(_SPINS + _YIELDS):
             if message.done:
                 return
             self._carry()
             if attempt >= _SPINS:
+                if time.perf_counter() > limit:
+                    break
                 os.sched_yield()
         bell, now = self._bells[self.rank], time.monotonic()
         end, look = now + self.timeout, now
