@@ -1,0 +1,79 @@
+"""Attention split by heads equals the whole one, with whole activations or parts of the sequence outside."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ranks import ranks
+from unisono.errors import UsageError
+from unisono.parallel.tensor import ParallelAttention, full_state_dict, gather_from_region, scatter_to_region
+
+HEADS, WIDTH = 6, 12
+
+
+def layers() -> tuple[nn.Linear, nn.Linear]:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Linear(WIDTH, 3 * WIDTH, dtype=torch.float64), nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+
+def turn(heads: Tensor) -> Tensor:
+    """A stand-in for rotary positions: later places are scaled more."""
+    return heads * torch.arange(1, heads.shape[2] + 1, dtype=heads.dtype).view(-1, 1)
+
+
+def alone(query_key_value: nn.Linear, out: nn.Linear, x: Tensor) -> Tensor:
+    heads = query_key_value(x).view(*x.shape[:2], 3, HEADS, -1)
+    query, key, value = heads.permute(2, 0, 3, 1, 4)
+    mixed = F.scaled_dot_product_attention(turn(query), turn(key), value, is_causal=True)
+    return out(mixed.transpose(1, 2).flatten(2))
+
+
+def attend(rank: int, world_size: int, length: int, sequence: bool) -> None:
+    whole = layers()
+    model = ParallelAttention(*whole, HEADS, causal=True, rotate=turn, sequence_dim=1 if sequence else None)
+    x, x_alone = (
+        torch.randn(2, length, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+        for _ in range(2)
+    )
+    y = gather_from_region(model(scatter_to_region(x, 1)), 1) if sequence else model(x)
+    y_alone = alone(*whole, x_alone)
+    torch.testing.assert_close(y, y_alone, rtol=1e-11, atol=1e-12)
+    y.pow(2).sum().backward()
+    y_alone.pow(2).sum().backward()
+    torch.testing.assert_close(x.grad, x_alone.grad, rtol=1e-10, atol=1e-11)
+    for parameter in model.parameters():
+        parameter.data = parameter.grad
+    gradients = full_state_dict(model)
+    for name, layer in zip(("query_key_value", "out"), whole, strict=True):
+        torch.testing.assert_close(gradients[f"{name}.weight"], layer.weight.grad, rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(gradients[f"{name}.bias"], layer.bias.grad, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_attention_by_heads(world_size: int, backend: str) -> None:
+    group = ranks(world_size, backend=backend)
+    group.run(attend, 5, False)
+    group.run(attend, 5, True)
+    group.run(attend, 6, True)
+
+
+def refused(rank: int, world_size: int) -> list[str]:
+    messages = []
+    query_key_value, out = layers()
+    for arguments in ((query_key_value, out, 6), (query_key_value, nn.Linear(16, WIDTH), 8)):
+        with pytest.raises(UsageError) as error:
+            ParallelAttention(*arguments)
+        messages.append(str(error.value))
+    return messages
+
+
+def test_heads_that_do_not_divide_are_refused_on_every_rank() -> None:
+    first, *others = ranks(4).run(refused)
+    assert others == [first] * 3
+    assert first[0] == (
+        "6 attention heads cannot be split over 4 ranks: the number of heads must be a multiple of the number of ranks"
+    )
+    assert "not 36 and 16" in first[1]
