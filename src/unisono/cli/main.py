@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import draw, list_, plan, ps, simulate, train, tune, verify
+from unisono.cli import draw, list_, pipeline, plan, ps, simulate, train, tune, verify
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
@@ -25,6 +25,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify.verify,
     "simulate": simulate.simulate_command,
     "plan": plan.plan,
+    "pipeline": pipeline.pipeline,
     "tune": tune.tune,
     "list": list_.list_,
     "ps": ps.ps,

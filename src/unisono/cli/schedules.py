@@ -12,7 +12,7 @@ from unisono.algorithms import build, names
 from unisono.errors import UsageError
 from unisono.schedule import Schedule
 
-__all__ = ["find_schedule", "say", "show", "write"]
+__all__ = ["find_schedule", "read_source", "say", "show", "write"]
 
 _COLLECTIVE, _RANKS = "all_reduce", 4
 
@@ -42,14 +42,15 @@ def find_schedule(
         )
     if extra:
         raise UsageError(f"the schedule in {_called(source)} has its own collective and numbers: leave {extra[0]} out")
-    return _parse(_read(source), _called(source))
+    return _parse(read_source(source), _called(source))
 
 
 def _called(source: str) -> str:
     return "standard input" if source == "-" else source
 
 
-def _read(source: str) -> str:
+def read_source(source: str) -> str:
+    """The text in a file, or on standard input (`-`). Raises UsageError if it cannot be read."""
     try:
         return sys.stdin.buffer.read().decode() if source == "-" else Path(source).read_text(encoding="utf-8")
     except OSError as problem:

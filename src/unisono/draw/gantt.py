@@ -1,7 +1,5 @@
 """A timeline as a Gantt chart, in SVG and in text: a row per rank, what it sends above what it receives."""
 
-from math import floor, log10
-
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Group
@@ -9,7 +7,7 @@ from rich.text import Text
 
 from unisono.draw.colours import chunk_colour
 from unisono.draw.picture import Picture
-from unisono.draw.svg import document, element, text
+from unisono.draw.svg import document, element, text, ticks
 from unisono.errors import UsageError
 from unisono.simulate import Timeline
 from unisono.units import show_nbytes, show_seconds
@@ -31,7 +29,7 @@ def draw_gantt(timeline: Timeline) -> str:
         )
     whole = _until(timeline)
     bottom = _TOP + nodes * _ROW
-    body = [part for tick in _ticks(whole) for part in _tick(tick, whole, bottom)]
+    body = [part for tick in ticks(whole) for part in _tick(tick, whole, bottom)]
     for node in range(nodes):
         y = _TOP + node * _ROW
         name = f"rank {node}" if node < schedule.world_size else f"switch {node}"
@@ -55,13 +53,6 @@ def _heading(timeline: Timeline) -> str:
     s = timeline.schedule
     took = f"{show_nbytes(timeline.nbytes)} over {timeline.topology.name} in {show_seconds(timeline.time)}"
     return f"{s.name} {s.collective.name} · {s.world_size} ranks · {took}"
-
-
-def _ticks(whole: float) -> list[float]:
-    """Round times, five to ten of them."""
-    power = 10.0 ** floor(log10(whole / 5))
-    pitch = next(p * power for p in (1.0, 2.0, 5.0, 10.0) if whole / (p * power) <= 10)
-    return [pitch * i for i in range(floor(whole / pitch + 1e-9) + 1)]
 
 
 def _tick(at: float, whole: float, bottom: float) -> list[str]:

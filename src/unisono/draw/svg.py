@@ -1,11 +1,12 @@
 """The few SVG elements that the drawings are made of, and the look they share, on light and on dark pages."""
 
 from collections.abc import Sequence
+from math import floor, log10
 from xml.sax.saxutils import escape, quoteattr
 
 from unisono.draw.colours import chunk_colour
 
-__all__ = ["DASH", "arrow_head", "document", "element", "legend", "number", "text"]
+__all__ = ["DASH", "arrow_head", "document", "element", "legend", "number", "text", "ticks"]
 
 DASH = "5 3"
 
@@ -50,6 +51,13 @@ def arrow_head(x: float, y: float, direction: complex, colour: str, size: float 
     tip = complex(x, y)
     points = [tip, tip - along + along * 0.5j, tip - along - along * 0.5j]
     return element("path", d="M" + "L".join(f"{number(p.real)} {number(p.imag)}" for p in points) + "Z", fill=colour)
+
+
+def ticks(whole: float) -> list[float]:
+    """Round values from 0 to `whole`, five to ten of them."""
+    power = 10.0 ** floor(log10(whole / 5))
+    pitch = next(p * power for p in (1.0, 2.0, 5.0, 10.0) if whole / (p * power) <= 10)
+    return [pitch * i for i in range(floor(whole / pitch + 1e-9) + 1)]
 
 
 def legend(y: float, width: float, num_chunks: int) -> list[str]:
