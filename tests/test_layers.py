@@ -19,6 +19,7 @@ ROOMS = [
     ["backend", "tune"],
     ["parallel"],
     ["train"],
+    ["bench"],
     ["cli"],
 ]
 ORDER = {name: number for number, room in enumerate(ROOMS) for name in room}

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import draw, list_, pipeline, plan, ps, simulate, train, tune, verify
+from unisono.cli import bench, draw, list_, pipeline, plan, ps, simulate, train, tune, verify
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
@@ -27,6 +27,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": plan.plan,
     "pipeline": pipeline.pipeline,
     "tune": tune.tune,
+    "bench": bench.bench,
     "list": list_.list_,
     "ps": ps.ps,
 }

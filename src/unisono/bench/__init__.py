@@ -1,0 +1,1 @@
+"""What calls cost: every collective beside its rivals and beside what the machine could do at best."""

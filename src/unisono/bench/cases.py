@@ -1,0 +1,227 @@
+"""The calls: buffers of a given size, the call on them, what must come out, and the factors of the field.
+
+Sizes count as in nccl-tests (doc/PERFORMANCE.md there): the vector for all_reduce, broadcast, reduce and send_recv, all
+ranks' blocks together for the others. ``count`` is the number of elements that the call is given, so a block of those.
+
+    busbw = size / time * factor
+    factor: all_reduce 2(n-1)/n; reduce_scatter, all_gather, all_to_all, gather, scatter (n-1)/n; the others 1
+
+The bytes that any algorithm must move: each input byte is read once at least, each output byte written once. In place,
+what already lies where it belongs counts for nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.bench.settings import DTYPES, Settings
+from unisono.bench.values import Tables, fill, wrong
+
+__all__ = ["Case", "all_gather_single", "block_count", "bound_nbytes", "busbw_factor"]
+
+# torch 2.11 has the older names alone
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_VECTORS = frozenset({"all_reduce", "broadcast", "reduce", "send_recv"})
+
+
+def block_count(collective: str, nbytes: int, itemsize: int, ranks: int) -> int:
+    """Elements that a call is given for a size of about ``nbytes``: rounded down, but at least one; 0 for a barrier."""
+    if collective == "barrier":
+        return 0
+    return max(1, nbytes // (itemsize * (1 if collective in _VECTORS else ranks)))
+
+
+def busbw_factor(collective: str, ranks: int) -> float:
+    """What algbw is multiplied by so that it can be compared with the rate of the wire."""
+    if collective == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return 1.0 if collective in _VECTORS or collective == "barrier" else (ranks - 1) / ranks
+
+
+def bound_nbytes(collective: str, nbytes: int, ranks: int, place: str) -> float:
+    """Bytes read plus bytes written, of all ranks together, that no algorithm can do without."""
+    if ranks == 1 and place == "in":
+        return 0.0
+    block, everywhere = nbytes / ranks, ranks * nbytes
+    others = nbytes - block
+    if collective in ("all_reduce", "all_to_all", "send_recv"):
+        return 2.0 * everywhere
+    if collective == "reduce":
+        return everywhere + nbytes
+    if collective == "broadcast":
+        return float(nbytes + everywhere - (nbytes if place == "in" else 0))
+    if collective == "reduce_scatter":
+        return float(everywhere + nbytes)
+    if collective == "all_gather":
+        return nbytes + ranks * (others if place == "in" else nbytes)
+    return 2.0 * nbytes if collective in ("gather", "scatter") else 0.0
+
+
+@dataclass
+class Case:
+    """One collective at one size on this rank: buffers, ready to be called.
+
+    ``fill`` writes the known inputs, ``call`` makes one call in ``group``, ``wrong`` counts wrong elements afterwards.
+    """
+
+    settings: Settings
+    collective: str
+    requested: int
+    rank: int
+    tables: Tables
+
+    def __post_init__(self) -> None:
+        s, n = self.settings, self.settings.ranks
+        self.place = s.place_of(self.collective)
+        self.count = block_count(self.collective, self.requested, DTYPES[s.dtype], n)
+        self.whole = self.count * (1 if self.collective in _VECTORS else n)
+        self.nbytes = self.whole * DTYPES[s.dtype]
+        self.root, self._at_root = s.root, self.rank == s.root
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """The input and the output; in place one is (a part of) the other."""
+        dtype, c, mine = getattr(torch, self.settings.dtype), self.collective, slice(self.rank * self.count, None)
+        sends_whole = c in ("reduce_scatter", "all_to_all") or (c == "scatter" and self._at_root)
+        takes_whole = c in ("all_gather", "all_to_all") or (c == "gather" and self._at_root)
+        inputs, outputs = (self.whole if w or c in _VECTORS else self.count for w in (sends_whole, takes_whole))
+        if self.place == "out":
+            self.input, self.output = torch.empty(inputs, dtype=dtype), torch.zeros(outputs, dtype=dtype)
+        elif c == "all_gather":
+            self.output = torch.zeros(outputs, dtype=dtype)
+            self.input = self.output[mine][: self.count]
+        else:
+            self.input = torch.empty(inputs, dtype=dtype)
+            self.output = self.input[mine][: self.count] if c == "reduce_scatter" else self.input
+
+    def fill(self) -> None:
+        """Writes this rank's known input."""
+        if self.place == "out":
+            self.output.zero_()
+        fill(self.input, self.tables.inputs[self.rank])
+
+    def call(self, group: Any, asynchronous: bool) -> Callable[[], Any]:
+        """A function that makes one call and is back when it is done."""
+        start = _CALLS[self.collective](self, group, asynchronous)
+        if not asynchronous or self.collective == "send_recv":
+            return start
+
+        def start_and_wait() -> None:
+            start().wait()
+
+        return start_and_wait
+
+    def wrong(self) -> int:
+        """Wrong elements in this rank's output after one call on the filled input."""
+        tables, n, count, c = self.tables, self.settings.ranks, self.count, self.collective
+        if c == "all_reduce" or (c == "reduce" and self._at_root):
+            return wrong(self.output, tables.reduced)
+        if c == "broadcast":
+            return wrong(self.output, tables.inputs[self.root])
+        if c == "reduce_scatter":
+            return wrong(self.output, tables.reduced, self.rank * count)
+        if c == "scatter":
+            return wrong(self.output, tables.inputs[self.root], self.rank * count)
+        if c == "send_recv":
+            return wrong(self.output, tables.inputs[(self.rank - 1) % n])
+        if c in ("all_gather", "all_to_all") or (c == "gather" and self._at_root):
+            first = self.rank * count if c == "all_to_all" else 0
+            return sum(wrong(part, tables.inputs[r], first) for r, part in enumerate(self.output.chunk(n)))
+        return 0
+
+
+def _op(case: Case) -> Any:
+    return getattr(dist.ReduceOp, case.settings.op.upper())
+
+
+def _copied(case: Case, call: Callable[[], Any]) -> Callable[[], Any]:
+    """Out of place, torch's in-place collectives are called on a copy, and the copy counts."""
+    if case.place == "in":
+        return call
+
+    def copy_and_call() -> Any:
+        case.output.copy_(case.input)
+        return call()
+
+    return copy_and_call
+
+
+def _all_reduce(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+    op, x = _op(case), case.output
+    return _copied(case, lambda: dist.all_reduce(x, op, group, wait))
+
+
+def _broadcast(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+    x, root = case.output, case.root
+    return _copied(case, lambda: dist.broadcast(x, root, group, wait))
+
+
+def _reduce(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+    op, x, root = _op(case), case.output, case.root
+    return _copied(case, lambda: dist.reduce(x, root, op, group, wait))
+
+
+def _reduce_scatter(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+    op, x, y = _op(case), case.input, case.output
+    return lambda: _reduce_scatter_single(y, x, op, group, wait)
+
+
+def _all_gather(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+    x, y = case.input, case.output
+    return lambda: all_gather_single(y, x, group, wait)
+
+
+def _all_to_all(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+    x, y = case.input, case.output
+    return lambda: dist.all_to_all_single(y, x, None, None, group, wait)
+
+
+def _gather(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+    x, root = case.input, case.root
+    parts = list(case.output.chunk(case.settings.ranks)) if case.rank == root else None
+    return lambda: dist.gather(x, parts, root, group, wait)
+
+
+def _scatter(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+    y, root = case.output, case.root
+    parts = list(case.input.chunk(case.settings.ranks)) if case.rank == root else None
+    return lambda: dist.scatter(y, parts, root, group, wait)
+
+
+def _barrier(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+    return lambda: dist.barrier(group, wait)
+
+
+def _send_recv(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+    """To the next rank and from the one before, at the same time, as nccl-tests' sendrecv does."""
+    x, y, rank, n = case.input, case.output, case.rank, case.settings.ranks
+    after, before = (rank + 1) % n, (rank - 1) % n
+    if n == 1:
+        return lambda: y.copy_(x)
+
+    def exchange() -> None:
+        works = [dist.isend(x, after, group), dist.irecv(y, before, group)]
+        for work in reversed(works):
+            if work is not None:  # which is what a rank outside the group gets
+                work.wait()
+
+    return exchange
+
+
+_CALLS: dict[str, Callable[[Case, Any, bool], Callable[[], Any]]] = {
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "gather": _gather,
+    "scatter": _scatter,
+    "barrier": _barrier,
+    "send_recv": _send_recv,
+}

@@ -1,0 +1,94 @@
+"""What the machine can do at best: how fast the ranks copy, and reduce, while all of them do it at once."""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from unisono.bench.cases import bound_nbytes
+from unisono.bench.result import Rates
+from unisono.bench.settings import REDUCING, Settings
+
+__all__ = ["LIMITS", "bound_seconds", "limit_of", "measure_rates"]
+
+LIMITS = ("latency", "skew", "reduce", "copy")
+_LEAST, _STEP = 64 << 10, 8
+_BLOCK, _BLOCKS = 0.01, 3  # s of copying in one go, and how often
+_MOSTLY, _LITTLE, _APART = 0.5, 0.05, 0.33
+
+_IN_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "sum": torch.Tensor.add_,
+    "avg": torch.Tensor.add_,
+    "product": torch.Tensor.mul_,
+    "min": lambda a, b: torch.minimum(a, b, out=a),
+    "max": lambda a, b: torch.maximum(a, b, out=a),
+    "band": torch.Tensor.bitwise_and_,
+    "bor": torch.Tensor.bitwise_or_,
+    "bxor": torch.Tensor.bitwise_xor_,
+}
+
+
+def measure_rates(settings: Settings, barrier: Callable[[], Any], everybody: Callable[[float], list[float]]) -> Rates:
+    """Copies, and reductions of the settings' kind, at sizes from 64 KiB to the largest of the run.
+
+    All ranks call this together; ``barrier`` starts them together, ``everybody`` gives every rank's number.
+    """
+    dtype = getattr(torch, settings.dtype)
+    sizes = [_LEAST]
+    while sizes[-1] < settings.most:
+        sizes.append(min(sizes[-1] * _STEP, max(settings.most, _LEAST)))
+    source = torch.ones(sizes[-1] // dtype.itemsize, dtype=dtype)
+    target = torch.ones_like(source)
+    reducing = any(name in REDUCING for name in settings.collectives)
+    combine = _IN_PLACE[settings.op]
+    copy, reduce = [], []
+    for size in sizes:
+        a, b = target[: size // dtype.itemsize], source[: size // dtype.itemsize]
+        copy.append(size / _seconds(partial(a.copy_, b), barrier, everybody))
+        reduce.append(size / _seconds(partial(combine, a, b), barrier, everybody) if reducing else copy[-1])
+    return Rates(tuple(sizes), tuple(copy), tuple(reduce))
+
+
+def _seconds(run: Callable[[], Any], barrier: Callable[[], Any], everybody: Callable[[float], list[float]]) -> float:
+    """Seconds per ``run`` while all ranks make it: from the first rank's start to the last one's end, median of blocks.
+
+    Thus ranks that outnumber the cores count for what they get done in turn, not for what each does in its turn.
+    """
+    began = time.perf_counter()
+    run()
+    repeats = range(max(1, round(_BLOCK / max(everybody(time.perf_counter() - began)))))
+    times = []
+    for _ in range(_BLOCKS):
+        barrier()
+        began = time.monotonic()
+        for _ in repeats:
+            run()
+        ended = time.monotonic()
+        times.append((max(everybody(ended)) - min(everybody(began))) / len(repeats))
+    return statistics.median(times)
+
+
+def bound_seconds(collective: str, nbytes: int, ranks: int, place: str, rates: Rates) -> float:
+    """The time in which all ranks together read and write what must be, at the rate at which they copy such buffers."""
+    copied = bound_nbytes(collective, nbytes, ranks, place) / 2 / ranks
+    return copied / rates.copies(nbytes)
+
+
+def limit_of(collective: str, nbytes: int, ranks: int, seconds: float, fixed: float, skew: float, rates: Rates) -> str:
+    """What most of the time goes to.
+
+    ``latency`` if a call on next to nothing (``fixed`` seconds) takes half as long, or what must be done takes a
+    twentieth of that; ``skew`` if the ranks' own times of one call differ by a third of the longest (``skew``: that
+    difference as a share); otherwise ``reduce`` or ``copy``, whichever takes longer for the least that must be done.
+    """
+    share = (ranks - 1) / ranks  # of the vector is what each rank has to reduce if all share the work
+    reducing = share * nbytes / rates.reduces(nbytes) if collective in REDUCING else 0.0
+    copying = bound_seconds(collective, nbytes, ranks, "in", rates)
+    if fixed >= _MOSTLY * seconds or reducing + copying <= _LITTLE * fixed:
+        return "latency"
+    if skew >= _APART:
+        return "skew"
+    return "reduce" if reducing > copying else "copy"

@@ -1,0 +1,224 @@
+"""One rank of the bench: the same walk over collectives, sizes and contenders on every rank.
+
+Timing is nccl-tests': after a barrier every rank makes a block of calls; a run is the mean time per call on the slowest
+rank. Runs of the contenders take turns, so that what the machine does meanwhile hits all of them. Results are checked
+before, on known inputs, outside the timed part.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import unisono
+from unisono.bench.cases import Case, all_gather_single, busbw_factor
+from unisono.bench.machine import bound_seconds, limit_of, measure_rates
+from unisono.bench.result import Rates, Row
+from unisono.bench.settings import REDUCING, Contender, Settings
+from unisono.bench.values import Tables
+
+__all__ = ["Listener", "measure", "run_rank"]
+
+Listener = Callable[[Rates | Row], None]
+_MOST_CALLS, _ROOTED = 20_000, frozenset({"broadcast", "reduce", "gather", "scatter"})
+_SAMPLED = 30  # calls whose time is taken singly on every rank, to see how far the ranks are apart
+_TIMEOUT = timedelta(minutes=5)
+
+
+def run_rank(settings: Settings, rank: int, init_method: str, tell: Listener) -> None:
+    """Join the job as ``rank``, measure, leave. ``tell`` hears rates and rows, on rank 0 alone."""
+    torch.set_num_threads(1)
+    if cores := settings.pins():
+        os.sched_setaffinity(0, {cores[rank]})
+    subject = settings.contenders[0].backend
+    dist.init_process_group(subject, init_method=init_method, rank=rank, world_size=settings.ranks, timeout=_TIMEOUT)
+    others = dict.fromkeys(c.backend for c in settings.contenders if c.backend != subject)
+    groups = {subject: dist.group.WORLD} | {name: dist.new_group(backend=name) for name in others}
+    try:
+        measure(settings, rank, groups, tell)
+    finally:
+        dist.destroy_process_group()
+
+
+def measure(settings: Settings, rank: int, groups: dict[str, Any], tell: Listener) -> None:
+    """Measure everything in ``groups``: one of all ranks per backend. The first contender's also rules the walk."""
+    walk = _Walk(settings, rank, groups, tell if rank == 0 else lambda _: None)
+    walk.run()
+
+
+@dataclass
+class _Entrant:
+    """A contender with its call; what is known of its pace so far."""
+
+    contender: Contender
+    call: Callable[[], Any]
+    wrong: int | None = None
+    refused: str = ""
+    first: float = 0.0
+    iterations: int = 1
+
+
+class _Walk:
+    """The walk of one rank. Every decision rests on numbers that all ranks share."""
+
+    def __init__(self, settings: Settings, rank: int, groups: dict[str, Any], tell: Listener) -> None:
+        self.settings, self.rank, self.groups, self.tell = settings, rank, groups, tell
+        self.ruling = groups[settings.contenders[0].backend]
+        self.tables = Tables(settings.ranks, getattr(torch, settings.dtype), settings.op)
+        self.rates = Rates()
+
+    def run(self) -> None:
+        """Rates first, then row by row."""
+        self.rates = measure_rates(self.settings, self._barrier, self._everybody)
+        self.tell(self.rates)
+        for collective in self.settings.collectives:
+            fixed = self._fixed(collective)
+            sizes = self.settings.sizes(collective)
+            for nbytes in sizes:
+                for row in self._rows(collective, nbytes, fixed, len(sizes)):
+                    self.tell(row)
+
+    def _barrier(self) -> None:
+        dist.barrier(self.ruling)
+
+    def _everybody(self, number: float) -> list[float]:
+        """Every rank's number."""
+        mine = torch.tensor([number], dtype=torch.float64)
+        found = torch.empty(self.settings.ranks, dtype=torch.float64)
+        all_gather_single(found, mine, self.ruling)
+        return found.tolist()
+
+    def _slowest(self, number: float) -> float:
+        return max(self._everybody(number))
+
+    def _by(self, contender: Contender) -> AbstractContextManager[None]:
+        return unisono.algorithm(contender.algorithm) if contender.algorithm else nullcontext()
+
+    def _enter(self, case: Case) -> list[_Entrant]:
+        """Every contender, checked; one that refuses the call, on any rank, says so and is left out."""
+        entrants = []
+        for contender in self.settings.contenders:
+            entrant = _Entrant(contender, case.call(self.groups[contender.backend], self.settings.asynchronous))
+            try:
+                case.fill()
+                began = time.perf_counter()
+                with self._by(contender):
+                    entrant.call()
+                entrant.first = time.perf_counter() - began
+            except Exception as error:
+                entrant.refused = str(error).partition("\n")[0] or type(error).__name__
+            if any(self._everybody(bool(entrant.refused))):
+                entrant.refused = entrant.refused or "another rank refused"
+            elif self.settings.check:
+                entrant.wrong = round(sum(self._everybody(case.wrong())))
+            entrants.append(entrant)
+        return entrants
+
+    def _fixed(self, collective: str) -> dict[str, float]:
+        """Seconds of a call on one element per rank, by contender: what a call costs whatever its size."""
+        case = self._case(collective, 1)
+        found = {}
+        for entrant in self._enter(case):
+            if not entrant.refused:
+                entrant.iterations = self._iterations(entrant, 0.02)
+                found[entrant.contender.name] = min(self._block(entrant) for _ in range(3))
+        return found
+
+    def _case(self, collective: str, nbytes: int) -> Case:
+        return Case(self.settings, collective, nbytes, self.rank, self.tables)
+
+    def _rows(self, collective: str, nbytes: int, fixed: dict[str, float], sizes: int) -> Iterator[Row]:
+        """All contenders at one size."""
+        settings, case = self.settings, self._case(collective, nbytes)
+        entrants = self._enter(case)
+        able = [entrant for entrant in entrants if not entrant.refused]
+        share = settings.seconds / (sizes * max(1, len(able)) * (settings.runs + 2))
+        for entrant in able:
+            entrant.iterations = self._iterations(entrant, share)
+        times: dict[str, list[float]] = {entrant.contender.name: [] for entrant in entrants}
+        for _ in range(settings.runs):
+            for entrant in able:
+                times[entrant.contender.name].append(self._block(entrant))
+        for entrant in entrants:
+            yield self._row(case, entrant, times[entrant.contender.name], fixed)
+
+    def _iterations(self, entrant: _Entrant, share: float) -> int:
+        """Warms up, and says how many calls make a block of ``share`` seconds."""
+        if self._slowest(entrant.first) > 2 * share:
+            return 1
+        entrant.iterations = 1
+        for _ in range(self.settings.warm_up):
+            self._block(entrant)
+        pace = self._block(entrant)
+        if pace < share / 20:
+            entrant.iterations = max(1, min(_MOST_CALLS, int(share / 4 / pace)))
+            pace = self._block(entrant)
+        return max(1, min(_MOST_CALLS, round(share / pace)))
+
+    def _block(self, entrant: _Entrant) -> float:
+        """Mean seconds per call on the slowest rank."""
+        call, iterations = entrant.call, range(entrant.iterations)
+        with self._by(entrant.contender):
+            self._barrier()
+            began = time.perf_counter()
+            for _ in iterations:
+                call()
+            taken = time.perf_counter() - began
+        return self._slowest(taken / len(iterations))
+
+    def _skew(self, entrant: _Entrant, collective: str) -> float:
+        """How far apart the ranks' own times of a call are, as a share of the longest; the median of some calls."""
+        if collective in _ROOTED or self.settings.ranks == 1:
+            return 0.0  # here they differ by what the ranks have to do
+        times = []
+        with self._by(entrant.contender):
+            self._barrier()
+            for _ in range(min(_SAMPLED, entrant.iterations)):
+                began = time.perf_counter()
+                entrant.call()
+                times.append(time.perf_counter() - began)
+        mine = torch.tensor(times, dtype=torch.float64)
+        found = torch.empty(self.settings.ranks * len(times), dtype=torch.float64)
+        all_gather_single(found, mine, self.ruling)
+        by_rank = found.view(self.settings.ranks, -1)
+        longest, shortest = by_rank.amax(0), by_rank.amin(0)
+        return float(((longest - shortest) / longest).median())
+
+    def _row(self, case: Case, entrant: _Entrant, times: Sequence[float], fixed: dict[str, float]) -> Row:
+        settings, name, collective = self.settings, entrant.contender.name, case.collective
+        bound = bound_seconds(collective, case.nbytes, settings.ranks, case.place, self.rates)
+        limit = ""
+        if times:
+            limit = limit_of(
+                collective,
+                case.nbytes,
+                settings.ranks,
+                statistics.median(times),
+                fixed.get(name, 0.0),
+                self._skew(entrant, collective),
+                self.rates,
+            )
+        return Row(
+            collective=collective,
+            contender=name,
+            nbytes=case.nbytes if collective != "barrier" else 0,
+            count=case.count,
+            dtype=settings.dtype,
+            op=settings.op if collective in REDUCING else "none",
+            place=case.place,
+            ranks=settings.ranks,
+            iterations=entrant.iterations if times else 0,
+            seconds=tuple(times),
+            wrong=entrant.wrong,
+            factor=busbw_factor(collective, settings.ranks),
+            bound=bound,
+            limit=limit,
+            refused=entrant.refused,
+        )

@@ -1,0 +1,126 @@
+"""Results as a picture: latency and bus bandwidth by size, a row of two panels per collective. Never imports torch."""
+
+from pathlib import Path
+from typing import Any
+
+from unisono.bench.result import Result, Row
+from unisono.errors import UsageError
+from unisono.units import show_nbytes
+
+__all__ = ["save_plot"]
+
+_BOUND = "#6b7280"
+_COLOURS = ("#1f5fbf", "#d95f02", "#2a9d5c", "#a03fb0", "#b8860b", "#c2334d")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+def save_plot(path: Path, result: Result) -> None:
+    """Write a PNG: time per call and busbw over size, logarithmic axes, every contender, and the machine's bound.
+
+    Bars show the middle half of the runs. A collective without sizes (barrier) is drawn as bars of time. Raises
+    UsageError if nothing was measured.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row.collective for row in result.rows if row.seconds))
+    if not names:
+        raise UsageError("nothing was measured, so there is nothing to draw")
+    figure = Figure(figsize=(12.5, 0.9 + 4.3 * len(names)), layout="constrained")
+    FigureCanvasAgg(figure)
+    pinned = ", pinned" if result.settings.get("pin") else ""
+    rows = [row for row in result.rows if row.seconds]
+    figure.suptitle(f"{rows[0].ranks} ranks{pinned} · {rows[0].dtype} · {result.machine.cpu}", fontsize=11)
+    for name, (left, right) in zip(names, figure.subplots(len(names), 2, squeeze=False), strict=True):
+        curves = [(contender, result.of(name, contender)) for contender in result.contenders]
+        if name == "barrier":
+            _bars(left, curves)
+            right.set_axis_off()
+        else:
+            _times(left, curves, name)
+            _bandwidths(right, curves, name)
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _style(index: int, count: int) -> dict[str, Any]:
+    return {
+        "color": _COLOURS[index % len(_COLOURS)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "markersize": 4,
+        "linewidth": 1.6,
+        "zorder": 3 + count - index,
+    }
+
+
+def _title(name: str, curves: list[tuple[str, list[Row]]]) -> str:
+    first = next(rows[0] for _, rows in curves if rows)
+    op = f" ({first.op})" if first.op != "none" else ""
+    return f"{name}{op}"
+
+
+def _times(panel: Any, curves: list[tuple[str, list[Row]]], name: str) -> None:
+    for index, (contender, rows) in enumerate(curves):
+        if rows:
+            low, high = zip(*(_middle(row) for row in rows), strict=True)
+            micro = [row.time * 1e6 for row in rows]
+            errors = [
+                [m - x * 1e6 for m, x in zip(micro, low, strict=True)],
+                [x * 1e6 - m for m, x in zip(micro, high, strict=True)],
+            ]
+            sizes = [row.nbytes for row in rows]
+            panel.errorbar(sizes, micro, yerr=errors, label=contender, capsize=2, **_style(index, len(curves)))
+    bounds = {row.nbytes: row.bound * 1e6 for _, rows in curves for row in rows}
+    fastest = min(row.time * 1e6 for _, rows in curves for row in rows)
+    seen = sorted((size, bound) for size, bound in bounds.items() if bound >= fastest / 8)
+    if len(seen) > 1:
+        panel.plot(*zip(*seen, strict=True), color=_BOUND, linestyle="--", label="bound")
+    _axes(panel, _title(name, curves), "time per call (µs)")
+
+
+def _bandwidths(panel: Any, curves: list[tuple[str, list[Row]]], name: str) -> None:
+    for index, (contender, rows) in enumerate(curves):
+        if rows:
+            panel.plot(
+                [row.nbytes for row in rows],
+                [row.busbw / 1e9 for row in rows],
+                label=contender,
+                **_style(index, len(curves)),
+            )
+    best = {row.nbytes: row.nbytes / row.bound * row.factor / 1e9 for _, rows in curves for row in rows if row.bound}
+    if best:
+        panel.plot(*zip(*sorted(best.items()), strict=True), color=_BOUND, linestyle="--", label="bound")
+    _axes(panel, f"{_title(name, curves)}: bus bandwidth", "busbw (GB/s)")
+
+
+def _bars(panel: Any, curves: list[tuple[str, list[Row]]]) -> None:
+    found = [(contender, rows[0].time * 1e6) for contender, rows in curves if rows]
+    colours = [_COLOURS[index % len(_COLOURS)] for index in range(len(found))]
+    bars = panel.barh([name for name, _ in found], [time for _, time in found], color=colours, height=0.5)
+    panel.bar_label(bars, [f" {time:.3g} µs" for _, time in found])
+    panel.invert_yaxis()
+    panel.set(title="barrier", xlabel="time per call (µs)")
+    panel.margins(x=0.2)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _axes(panel: Any, title: str, label: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.set(title=title, xlabel="size", ylabel=label)
+    panel.xaxis.set_major_locator(LogLocator(base=16.0, numticks=20))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda size, _: show_nbytes(size)))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    panel.yaxis.set_major_locator(LogLocator(base=10.0, numticks=20))
+    panel.xaxis.minorticks_off()
+    panel.grid(which="major", alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False)
+
+
+def _middle(row: Row) -> tuple[float, float]:
+    """The first and the third quarter of the runs, around the median."""
+    ordered = sorted(row.seconds)
+    last = len(ordered) - 1
+    return min(ordered[len(ordered) // 4], row.time), max(ordered[min(last, 3 * len(ordered) // 4)], row.time)

@@ -1,0 +1,203 @@
+"""What was measured, as values and as JSON. Never imports torch."""
+
+import json
+import os
+import platform
+import socket
+import sys
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from unisono.bench.settings import cores
+from unisono.errors import UsageError
+
+__all__ = ["Machine", "Rates", "Result", "Row", "spread", "this_machine"]
+
+_FORMAT, _VERSION = "unisono bench", 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender's calls of one collective at one size.
+
+    ``seconds`` are the runs: mean seconds per call, on the slowest rank, of a block of ``iterations`` calls. ``count``
+    is in elements, ``nbytes`` as nccl-tests count; ``wrong`` is None if not checked; ``bound`` in seconds.
+    ``refused`` says why there are no times.
+    """
+
+    collective: str
+    contender: str
+    nbytes: int
+    count: int
+    dtype: str
+    op: str
+    place: str
+    ranks: int
+    iterations: int = 0
+    seconds: tuple[float, ...] = ()
+    wrong: int | None = None
+    factor: float = 1.0
+    bound: float = 0.0
+    limit: str = ""
+    refused: str = ""
+
+    @property
+    def time(self) -> float:
+        """Seconds per call: the median of the runs; infinite if there are none."""
+        return median(self.seconds) if self.seconds else float("inf")
+
+    @property
+    def algbw(self) -> float:
+        """Bytes per second: size by time."""
+        return self.nbytes / self.time
+
+    @property
+    def busbw(self) -> float:
+        """Bytes per second, comparable with the rate of the wire."""
+        return self.algbw * self.factor
+
+    @property
+    def share_of_bound(self) -> float:
+        """The time of the bound as a share of the time taken: 1 is as fast as the machine allows."""
+        return self.bound / self.time
+
+
+def spread(seconds: Sequence[float]) -> float:
+    """Half the range of the middle half of the runs, as a share of their median."""
+    if len(seconds) < 2:
+        return 0.0
+    ordered = sorted(seconds)
+    quarter = len(ordered) / 4
+    low, high = ordered[int(quarter)], ordered[min(len(ordered) - 1, int(3 * quarter))]
+    return (high - low) / 2 / median(ordered)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes per second at sizes: what each rank copies, and reduces, while all ranks do the same."""
+
+    sizes: tuple[int, ...] = ()
+    copy: tuple[float, ...] = ()
+    reduce: tuple[float, ...] = ()
+
+    def copies(self, nbytes: float) -> float:
+        """The rate of copying buffers of ``nbytes``; between measured sizes on a line in logarithms."""
+        return self._at(self.copy, nbytes)
+
+    def reduces(self, nbytes: float) -> float:
+        """The rate at which buffers of ``nbytes`` are reduced into others."""
+        return self._at(self.reduce, nbytes)
+
+    def _at(self, rates: Sequence[float], nbytes: float) -> float:
+        i = bisect_left(self.sizes, nbytes)
+        if i == 0:
+            return rates[0]
+        if i == len(self.sizes):
+            return rates[-1]
+        share = log(nbytes / self.sizes[i - 1]) / log(self.sizes[i] / self.sizes[i - 1])
+        return exp(log(rates[i - 1]) + share * (log(rates[i]) - log(rates[i - 1])))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it was measured."""
+
+    host: str = ""
+    cpu: str = ""
+    cores: int = 0
+    system: str = ""
+    python: str = ""
+    torch: str = ""
+    unisono: str = ""
+    load: float = 0.0
+
+    def words(self) -> str:
+        """In one line."""
+        plural = "s" * (self.cores != 1)
+        return (
+            f"{self.cores} core{plural}, {self.cpu}, {self.system}, Python {self.python}, torch {self.torch}, "
+            f"unisono {self.unisono}"
+        )
+
+
+def this_machine() -> Machine:
+    """What can be said of the machine and the versions here."""
+    return Machine(
+        host=socket.gethostname(),
+        cpu=_cpu(),
+        cores=len(cores()),
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        torch=version("torch"),
+        unisono=version("unisono"),
+        load=os.getloadavg()[0],
+    )
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return found[0] if found else platform.machine()
+
+
+@dataclass
+class Result:
+    """A whole run: rows in the order in which they were measured."""
+
+    settings: dict[str, Any]
+    machine: Machine
+    rates: Rates = field(default_factory=Rates)
+    rows: list[Row] = field(default_factory=list)
+    complete: bool = False
+    command: str = field(default_factory=lambda: " ".join(["unisono", *sys.argv[1:]]))
+
+    @property
+    def contenders(self) -> list[str]:
+        """Names, the subject first."""
+        return list(dict.fromkeys(row.contender for row in self.rows))
+
+    def of(self, collective: str, contender: str) -> list[Row]:
+        """The measured rows of one curve, by size."""
+        found = [r for r in self.rows if (r.collective, r.contender) == (collective, contender) and r.seconds]
+        return sorted(found, key=lambda row: row.nbytes)
+
+    def save(self, path: Path) -> None:
+        """Write JSON; raises UsageError if the file cannot be written."""
+        data = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        try:
+            path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        except OSError as problem:
+            raise UsageError(f"cannot write {path}: {problem.strerror}") from None
+
+    @classmethod
+    def load(cls, path: Path) -> "Result":
+        """What `save` wrote; raises UsageError if there is no such file, or it is something else."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if (data["format"], data["version"]) != (_FORMAT, _VERSION):
+                raise ValueError(f"format {data['format']!r}, version {data['version']}")
+            rates = Rates(**{name: tuple(values) for name, values in data["rates"].items()})
+            rows = [_row(row) for row in data["rows"]]
+            return cls(
+                data["settings"], Machine(**data["machine"]), rates, rows, bool(data["complete"]), str(data["command"])
+            )
+        except OSError as problem:
+            raise UsageError(f"cannot read {path}: {problem.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise UsageError(f"{path} is no result of `unisono bench --json` ({problem})") from None
+
+
+def _row(data: dict[str, Any]) -> Row:
+    seconds = tuple(float(x) for x in data["seconds"])
+    if any(not x > 0 for x in seconds):
+        raise ValueError(f"seconds {min(seconds)}")
+    return Row(**{**data, "seconds": seconds})

@@ -1,0 +1,160 @@
+"""What is to be measured: plain values that travel between processes. Never imports torch."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.algorithms import names
+from unisono.errors import UsageError
+from unisono.units import show_nbytes
+
+__all__ = [
+    "COLLECTIVES",
+    "DTYPES",
+    "IN_PLACE",
+    "OPS",
+    "PLACES",
+    "REDUCING",
+    "Contender",
+    "Settings",
+    "cores",
+    "natural_place",
+]
+
+COLLECTIVES = (
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier",
+    "send_recv",
+)  # fmt: skip
+REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"})
+"""Collectives whose output may be (part of) their input."""
+_ALWAYS_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
+OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+DTYPES = {
+    "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+"""Names as torch has them, with the bytes of an element."""
+PLACES = ("in", "out")
+BACKENDS = ("unisono", "gloo", "mpi")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way of making the calls: a backend and, on unisono, an algorithm (empty: what it does by itself)."""
+
+    backend: str
+    algorithm: str = ""
+
+    @property
+    def name(self) -> str:
+        """As tables and files call it: ``gloo``, ``unisono``, ``unisono:ring``."""
+        return f"{self.backend}:{self.algorithm}" if self.algorithm else self.backend
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run of the bench, the same on all ranks. Sizes are in bytes, as nccl-tests count them (see cases.py).
+
+    ``place``: ``in``, ``out``, or empty for the form that torch's call has. ``seconds`` is about what a run over all
+    sizes of one collective shall take; slow calls take longer, for each is measured ``runs`` times at least.
+    """
+
+    collectives: tuple[str, ...] = ("all_reduce",)
+    ranks: int = 2
+    least: int = 8
+    most: int = 256 << 20
+    factor: float = 2.0
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int = 0
+    place: str = ""
+    contenders: tuple[Contender, ...] = (Contender("unisono"),)
+    asynchronous: bool = False
+    pin: bool = False
+    runs: int = 7
+    warm_up: int = 2
+    seconds: float = 20.0
+    check: bool = True
+
+    def validate(self) -> None:
+        """Raise UsageError, one line, for the first value that cannot be measured."""
+        for name in self.collectives:
+            _one_of("collective", name, COLLECTIVES)
+        _one_of("--op", self.op, OPS)
+        _one_of("--dtype", self.dtype, DTYPES)
+        if self.op in ("band", "bor", "bxor") and "float" in self.dtype:
+            raise UsageError(f"--op {self.op} is for whole numbers: choose a --dtype such as int32, not {self.dtype}")
+        if self.op == "avg" and "float" not in self.dtype:
+            raise UsageError(f"--op avg is for floating point: choose a --dtype such as float32, not {self.dtype}")
+        if self.ranks < 1:
+            raise UsageError(f"--ranks is {self.ranks}, expected 1 or more")
+        if self.ranks > 64:
+            raise UsageError(f"--ranks is {self.ranks}, expected at most 64: results are checked with exact sums")
+        if not 0 <= self.root < self.ranks:
+            raise UsageError(f"--root is {self.root}, expected a rank from 0 to {self.ranks - 1}")
+        for name, value, least in (("runs", self.runs, 1), ("warm-up", self.warm_up, 0)):
+            if value < least:
+                raise UsageError(f"--{name} is {value}, expected {least} or more")
+        if not 0 < self.seconds < math.inf:
+            raise UsageError(f"--seconds is {self.seconds:g}, expected a positive number")
+        self._validate_sizes()
+        self._validate_contenders()
+
+    def _validate_sizes(self) -> None:
+        if self.least < 1 or self.most < self.least:
+            raise UsageError(
+                f"sizes from {show_nbytes(self.least)} to {show_nbytes(self.most)}: expected -b of 1 byte or more, "
+                "and -e not below it"
+            )
+        if not 1 < self.factor < math.inf:
+            raise UsageError(f"-f is {self.factor:g}, expected a factor above 1 from one size to the next")
+
+    def _validate_contenders(self) -> None:
+        if self.place not in ("", *PLACES):
+            raise UsageError(f"unknown place {self.place!r}, expected one of: {', '.join(PLACES)}")
+        for collective in self.collectives if self.place == "in" else ():
+            if collective not in IN_PLACE:
+                able = ", ".join(name for name in COLLECTIVES if name in IN_PLACE)
+                raise UsageError(f"{collective} has no in-place form: those that have one are {able}")
+        found = [contender.name for contender in self.contenders]
+        if len(set(found)) < len(found):
+            raise UsageError(f"the contenders are {', '.join(found)}: name each one once")
+        for contender in self.contenders:
+            _one_of("backend", contender.backend, BACKENDS)
+            if contender.algorithm and contender.algorithm not in names():
+                raise UsageError(f"unknown algorithm {contender.algorithm!r}, expected one of: {', '.join(names())}")
+
+    def sizes(self, collective: str) -> list[int]:
+        """Bytes from ``least`` to ``most``, each ``factor`` times the one before; a barrier has one size, 0."""
+        if collective == "barrier":
+            return [0]
+        sizes, size = [], float(self.least)
+        while round(size) <= self.most:
+            sizes.append(round(size))
+            size *= self.factor
+        return list(dict.fromkeys(sizes))
+
+    def place_of(self, collective: str) -> str:
+        """``in`` or ``out``."""
+        return self.place or natural_place(collective)
+
+    def pins(self) -> list[int]:
+        """The core of each rank, or nothing if ranks are not to be pinned or do not fit."""
+        free = cores()
+        return free[: self.ranks] if self.pin and self.ranks <= len(free) else []
+
+
+def natural_place(collective: str) -> str:
+    """The form of torch's call: all_reduce, broadcast and reduce work in place."""
+    return "in" if collective in _ALWAYS_IN_PLACE else "out"
+
+
+def cores() -> list[int]:
+    """The cores this process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def _one_of(what: str, value: str, known: Sequence[str] | dict[str, int]) -> None:
+    if value not in known:
+        raise UsageError(f"unknown {what} {value!r}, expected one of: {', '.join(known)}")

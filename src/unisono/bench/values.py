@@ -1,0 +1,84 @@
+"""Known inputs and what must come of them: tables of small whole numbers, a different one for each rank.
+
+Element i of rank r's input is ``table_r[i % PERIOD]``; the period is a prime, so that a piece that lands in a wrong
+place does not look like the right one. Sums and products over ranks are exact in every dtype that has the digits.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+__all__ = ["PERIOD", "Tables", "fill", "wrong"]
+
+PERIOD = 65521
+_SEED = 20_000
+_REDUCE = {
+    "sum": lambda a, b: a + b,
+    "avg": lambda a, b: a + b,
+    "product": lambda a, b: a * b,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
+
+
+class Tables:
+    """The inputs of all ranks and their reduction, ``PERIOD`` elements each, repeated once so that slices never wrap.
+
+    ``inputs[r]`` and ``reduced`` have ``dtype``. The reduction is worked out in int64 and cast, independently of any
+    backend; an average is divided in float64.
+    """
+
+    def __init__(self, world_size: int, dtype: torch.dtype, op: str) -> None:
+        most = 2 if op == "product" else 7
+        whole = [_table(rank, most) for rank in range(world_size)]
+        total = whole[0].clone()
+        for table in whole[1:]:
+            total = _REDUCE[op](total, table)
+        if op == "product" and dtype.is_floating_point:
+            total = total.clamp(max=1 << 62)
+        exact = total.double() / world_size if op == "avg" else total
+        self.inputs = [_twice(table.to(dtype)) for table in whole]
+        self.reduced = _twice(exact.to(dtype))
+
+
+def _table(rank: int, most: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(_SEED + rank)
+    return torch.randint(1, most + 1, (PERIOD,), generator=generator)
+
+
+def _twice(table: torch.Tensor) -> torch.Tensor:
+    return torch.cat((table, table))
+
+
+def _pieces(table: torch.Tensor, first: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Elements ``first`` to ``first + count`` of an endless repetition, as (offset, piece) of a period each."""
+    start = first % PERIOD
+    for offset in range(0, count, PERIOD):
+        yield offset, table[start : start + min(PERIOD, count - offset)]
+
+
+def fill(target: torch.Tensor, table: torch.Tensor, first: int = 0) -> None:
+    """Write the table's endless repetition from element ``first`` on into ``target`` (1-D, contiguous)."""
+    for offset, piece in _pieces(table, first, target.numel()):
+        target[offset : offset + piece.numel()] = piece
+
+
+def wrong(found: torch.Tensor, table: torch.Tensor, first: int = 0) -> int:
+    """How many elements of ``found`` (1-D) differ from the table's repetition from ``first`` on.
+
+    Whole numbers must be equal; floating point may be off by the rounding of its dtype, 8 units in the last place.
+    """
+    count = 0
+    for offset, piece in _pieces(table, first, found.numel()):
+        got = found[offset : offset + piece.numel()]
+        if torch.equal(got, piece):
+            continue
+        differs = got != piece
+        if piece.is_floating_point():
+            slack = 8 * torch.finfo(piece.dtype).eps
+            differs &= ~((got.double() - piece.double()).abs() <= slack * piece.double().abs())
+        count += int(differs.sum())
+    return count

@@ -1,0 +1,245 @@
+"""`unisono bench`: what calls cost, in nccl-tests' shape, beside other backends and the machine's own bound."""
+
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from unisono.bench.compare import compare
+from unisono.bench.launch import launch
+from unisono.bench.plot import save_plot
+from unisono.bench.result import Rates, Result, Row, this_machine
+from unisono.bench.settings import COLLECTIVES, DTYPES, OPS, Contender, Settings
+from unisono.bench.table import describe_rates, footer, heading, line, preamble
+from unisono.cli.files import check_writable
+from unisono.cli.schedules import say
+from unisono.errors import UsageError
+from unisono.units import parse_nbytes, show_nbytes
+
+__all__ = ["bench"]
+
+DEFAULT = Settings()
+INTERRUPT_EXIT, WRONG_EXIT = 130, 1
+
+
+_What = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="COLLECTIVE",
+        help=f"{', '.join(COLLECTIVES)}, or all; or the word compare and two files of --json.",
+        show_default="all_reduce",
+    ),
+]
+_Ranks = Annotated[
+    int | None, typer.Option("--ranks", "-n", help="Processes; under torchrun, its number.", show_default="2")
+]
+_Least = Annotated[str, typer.Option("--min-bytes", "-b", metavar="SIZE", help="Smallest size: 8, 64K, 1G.")]
+_Most = Annotated[str, typer.Option("--max-bytes", "-e", metavar="SIZE", help="Largest size.")]
+_Factor = Annotated[float, typer.Option("--factor", "-f", help="From one size to the next.")]
+_Op = Annotated[str, typer.Option("--op", "-o", help=f"Reduction: {', '.join(OPS)}.")]
+_Dtype = Annotated[str, typer.Option("--dtype", "-d", help=f"{', '.join(DTYPES)}.")]
+_Root = Annotated[int, typer.Option("--root", "-r", help="Root of broadcast, reduce, gather, scatter.")]
+_InPlace = Annotated[
+    bool | None, typer.Option("--in-place/--out-of-place", help="Input and output.", show_default="as torch's call")
+]
+_Backend = Annotated[str, typer.Option(help="Whose calls: a backend of torch.distributed on CPUs.")]
+_Against = Annotated[
+    str, typer.Option(metavar="BACKENDS", help="By comma; measured in the same processes, taking turns.")
+]
+_Algorithm = Annotated[
+    str, typer.Option(metavar="NAMES", help="Algorithms of unisono to measure, by comma; `default` is its own way.")
+]
+_Async = Annotated[bool, typer.Option("--async", help="async_op=True, then wait.")]
+_Pin = Annotated[bool, typer.Option("--pin", help="Each rank on a core of its own, if they fit.")]
+_Runs = Annotated[int, typer.Option(help="Times each size is measured; shown are median and spread.")]
+_WarmUp = Annotated[int, typer.Option(help="Calls before.")]
+_Seconds = Annotated[float, typer.Option(help="About what a collective shall take; slow calls take longer.")]
+_Check = Annotated[bool, typer.Option(help="Compare results with what must come out.")]
+_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write this, for `compare`.")]
+_Plot = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw busbw and latency by size.")]
+
+
+def bench(
+    what: _What = None,
+    ranks: _Ranks = None,
+    least: _Least = "8",
+    most: _Most = "256M",
+    factor: _Factor = DEFAULT.factor,
+    op: _Op = DEFAULT.op,
+    dtype: _Dtype = DEFAULT.dtype,
+    root: _Root = DEFAULT.root,
+    in_place: _InPlace = None,
+    backend: _Backend = DEFAULT.contenders[0].backend,
+    against: _Against = "",
+    algorithm: _Algorithm = "",
+    asynchronous: _Async = DEFAULT.asynchronous,
+    pin: _Pin = DEFAULT.pin,
+    runs: _Runs = DEFAULT.runs,
+    warm_up: _WarmUp = DEFAULT.warm_up,
+    seconds: _Seconds = DEFAULT.seconds,
+    check: _Check = DEFAULT.check,
+    json: _Json = None,
+    plot: _Plot = None,
+) -> None:
+    """Measure collectives: time, bandwidth, share of the machine's bound; every result is checked.
+
+    Ctrl-C prints what there is. Exit code 1 if a result was wrong. Examples:
+
+        unisono bench all_reduce -n 2 --pin --against gloo --plot all_reduce.png
+
+        unisono bench all -b 4K -e 1M -f 4 --json before.json
+
+        unisono bench compare before.json after.json
+
+        torchrun --nproc-per-node 4 -m unisono.cli bench all_gather -e 16M
+    """
+    if what and what[0] == "compare":
+        _compare(what[1:])
+        return
+    rank, world_size = _place(ranks)
+    settings = Settings(
+        collectives=_collectives(what or list(DEFAULT.collectives)),
+        ranks=world_size,
+        least=parse_nbytes(least),
+        most=parse_nbytes(most),
+        place="" if in_place is None else "in" if in_place else "out",
+        contenders=_contenders(backend, algorithm, against),
+        factor=factor, op=op, dtype=dtype, root=root, asynchronous=asynchronous, pin=pin,
+        runs=runs, warm_up=warm_up, seconds=seconds, check=check,
+    )  # fmt: skip
+    settings.validate()
+    for path in filter(None, (json, plot)):
+        check_writable(path)
+    _run(settings, rank, json, plot)
+
+
+def _collectives(names: list[str]) -> tuple[str, ...]:
+    return COLLECTIVES if names == ["all"] else tuple(dict.fromkeys(names))
+
+
+def _compare(files: list[str]) -> None:
+    if len(files) != 2:
+        raise UsageError(f"compare takes two files, the earlier result and the later one, got {len(files)}")
+    before, after = (Result.load(Path(file)) for file in files)
+    for text in compare(before, after):
+        say(text)
+
+
+def _place(ranks: int | None) -> tuple[int | None, int]:
+    """This process's rank under torchrun, None if it is to launch the ranks; and the number of ranks."""
+    told = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
+    if None in told:
+        return None, DEFAULT.ranks if ranks is None else ranks
+    rank, world_size = told
+    if not (rank and world_size and rank.isdecimal() and world_size.isdecimal()):
+        raise UsageError(
+            f"RANK is {rank!r} and WORLD_SIZE {world_size!r}, expected whole numbers as torchrun sets them"
+        )
+    if ranks not in (None, int(world_size)):
+        raise UsageError(f"--ranks is {ranks}, but WORLD_SIZE says {world_size}: leave --ranks out under torchrun")
+    return int(rank), int(world_size)
+
+
+def _contenders(backend: str, algorithm: str, against: str) -> tuple[Contender, ...]:
+    chosen = [name.strip() for name in algorithm.split(",") if name.strip()]
+    if chosen and backend != "unisono":
+        raise UsageError(f"--algorithm is for unisono: --backend {backend} chooses its own")
+    mine = [Contender(backend, "" if name == "default" else name) for name in chosen or ["default"]]
+    return (*mine, *(Contender(name.strip()) for name in against.split(",") if name.strip()))
+
+
+def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | None) -> None:
+    """Launches local ranks (rank None) or is one; only the launcher and rank 0 show and write anything."""
+    if rank:
+        _join(settings, rank, _Screen(Result(vars(settings), this_machine()), settings))
+        return
+    result = Result(_plain(settings), this_machine())
+    interrupted = False
+    with _Screen(result, settings) as screen:
+        try:
+            if rank is None:
+                launch(settings, screen.tell)
+            else:
+                _join(settings, rank, screen)
+            result.complete = True
+        except KeyboardInterrupt:
+            interrupted = True
+    for text in footer(result):
+        say(text)
+    if json is not None:
+        result.save(json)
+        say(f"# wrote {json}")
+    if plot is not None and result.rows:
+        save_plot(plot, result)
+        say(f"# wrote {plot}")
+    if interrupted:
+        raise typer.Exit(INTERRUPT_EXIT)
+    if any(row.wrong for row in result.rows):
+        raise typer.Exit(WRONG_EXIT)
+
+
+def _join(settings: Settings, rank: int, screen: "_Screen") -> None:
+    from unisono.bench.measure import run_rank
+
+    run_rank(settings, rank, "env://", screen.tell)
+
+
+def _plain(settings: Settings) -> dict[str, object]:
+    """Settings for JSON."""
+    contenders = [contender.name for contender in settings.contenders]
+    return {**vars(settings), "collectives": list(settings.collectives), "contenders": contenders}
+
+
+class _Screen:
+    """Rows as they come, below them a progress bar if somebody looks on."""
+
+    def __init__(self, result: Result, settings: Settings) -> None:
+        self.result, self.settings = result, settings
+        self.pending: list[Row] = []
+        self.collective = ""
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        total = sum(len(settings.sizes(name)) for name in settings.collectives)
+        self.task = self.bar.add_task("starting the ranks", total=total)
+
+    def __enter__(self) -> Self:
+        for text in preamble(self.result, self.settings):
+            say(text)
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def tell(self, news: Rates | Row) -> None:
+        """Takes in what the ranks have found; a line is shown once all contenders have their row."""
+        if isinstance(news, Rates):
+            self.result.rates = news
+            say(describe_rates(news))
+            return
+        self.result.rows.append(news)
+        self.pending.append(news)
+        if len(self.pending) < len(self.settings.contenders):
+            return
+        subject, *rivals = self.pending
+        self.pending = []
+        if subject.collective != self.collective:
+            self.collective = subject.collective
+            for text in heading(subject.collective, subject.place, [rival.contender for rival in rivals]):
+                say(text)
+        say(line(subject, rivals))
+        size = show_nbytes(subject.nbytes) if subject.nbytes else ""
+        self.bar.update(self.task, advance=1, description=f"{subject.collective} {size}")

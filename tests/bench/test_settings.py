@@ -1,0 +1,48 @@
+import pytest
+
+from unisono.bench.settings import Contender, Settings, cores
+from unisono.errors import UsageError
+
+
+def test_sizes_grow_by_the_factor() -> None:
+    assert Settings(least=8, most=64).sizes("all_reduce") == [8, 16, 32, 64]
+    assert Settings(least=1, most=10, factor=1.5).sizes("all_reduce") == [1, 2, 3, 5, 8]
+    assert Settings(least=100, most=100).sizes("broadcast") == [100]
+    assert Settings().sizes("barrier") == [0]
+
+
+def test_pins_only_ranks_that_fit() -> None:
+    assert Settings(ranks=len(cores()), pin=True).pins() == cores()
+    assert Settings(ranks=len(cores()) + 1, pin=True).pins() == []
+    assert Settings(ranks=1).pins() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(collectives=("all_reduc",)), "unknown collective 'all_reduc', expected one of: all_reduce,"),
+        (Settings(op="mean"), "unknown --op 'mean'"),
+        (Settings(dtype="half"), "unknown --dtype 'half'"),
+        (Settings(op="bor"), "--op bor is for whole numbers"),
+        (Settings(op="avg", dtype="int8"), "--op avg is for floating point"),
+        (Settings(ranks=0), "--ranks is 0"),
+        (Settings(ranks=65), "--ranks is 65"),
+        (Settings(root=2), "--root is 2, expected a rank from 0 to 1"),
+        (Settings(runs=0), "--runs is 0"),
+        (Settings(warm_up=-1), "--warm-up is -1"),
+        (Settings(seconds=0), "--seconds is 0"),
+        (Settings(least=0), "sizes from 0 B"),
+        (Settings(least=2, most=1), "sizes from 2 B to 1 B"),
+        (Settings(factor=1), "-f is 1"),
+        (Settings(collectives=("all_reduce", "gather"), place="in"), "gather has no in-place form"),
+        (Settings(place="below"), "unknown place 'below'"),
+        (Settings(contenders=(Contender("nccl"),)), "unknown backend 'nccl'"),
+        (Settings(contenders=(Contender("unisono", "rings"),)), "unknown algorithm 'rings'"),
+        (Settings(contenders=(Contender("gloo"), Contender("gloo"))), "the contenders are gloo, gloo"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(settings: Settings, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        settings.validate()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
