@@ -150,10 +150,10 @@ def test_entries_start_with_the_first_call_that_all_ranks_still_keep(monkeypatch
     monkeypatch.setenv("UNISONO_FLIGHT", "4")
     record = CollectiveRecord("the default group", [0, 1], 0, lambda: (9, 7, 10))
     for number in range(1, 10):
-        record.calls.append(Call("barrier"))
-        record.moments.append(100 * number)
-        record.sites.append(None)
-    record.ends.extend(range(110, 810, 100))
+        place = number % 4
+        record.calls[place], record.moments[place] = Call("barrier"), 100 * number
+        if number <= 7:
+            record.ends[place] = 100 * number + 10
     found = [(e.number, e.state, e.when, e.ended) for e in record.entries()]
     assert found == [(7, "completed", 700, 710), (8, "started", 800, 0), (9, "scheduled", 900, 0)]
 

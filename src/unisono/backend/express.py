@@ -3,6 +3,7 @@
 What travels, and in which places of the board, is what the programs do (run/programs.py): a rank may come by express
 while its peers take the long way (an asynchronous call, a tensor that is not contiguous). All that is saved is work on
 this rank: views of the staging areas in the tensor's own shape are made once, and no task, generator or flat view is.
+Where compiled loops serve the call (run/desk.py) it is an order for them, of any size, else a ticket of one meeting.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,12 @@ from unisono.backend.operations import Builder
 from unisono.backend.options import chosen
 from unisono.errors import UsageError
 from unisono.run.collectives import Ticket
+from unisono.run.desk import Desk, Order
 from unisono.run.programs import one_shot
 from unisono.run.reduce import reducer
 from unisono.watch.call import name_of_dtype
 
-__all__ = ["Express", "Maker"]
+__all__ = ["Express", "Maker", "Prepared"]
 
 _KEPT = 512  # tickets kept for reuse
 
@@ -27,19 +29,25 @@ def _nothing(half: int, output: torch.Tensor, tensor: torch.Tensor) -> None:
     """Nothing to stage, or to collect."""
 
 
-Maker = Callable[["Express", torch.Tensor, torch.Tensor, Any], Ticket | None]
+Prepared = Ticket | Order
+Maker = Callable[["Express", torch.Tensor, torch.Tensor, Any], Prepared | None]
 
 
 class Express:
     """Tickets of one rank in one group; None where a call must take the long way."""
 
-    def __init__(self, operations: Builder) -> None:
+    def __init__(self, operations: Builder, desk: Desk | None) -> None:
         self._ops, self._board = operations, operations.board
         self._rank, self._size = operations.rank, operations.size
-        self._tickets: dict[Any, Ticket | None] = {}
-        self._barrier = Ticket(operations.barrier().call, _nothing, _nothing)
+        self._desk = desk
+        self._tickets: dict[Any, Prepared | None] = {}
+        self._barrier: Prepared = Ticket(operations.barrier().call, _nothing, _nothing)
+        if desk is not None:
+            self._barrier = (
+                desk.order("BARRIER", operations.barrier().call, operations.board.stages, 0) or self._barrier
+            )
 
-    def ticket(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor) -> Ticket | None:
+    def ticket(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor) -> Prepared | None:
         """The ticket that ``make`` gives for these tensors and ``key``, if the tensors and the options allow one."""
         alike = output is tensor  # in place: half of the questions
         if (
@@ -65,85 +73,109 @@ class Express:
             self._tickets[whole] = found
             return found
 
-    def barrier(self) -> Ticket | None:
+    def barrier(self) -> Prepared | None:
         """No data."""
         return self._barrier if chosen(self._ops.options) is None else None
 
-    def all_reduce(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Ticket | None:
+    def all_reduce(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Prepared | None:
         """Everybody stages all and combines all."""
-        if not one_shot(tensor.nbytes, self._size) or op == "PREMUL_SUM":
+        small = one_shot(tensor.nbytes, self._size)
+        call = self._ops.call("all_reduce", tensor, op)
+        if self._desk and (
+            order := self._desk.order("ONE_SHOT" if small else "ALL_REDUCE", call, tensor, tensor.nbytes, op)
+        ):
+            return order
+        if not small or op == "PREMUL_SUM":
             return None
         combine, rank = reducer(tensor.dtype, op), self._rank
         parts = [[p.view(tensor.shape) for p in row] for row in self._board.parts(tensor.numel(), tensor.dtype)]
         places = [row[rank] for row in parts]
         return Ticket(
-            self._ops.call("all_reduce", tensor, op),
+            call,
             lambda half, out, mine: places[half].copy_(mine),
             lambda half, out, mine: combine(parts[half], out),
         )
 
-    def broadcast(self, output: torch.Tensor, tensor: torch.Tensor, root: int) -> Ticket | None:
+    def broadcast(self, output: torch.Tensor, tensor: torch.Tensor, root: int) -> Prepared | None:
         """The root stages, the others copy."""
+        call = self._ops.call("broadcast", tensor, root=root)
+        if self._desk:
+            return self._desk.order("BROADCAST", call, tensor, tensor.nbytes, root)
         if tensor.nbytes > self._board.stage_nbytes:
             return None
-        call = self._ops.call("broadcast", tensor, root=root)
         parts = self._board.parts(tensor.numel(), tensor.dtype)
         places = [row[root].view(tensor.shape) for row in parts]
         if self._rank == root:
             return Ticket(call, lambda half, out, mine: places[half].copy_(mine), _nothing)
         return Ticket(call, _nothing, lambda half, out, mine: out.copy_(places[half]))
 
-    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor, _: None) -> Ticket | None:
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor, _: None) -> Prepared | None:
         """Everybody stages its own and copies all, in one go."""
         size, count = self._size, tensor.numel()
         fits = output.numel() == count * size and output.dtype == tensor.dtype
-        if not fits or tensor.nbytes > self._board.stage_nbytes:
+        if not fits:
+            return None
+        call = self._ops.call("all_gather", tensor, rest="single")
+        if self._desk:
+            return self._desk.order("ALL_GATHER", call, tensor, tensor.nbytes, apart=self._rank * tensor.nbytes)
+        if tensor.nbytes > self._board.stage_nbytes:
             return None
         stages = self._board.typed(tensor.dtype)
         rows = [stages[half, :, :count] for half in (0, 1)]
         places = [row[self._rank].view(tensor.shape) for row in rows]
         return Ticket(
-            self._ops.call("all_gather", tensor, rest="single"),
+            call,
             lambda half, out, mine: places[half].copy_(mine),
             lambda half, out, mine: out.view(size, count).copy_(rows[half]),
         )
 
-    def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, _: None) -> Ticket | None:
+    def all_to_all(self, output: torch.Tensor, tensor: torch.Tensor, _: None) -> Prepared | None:
         """Everybody stages a piece for each and copies the pieces for itself, in one go; equal pieces."""
         size, rank, rows = self._size, self._rank, tensor.shape[0] if tensor.dim() else 1
         width = self._board.stage_nbytes // size // 64 * 64 // tensor.itemsize
         fits = output.shape == tensor.shape and output.dtype == tensor.dtype and rows % size == 0
         count = tensor.numel() // size
-        if not fits or count > width:
+        if not fits:
             return None
         pieces = [(count,)] * size
+        call = self._ops.moving(
+            "all_to_all",
+            tensor.dtype,
+            pieces,
+            pieces,
+            lambda: f"{name_of_dtype(tensor.dtype)} {size} x [{count}] into {size} x [{count}]",
+        )
+        if self._desk:
+            return self._desk.order("ALL_TO_ALL", call, tensor, count * tensor.itemsize)
+        if count > width:
+            return None
         cut = self._board.typed(tensor.dtype)[:, :, : size * width].view(2, size, size, width)[..., :count]
         return Ticket(
-            self._ops.moving(
-                "all_to_all",
-                tensor.dtype,
-                pieces,
-                pieces,
-                lambda: f"{name_of_dtype(tensor.dtype)} {size} x [{count}] into {size} x [{count}]",
-            ),
+            call,
             lambda half, out, mine: cut[half, rank].copy_(mine.view(size, count)),
             lambda half, out, mine: out.view(size, count).copy_(cut[half, :, rank]),
         )
 
-    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Ticket | None:
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Prepared | None:
         """Everybody stages all parts and combines its own."""
         size, rank, count = self._size, self._rank, output.numel()
         stages = self._board.typed(tensor.dtype)
         width = stages.shape[2] // size // 64 * 64
         fits = tensor.numel() == count * size and output.dtype == tensor.dtype
-        if not fits or count > width or op == "PREMUL_SUM":
+        if not fits:
+            return None
+        call = self._ops.call("reduce_scatter", tensor, op)
+        apart = -rank * output.nbytes
+        if self._desk and (order := self._desk.order("REDUCE_SCATTER", call, tensor, output.nbytes, op, apart)):
+            return order
+        if count > width or op == "PREMUL_SUM":
             return None
         combine = reducer(tensor.dtype, op)
         cut = stages[:, :, : size * width].view(2, size, size, width)[..., :count]
         places = [cut[half, rank] for half in (0, 1)]
         parts = [[part.view(output.shape) for part in cut[half, :, rank]] for half in (0, 1)]
         return Ticket(
-            self._ops.call("reduce_scatter", tensor, op),
+            call,
             lambda half, out, mine: places[half].copy_(mine.view(size, count)),
             lambda half, out, mine: combine(parts[half], out),
         )

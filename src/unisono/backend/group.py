@@ -90,8 +90,8 @@ class Group:
         self._claim(segment)
         board = Board(segment, self.rank)
         self.operations = Operations(board, self._options)
-        self.express = Express(self.operations)
         self.collectives = CollectiveLane(board, self.names, self.label)
+        self.express = Express(self.operations, self.collectives.desk)
         self.messages = PointToPointLane(segment, self.rank, self.names, self.label)
         self.joined = True
 

@@ -14,13 +14,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 
 from unisono.backend.dynamo import keep_from_dynamo
-from unisono.backend.express import Express, Maker
+from unisono.backend.express import Express, Maker, Prepared
 from unisono.backend.group import Group
 from unisono.backend.operations import Operation, Tensors
 from unisono.backend.sparse import all_reduce_sparse
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, PendingWork
 from unisono.errors import UsageError
+from unisono.run.collectives import Ticket
 from unisono.run.lane import Task
 from unisono.run.point_to_point import Message
 
@@ -148,25 +149,38 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         group.collectives.submit(task, background)
         return PendingWork(group.collectives, task) if background else DONE
 
-    def _quickly(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> bool:
-        """Whether a small synchronous call was carried out by express (see express.py)."""
+    def _quickly(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
+        """The work of a call that goes by express (see express.py); None if it takes the long way."""
         group = self._group
-        if options is None or options.asyncOp or not group.joined:
-            return False
-        ticket = group.express.ticket(make, key, output, tensor)
-        if ticket is None:
-            return False
-        into = output.data
-        source = into if output is tensor else tensor.data
-        return group.collectives.express(ticket, into, source, lambda: self._seconds(options))
+        if options is None or not group.joined:
+            return None
+        prepared = group.express.ticket(make, key, output, tensor)
+        if prepared is None:
+            return None
+        return self._go(prepared, output, tensor, options)
+
+    def _go(self, prepared: Prepared, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
+        lane = self._group.collectives
+        if isinstance(prepared, Ticket):
+            into = output.data
+            source = into if output is tensor else tensor.data
+            quick = not options.asyncOp and lane.express(prepared, into, source, lambda: self._seconds(options))
+            return DONE if quick else None
+        if output is not tensor and not prepared.fits(output.data_ptr(), tensor.data_ptr()):
+            return None
+        if options.asyncOp:
+            task = lane.order(prepared, output, tensor, self._seconds(options))
+            lane.submit(task, True)
+            return PendingWork(lane, task)
+        return DONE if lane.compiled(prepared, output, tensor, lambda: self._seconds(options)) else None
 
     # Operations that combine
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.AllreduceOptions()
         op, factor = _reduce_op(opts)
-        if self._quickly(Express.all_reduce, op, tensors[0], tensors[0], opts):
-            return DONE
+        if work := self._quickly(Express.all_reduce, op, tensors[0], tensors[0], opts):
+            return work
         if tensors[0].is_sparse:
             return all_reduce_sparse(self, tensors[0], op)
         return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce(tensors[0], op, factor))
@@ -191,8 +205,8 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
         op, factor = _reduce_op(opts)
-        if self._quickly(Express.reduce_scatter, op, output, tensor, opts):
-            return DONE
+        if work := self._quickly(Express.reduce_scatter, op, output, tensor, opts):
+            return work
         return self._do(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter_single(output, tensor, op, factor)
         )
@@ -208,16 +222,16 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         root = opts.rootRank
-        if self._quickly(Express.broadcast, root, tensors[0], tensors[0], opts):
-            return DONE
+        if work := self._quickly(Express.broadcast, root, tensors[0], tensors[0], opts):
+            return work
         return self._do("broadcast", opts, lambda: self._group.operations.broadcast(tensors[0], root))
 
     def allgather(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather(outputs[0], tensors[0]))
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        if self._quickly(Express.all_gather, None, output, tensor, opts):
-            return DONE
+        if work := self._quickly(Express.all_gather, None, output, tensor, opts):
+            return work
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather_single(output, tensor))
 
     def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any = None) -> Work:
@@ -260,8 +274,9 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         input_splits: list[int],
         opts: Any = None,
     ) -> Work:
-        if not output_splits and not input_splits and self._quickly(Express.all_to_all, None, output, tensor, opts):
-            return DONE
+        even = not output_splits and not input_splits
+        if even and (work := self._quickly(Express.all_to_all, None, output, tensor, opts)):
+            return work
         return self._do(
             "all_to_all",
             opts,
@@ -270,9 +285,9 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Work:
         group = self._group
-        ticket = group.express.barrier() if opts is not None and not opts.asyncOp and group.joined else None
-        if ticket and group.collectives.express(ticket, _NO_DATA, _NO_DATA, lambda: self._seconds(opts)):
-            return DONE
+        prepared = group.express.barrier() if opts is not None and group.joined else None
+        if prepared and (work := self._go(prepared, _NO_DATA, _NO_DATA, opts)):
+            return work
         return self._do("barrier", opts, lambda: group.operations.barrier())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
+from unisono.run.desk import Order, desk
 from unisono.run.lane import Lane, Task
 from unisono.run.programs import Program
 from unisono.transport.board import Board
@@ -71,6 +72,7 @@ class CollectiveLane(Lane):
         self._issued_at, self._completed_at = record + ISSUED, record + COMPLETED
         self._moment_at, self._header_at = record + COMPLETED_AT, record + HEADER
         self._flight = CollectiveRecord(label, names, board.rank, _counts(board))
+        self.desk = desk(board, self._flight)
 
     def busy(self) -> bool:
         """Whether any collective is under way."""
@@ -85,9 +87,8 @@ class CollectiveLane(Lane):
         number = self._issued = self._issued + 1
         now = self._longs[self._moments_at + number % MOMENTS] = time.monotonic_ns()
         flight = self._flight
-        flight.calls.append(call)
-        flight.moments.append(now)
-        flight.sites.append(None)
+        place = number % len(flight.calls)
+        flight.calls[place], flight.moments[place] = call, now
         self._longs[self._issued_at] = number
 
     def express(self, ticket: Ticket, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float]) -> bool:
@@ -124,8 +125,49 @@ class CollectiveLane(Lane):
         self.finish(task)
         return True
 
+    def order(self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: float) -> Task:
+        """The task of an order that is not waited for at once."""
+        assert self.desk is not None
+        return Task(order.call, self.desk.steps(order, output, tensor), [output], timeout)
+
+    def compiled(self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float]) -> bool:
+        """As `express`, all of it in one call of the compiled loops."""
+        board, desk = self._board, self.desk
+        assert desk is not None
+        with self._lock:
+            if self._queue or self.failed is not None:
+                return False
+            number = self._issued = self._issued + 1
+            calls, meeting = self._flight.calls, board.meetings
+            calls[number % len(calls)] = order.call
+            try:
+                outcome = desk.run(
+                    desk.address, order.address, order.header, number, self.calls, meeting,
+                    output.data_ptr(), tensor.data_ptr(), order.sample,
+                )  # fmt: skip
+                if outcome == desk.done:
+                    board.meetings = meeting + order.meetings
+                    self.calls += 1
+                    return True
+                step, outcome = outcome >> 2, outcome & 3
+                self._arrived = outcome == desk.waits
+                board.meetings = meeting + step + (not self._arrived)
+                self._fresh = self._arrived and step == 0
+                if not self._arrived:  # headers differ
+                    self._check(order.call, None)
+                task = Task(order.call, desk.steps(order, output, tensor, meeting, step, step > 0), [output], timeout())
+                self._queue.append(task)
+            except (MismatchError, UsageError):  # all ranks have met over it: the group stays usable
+                self._account()
+                raise
+            except BaseException as error:
+                self._give_up(error if isinstance(error, UnisonoError) else _broken(error))
+                raise
+        self.finish(task)
+        return True
+
     def _locate(self, task: Task, site: Site) -> None:
-        self._flight.locate(site)
+        self._flight.locate(self._issued, site)
 
     def _under_way(self) -> Sequence[Task]:
         return list(self._queue)
@@ -175,7 +217,8 @@ class CollectiveLane(Lane):
         self.calls += 1
         self._longs[self._completed_at] = self.calls
         now = self._longs[self._moment_at] = time.monotonic_ns()
-        self._flight.ends.append(now)
+        ends = self._flight.ends
+        ends[self.calls % len(ends)] = now
 
     def _post(self, call: Call) -> None:
         """Lays the call's header next to the data."""
@@ -211,7 +254,7 @@ class CollectiveLane(Lane):
         board, number = self._board, self.calls + 1
         place = issued or call_site()
         if issued is None:
-            self._flight.locate(place)
+            self._flight.locate(number, place)
         site = site_text(place)
         board.segment.say(board.rank, CALL, f"{number}\n{site}\n{call.describe(self._names)}")
         board.arrive()

@@ -26,17 +26,17 @@ from collections.abc import Callable
 
 from unisono.errors import UsageError
 
-__all__ = ["LINGER", "Counter", "acquire", "release"]
+__all__ = ["EVERYBODY", "FUTEX_WAKE", "LINGER", "NUMBERS", "Counter", "acquire", "release"]
 
 LINGER = 0.001
 """Seconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond where
 ranks have the cores to themselves, but several milliseconds for each time that others want this core: a hundred yields,
 meant to be cheap, took 0.8 s on a busy machine, in which nobody looked whether the peers live."""
 
-_FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
+_FUTEX_WAIT, FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
 _OP_ADD, _CMP_EQ = 1, 0
-_EVERYBODY = 2**31 - 1
-_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
+EVERYBODY = 2**31 - 1
+NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
 _MACHINE = platform.machine()
 _STRONG = _MACHINE in ("x86_64", "AMD64")  # stores in order, loads in order; only a load may pass an earlier store
 
@@ -52,11 +52,11 @@ class _Timespec(ctypes.Structure):
 
 
 def _number() -> ctypes.c_long:
-    if not sys.platform.startswith("linux") or _MACHINE not in _NUMBERS:
+    if not sys.platform.startswith("linux") or _MACHINE not in NUMBERS:
         raise UsageError(
-            f"unisono's shared memory needs Linux on one of {', '.join(_NUMBERS)}; this is {sys.platform} on {_MACHINE}"
+            f"unisono's shared memory needs Linux on one of {', '.join(NUMBERS)}; this is {sys.platform} on {_MACHINE}"
         )
-    return ctypes.c_long(_NUMBERS[_MACHINE])
+    return ctypes.c_long(NUMBERS[_MACHINE])
 
 
 class Counter:
@@ -83,8 +83,8 @@ class Counter:
             number,
             ctypes.c_void_p(first),
             ctypes.c_int(_FUTEX_WAKE_OP),
-            ctypes.c_int(_EVERYBODY),
-            ctypes.c_void_p(_EVERYBODY),
+            ctypes.c_int(EVERYBODY),
+            ctypes.c_void_p(EVERYBODY),
             ctypes.c_void_p(here),
             ctypes.c_uint32(operation),
         )
@@ -109,7 +109,7 @@ _dummy = ctypes.c_uint32(0)
 
 
 def _full_barrier() -> None:
-    _quick(_number(), ctypes.byref(_dummy), ctypes.c_int(_FUTEX_WAKE), ctypes.c_int(1), None, None, ctypes.c_int(0))
+    _quick(_number(), ctypes.byref(_dummy), ctypes.c_int(FUTEX_WAKE), ctypes.c_int(1), None, None, ctypes.c_int(0))
 
 
 def _nothing() -> None:

@@ -1,7 +1,7 @@
 """The flight record: the last calls of this process, kept in memory, written out when something goes wrong.
 
 Every lane keeps the last ``UNISONO_FLIGHT`` calls (2000; 0 keeps none): what was called, when it was issued, when it
-ended, from which line if that is known. Keeping a call costs four appends. When a call fails, each rank writes
+ended, from which line if that is known. Keeping a call costs three stores. When a call fails, each rank writes
 what it has into the directory ``UNISONO_FLIGHT_DIR``, if that is set, and asks its peers to do the same; on demand
 `dump_flight_record` or ``unisono ps --dump`` write it. The file is a pickle in the schema of PyTorch's flight recorder
 (schema.py), so that PyTorch's own analyzer reads a directory of them: ``python -m
@@ -17,10 +17,10 @@ import time
 import traceback
 import weakref
 from abc import ABC, abstractmethod
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,39 +66,41 @@ class _LaneRecord(ABC):
 class CollectiveRecord(_LaneRecord):
     """Collectives end in the order in which they were issued, so that a few rings side by side tell all.
 
-    The lane appends to ``calls``, ``moments`` and ``sites`` when it issues a call, to ``ends`` when one has ended;
-    times are ``time.monotonic_ns``. ``counts`` gives how many were issued and completed so far, and how many were
-    issued by the rank of the group that has issued most: entries start with the first call that all ranks still keep.
+    Call no. k, counted from 1, has its place ``k % len(calls)`` in each: the lane notes ``calls`` and ``moments`` when
+    it issues a call, ``ends`` when one has ended; times are ``time.monotonic_ns``. ``counts`` gives how many were
+    issued and completed so far, and how many were issued by the rank of the group that has issued most: entries start
+    with the first call that all ranks still keep.
     """
 
     def __init__(self, label: str, names: Sequence[int], rank: int, counts: Callable[[], tuple[int, int, int]]) -> None:
         super().__init__(label, names, rank)
-        self.calls: deque[Call] = deque(maxlen=self.capacity)
-        self.moments: deque[int] = deque(maxlen=self.capacity)
-        self.sites: deque[Site | None] = deque(maxlen=self.capacity)
-        self.ends: deque[int] = deque(maxlen=self.capacity)
+        places = max(1, self.capacity)
+        self.calls: list[Call | None] = [None] * places
+        self.moments, self.ends = array("q", bytes(8 * places)), array("q", bytes(8 * places))
+        self._sites: dict[int, Site] = {}
         self._counts = counts
 
-    def locate(self, site: Site) -> None:
-        """Adds where the newest call was made, which is found out only if it takes long or goes wrong."""
-        if self.sites:
-            self.sites[-1] = site
+    def locate(self, number: int, site: Site) -> None:
+        """Adds where a call was made, which is found out only if it takes long or goes wrong."""
+        if len(self._sites) >= len(self.calls):
+            self._sites.pop(next(iter(self._sites)))
+        self._sites[number] = site
 
     def entries(self) -> Iterator[Entry]:  # noqa: D102
         for _ in range(_TRIES):  # the counts and the rings are not written at one moment
             counts = self._counts()
-            calls, moments, sites, ends = list(self.calls), list(self.moments), list(self.sites), list(self.ends)
+            calls, moments, sites, ends = list(self.calls), list(self.moments), dict(self._sites), list(self.ends)
             time.sleep(_STILL)
             if self._counts() == counts:
                 break
         issued, completed, newest = counts
-        ended = dict(zip(range(completed, 0, -1), reversed(ends), strict=False))
-        first = issued - len(calls) + 1
-        for number, call, when, site in zip(count(first), calls, moments, sites, strict=False):
-            if number > newest - self.capacity:
+        for number in range(max(1, newest - self.capacity + 1), issued + 1):
+            place = number % len(calls)
+            call = calls[place]
+            if call is not None and number > issued - self.capacity:
                 late = "started" if number == completed + 1 else "scheduled"
-                state = "completed" if number <= completed else late
-                yield Entry(self.label, self.names, number, call, state, when, ended.get(number, 0), site)
+                state, end = ("completed", ends[place]) if number <= completed else (late, 0)
+                yield Entry(self.label, self.names, number, call, state, moments[place], end, sites.get(number))
 
 
 @dataclass(slots=True)

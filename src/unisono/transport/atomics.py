@@ -1,0 +1,74 @@
+"""Words of shared memory for compiled loops (run/fused.py): atomic where ranks meet, in the order the CPU must keep.
+
+`count_up` is sequentially consistent, `look` acquires, `clear` and `tell` release; LLVM makes of them what the CPU
+needs, on x86-64 as on weakly ordered ones. Needs numba. The loops are compiled with these inside, and cached: whoever changes
+something here changes fused.py too.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types as numba_types
+from numba.core import cgutils
+from numba.extending import intrinsic as numba_intrinsic
+
+__all__ = ["clear", "count_up", "look", "pointer", "tell"]
+
+types: Any = numba_types  # numba's own annotations speak of something else than what its decorators make
+intrinsic: Any = numba_intrinsic
+
+
+def _place(builder: Any, address: Any, bits: int) -> Any:
+    return builder.inttoptr(address, ir.IntType(bits).aspointer())
+
+
+@intrinsic
+def pointer(context: Any, address: Any) -> Any:
+    """An address as a pointer."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.intp), build
+
+
+@intrinsic
+def count_up(context: Any, address: Any) -> Any:
+    """Adds one to the 32-bit word at an address; returns what it was."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", _place(builder, args[0], 32), ir.Constant(ir.IntType(32), 1), "seq_cst")
+
+    return types.int32(types.intp), build
+
+
+@intrinsic
+def look(context: Any, address: Any) -> Any:
+    """The 32-bit word at an address."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_place(builder, args[0], 32), "acquire", 4)
+
+    return types.int32(types.intp), build
+
+
+@intrinsic
+def clear(context: Any, address: Any) -> Any:
+    """Zeroes the 32-bit word at an address."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(ir.Constant(ir.IntType(32), 0), _place(builder, args[0], 32), "release", 4)
+        return context.get_dummy_value()
+
+    return types.none(types.intp), build
+
+
+@intrinsic
+def tell(context: Any, address: Any, value: Any) -> Any:
+    """Stores a 64-bit word at an address, after everything before."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], _place(builder, args[0], 64), "release", 8)
+        return context.get_dummy_value()
+
+    return types.none(types.intp, types.int64), build
