@@ -1,8 +1,8 @@
 """Words of shared memory for compiled loops (run/fused.py): atomic where ranks meet, in the order the CPU must keep.
 
 `count_up` is sequentially consistent, `look` acquires, `clear` and `tell` release; LLVM makes of them what the CPU
-needs, on x86-64 as on weakly ordered ones. Needs numba. The loops are compiled with these inside, and cached: whoever changes
-something here changes fused.py too.
+needs, on x86-64 as on weakly ordered ones. Needs numba. The loops are compiled with these inside, and cached: whoever
+changes something here changes fused.py too.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ intrinsic: Any = numba_intrinsic
 
 
 def _place(builder: Any, address: Any, bits: int) -> Any:
-    return builder.inttoptr(address, ir.IntType(bits).aspointer())
+    return builder.inttoptr(address, ir.IntType(bits).as_pointer())
 
 
 @intrinsic
