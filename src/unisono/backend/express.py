@@ -36,16 +36,19 @@ Maker = Callable[["Express", torch.Tensor, torch.Tensor, Any], Prepared | None]
 class Express:
     """Tickets of one rank in one group; None where a call must take the long way."""
 
-    def __init__(self, operations: Builder, desk: Desk | None) -> None:
+    def __init__(self, operations: Builder, desk: Desk) -> None:
         self._ops, self._board = operations, operations.board
         self._rank, self._size = operations.rank, operations.size
         self._desk = desk
         self._tickets: dict[Any, Prepared | None] = {}
-        self._barrier: Prepared = Ticket(operations.barrier().call, _nothing, _nothing)
-        if desk is not None:
-            self._barrier = (
-                desk.order("BARRIER", operations.barrier().call, operations.board.stages, 0) or self._barrier
-            )
+        self._prepare()
+        desk.changed = self._prepare
+
+    def _prepare(self) -> None:
+        """Begins anew, with what the desk offers now."""
+        call, board = self._ops.barrier().call, self._ops.board
+        self._barrier: Prepared = self._desk.order("BARRIER", call, board.stages, 0) or Ticket(call, _nothing, _nothing)
+        self._tickets = {}
 
     def ticket(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor) -> Prepared | None:
         """The ticket that ``make`` gives for these tensors and ``key``, if the tensors and the options allow one."""
@@ -99,8 +102,8 @@ class Express:
     def broadcast(self, output: torch.Tensor, tensor: torch.Tensor, root: int) -> Prepared | None:
         """The root stages, the others copy."""
         call = self._ops.call("broadcast", tensor, root=root)
-        if self._desk:
-            return self._desk.order("BROADCAST", call, tensor, tensor.nbytes, root)
+        if order := self._desk.order("BROADCAST", call, tensor, tensor.nbytes, root):
+            return order
         if tensor.nbytes > self._board.stage_nbytes:
             return None
         parts = self._board.parts(tensor.numel(), tensor.dtype)
@@ -116,8 +119,8 @@ class Express:
         if not fits:
             return None
         call = self._ops.call("all_gather", tensor, rest="single")
-        if self._desk:
-            return self._desk.order("ALL_GATHER", call, tensor, tensor.nbytes, apart=self._rank * tensor.nbytes)
+        if order := self._desk.order("ALL_GATHER", call, tensor, tensor.nbytes, apart=self._rank * tensor.nbytes):
+            return order
         if tensor.nbytes > self._board.stage_nbytes:
             return None
         stages = self._board.typed(tensor.dtype)
@@ -145,8 +148,8 @@ class Express:
             pieces,
             lambda: f"{name_of_dtype(tensor.dtype)} {size} x [{count}] into {size} x [{count}]",
         )
-        if self._desk:
-            return self._desk.order("ALL_TO_ALL", call, tensor, count * tensor.itemsize)
+        if order := self._desk.order("ALL_TO_ALL", call, tensor, count * tensor.itemsize):
+            return order
         if count > width:
             return None
         cut = self._board.typed(tensor.dtype)[:, :, : size * width].view(2, size, size, width)[..., :count]
@@ -166,7 +169,7 @@ class Express:
             return None
         call = self._ops.call("reduce_scatter", tensor, op)
         apart = -rank * output.nbytes
-        if self._desk and (order := self._desk.order("REDUCE_SCATTER", call, tensor, output.nbytes, op, apart)):
+        if order := self._desk.order("REDUCE_SCATTER", call, tensor, output.nbytes, op, apart):
             return order
         if count > width or op == "PREMUL_SUM":
             return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
-from unisono.run.desk import Order, desk
+from unisono.run.desk import Desk, Order
 from unisono.run.lane import Lane, Task
 from unisono.run.programs import Program
 from unisono.transport.board import Board
@@ -72,7 +72,7 @@ class CollectiveLane(Lane):
         self._issued_at, self._completed_at = record + ISSUED, record + COMPLETED
         self._moment_at, self._header_at = record + COMPLETED_AT, record + HEADER
         self._flight = CollectiveRecord(label, names, board.rank, _counts(board))
-        self.desk = desk(board, self._flight)
+        self.desk = Desk(board, self._flight)
 
     def busy(self) -> bool:
         """Whether any collective is under way."""
@@ -127,13 +127,11 @@ class CollectiveLane(Lane):
 
     def order(self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: float) -> Task:
         """The task of an order that is not waited for at once."""
-        assert self.desk is not None
         return Task(order.call, self.desk.steps(order, output, tensor), [output], timeout)
 
     def compiled(self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float]) -> bool:
         """As `express`, all of it in one call of the compiled loops."""
         board, desk = self._board, self.desk
-        assert desk is not None
         with self._lock:
             if self._queue or self.failed is not None:
                 return False
@@ -219,6 +217,8 @@ class CollectiveLane(Lane):
         now = self._longs[self._moment_at] = time.monotonic_ns()
         ends = self._flight.ends
         ends[self.calls % len(ends)] = now
+        if self.calls == self.desk.open_at:
+            self.desk.warm()
 
     def _post(self, call: Call) -> None:
         """Lays the call's header next to the data."""

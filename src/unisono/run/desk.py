@@ -1,44 +1,33 @@
 """Where compiled collectives (fused.py) are prepared: the desk tells the loops where things lie, an order what to do.
 
-Nothing here imports numba before the first order: `desk` gives None where it is not installed (``unisono[fast]``), or
-where ``UNISONO_FUSED=0`` asks for torch's operations alone. Each rank may decide for itself: the wire is the same.
+Each rank may decide for itself whether it uses the loops: the wire is the same. When they are loaded: loops.py.
 """
 
-import fcntl
-import importlib.util
-import os
-import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from unisono.run.loops import WARM, loops, wanted
 from unisono.transport.board import Board
 from unisono.transport.layout import COMPLETED, COMPLETED_AT, HEADER, ISSUED, ISSUED_AT, MEETINGS, MOMENTS
 from unisono.watch.call import Call
 from unisono.watch.flight import CollectiveRecord
 
-if TYPE_CHECKING:
-    from types import ModuleType
+__all__ = ["Desk", "Order"]
 
-__all__ = ["Desk", "Order", "desk", "wanted"]
-
-_SAMPLES = {
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.bfloat16: np.uint16,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
+_SAMPLES: dict[torch.dtype, Any] = {
+    torch.float32: np.empty(0, np.float32),
+    torch.float64: np.empty(0, np.float64),
+    torch.bfloat16: np.empty(0, np.uint16),
+    torch.int32: np.empty(0, np.int32),
+    torch.int64: np.empty(0, np.int64),
 }
 """What the loops reduce; every other dtype is reduced by torch. Moving takes any."""
+_BYTES: Any = np.empty(0, np.uint8)
 _OPS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "AVG": 8}
-
-
-def wanted() -> bool:
-    """Whether compiled loops can be used here, and are not forbidden by ``UNISONO_FUSED=0``."""
-    return os.environ.get("UNISONO_FUSED", "1") != "0" and importlib.util.find_spec("numba") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +54,28 @@ class Order:
 
 
 class Desk:
-    """One rank's desk in one group; see the module's text."""
+    """One rank's desk in one group; see the module's text. ``changed`` is called when more orders can be had."""
 
-    def __init__(self, board: Board, flight: CollectiveRecord, fused: "ModuleType") -> None:
-        self._board, self._fused = board, fused
+    def __init__(self, board: Board, flight: CollectiveRecord) -> None:
+        self._board, self._flight, self._mode = board, flight, wanted()
+        self._words: Any = None
+        self.address = 0
+        self.changed: Callable[[], None] = lambda: None
+        self.open_at = WARM if self._mode == 1 else -1
+        """The call after which the loops are wanted; see `warm`."""
+        loops.users.add(self)
+
+    def warm(self) -> None:
+        """The group has made enough calls to be worth the loops."""
+        self._mode = 2 if self._mode == 2 else 3
+        self.changed()
+
+    def change(self) -> None:
+        """More loops are there."""
+        self.changed()
+
+    def _set_up(self) -> None:
+        board, flight, fused = self._board, self._flight, loops.fused
         segment = board.segment
         layout, base = segment.layout, segment.address
         record = {
@@ -103,7 +110,6 @@ class Desk:
         self.address = int(self._words.ctypes.data)
         self.run, self._step = fused.run, fused.step
         self.done, self.waits = fused.DONE, fused.WAITS
-        self._ready: set[Any] = set()
 
     def order(
         self, kind: str, call: Call, tensor: torch.Tensor, nbytes: int, op: str | int = 0, apart: int = 0
@@ -112,15 +118,17 @@ class Desk:
 
         ``nbytes``: of the tensor, or of one rank's piece; ``op``: the reduce op, or the root.
         """
-        reduces = isinstance(op, str)
-        if reduces and (tensor.dtype not in _SAMPLES or op not in _OPS):
+        sample: Any = _SAMPLES.get(tensor.dtype) if isinstance(op, str) else _BYTES
+        if self._mode < 2 or sample is None or (isinstance(op, str) and op not in _OPS):
             return None
-        sample = np.empty(0, _SAMPLES[tensor.dtype] if reduces else np.uint8)
+        if not loops.serve(sample.dtype, at_once=self._mode == 2):
+            return None
+        if self._words is None:
+            self._set_up()
         width, meetings = self._rounds(kind, nbytes, sample.itemsize)
         code = _OPS[op] if isinstance(op, str) else op
-        words = np.array([getattr(self._fused, kind), meetings, nbytes, code], np.int64)
+        words = np.array([getattr(loops.fused, kind), meetings, nbytes, code], np.int64)
         header = np.frombuffer(call.header(self._board.size, self._board.segment.layout.header), np.uint8)
-        self._compile(sample, words)
         pieces = nbytes * self._board.size
         reach = {"ALL_GATHER": (pieces, nbytes), "ALL_TO_ALL": (pieces, pieces), "REDUCE_SCATTER": (nbytes, pieces)}
         kept = (words, header)
@@ -151,16 +159,6 @@ class Desk:
             return width, max(1, -(-nbytes // width))
         return width, -(-nbytes // (width * size)) + 1
 
-    def _compile(self, sample: Any, words: Any) -> None:
-        """Compiles the loops for a dtype, or loads them; one process of this user at a time: the others load."""
-        if sample.dtype in self._ready:
-            return
-        signature = (*(self._fused.types.intp,) * 8, self._fused.typeof(sample))
-        with open(os.path.join(tempfile.gettempdir(), f"unisono-compiles-{os.geteuid()}"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self.run.compile(signature)
-        self._ready.add(sample.dtype)
-
     def steps(
         self,
         order: Order,
@@ -184,12 +182,3 @@ class Desk:
                 last = max(1, -(-call.longest * call.dtype.itemsize // order.width))
             if k < last:
                 yield
-
-
-def desk(board: Board, flight: CollectiveRecord) -> Desk | None:
-    """The desk of a rank, if it can have one."""
-    if not wanted():
-        return None
-    from unisono.run import fused
-
-    return Desk(board, flight, fused)

@@ -17,7 +17,7 @@ import platform
 from typing import Any
 
 import numpy as np
-from numba import njit, typeof
+from numba import njit
 from numba import types as numba_types
 from numba.extending import overload
 from numba.np.numpy_support import carray
@@ -27,7 +27,7 @@ from unisono.transport.futex import EVERYBODY, FUTEX_WAKE, LINGER, NUMBERS
 
 __all__ = [
     "ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "BARRIER", "BLOCK", "BROADCAST", "DESK", "DIFFERS", "DONE", "ONE_SHOT",
-    "ORDER", "REDUCE_SCATTER", "WAITS", "run", "step", "typeof", "types",
+    "ORDER", "REDUCE_SCATTER", "WAITS", "array_of", "run", "step", "types",
 ]  # fmt: skip
 
 BARRIER, BROADCAST, ALL_GATHER, ALL_TO_ALL, ONE_SHOT, ALL_REDUCE, REDUCE_SCATTER = range(7)
@@ -58,6 +58,11 @@ _memcpy = types.ExternalFunction("memcpy", types.voidptr(types.voidptr, types.vo
 _yield = types.ExternalFunction("sched_yield", types.intc())
 _syscall = types.ExternalFunction("syscall", types.intp(*[types.intp] * 7))
 _clock = types.ExternalFunction("clock_gettime", types.intc(types.intc, types.voidptr))
+
+
+def array_of(dtype: Any) -> Any:
+    """The type of a ``sample`` of a dtype."""
+    return types.Array(getattr(types, str(dtype)), 1, "C")
 
 
 @_inner
