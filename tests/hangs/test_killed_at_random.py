@@ -1,13 +1,16 @@
 """kill -9 at a random moment, two hundred times: the survivors always know, within a second, whom they have lost."""
 
+import fcntl
 import gc
 import os
 import pickle
 import random
 import select
 import signal
+import threading
 import time
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,91 +52,135 @@ def walk(rank: int, seed: int) -> None:
             works.clear()
 
 
-def survivor(rank: int, port: int, prefix: str, seed: int, say: int) -> None:
-    """One rank, forked: reports that it is ready, then how its walk ended. Never returns."""
+class FolderStore(dist.Store):
+    """A store of one file per key, which no death of a process can leave half written.
+
+    torch's FileStore reads for ever on half a record. Its TCPStore, over the loopback of a virtual machine, now and
+    then left requests unanswered for 2 to 5 s while its server slept: ranks that make a group are late then.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def place(self, key: str) -> str:
+        return f"{self.folder}/{key.replace('/', '|')}"
+
+    def set(self, key: str, value: str | bytes) -> None:
+        new = f"{self.folder}/new-{os.getpid()}-{threading.get_ident()}"
+        with open(new, "wb") as file:
+            file.write(value if isinstance(value, bytes) else value.encode())
+        os.replace(new, self.place(key))
+
+    def get(self, key: str) -> bytes:
+        while not self.check([key]):
+            time.sleep(0.001)
+        with open(self.place(key), "rb") as file:
+            return file.read()
+
+    def add(self, key: str, value: int) -> int:
+        with open(f"{self.folder}/lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            total = value + (int(self.get(key)) if self.check([key]) else 0)
+            self.set(key, str(total))
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        return all(os.path.exists(self.place(key)) for key in keys)
+
+
+def walker(rank: int, folder: str, orders: int, say: int) -> None:
+    """One rank, forked: walks once per order, a line of prefix and seed; tells that it is there, then how it ended."""
     end_with_parent()
+    inner = FolderStore(folder)  # torch keeps its C++ half alone
     try:
-        # Not a file: a rank killed while it writes one leaves half a record, on which torch's FileStore reads for ever.
-        store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False))
-        dist.init_process_group("unisono", store=store, rank=rank, world_size=WORLD_SIZE)
-        dist.barrier()
-        os.write(say, b"ready\n")
-        fault = attempt(lambda: walk(rank, seed))
-        fault_after = attempt(dist.barrier)  # the loss surfaces here if it has not concerned the walk itself
-        os.write(say, pickle.dumps((fault, fault_after)))
-        dist.destroy_process_group()
+        while order := os.read(orders, 100):  # one line: the next is not written before this one is answered
+            prefix, seed = order.decode().split()
+            store = dist.PrefixStore(prefix, inner)
+            dist.init_process_group("unisono", store=store, rank=rank, world_size=WORLD_SIZE)
+            dist.barrier()
+            os.write(say, b"ready\n")
+            fault = attempt(lambda seed=int(seed): walk(rank, seed))
+            fault_after = attempt(dist.barrier)  # the loss surfaces here if it has not concerned the walk itself
+            os.write(say, pickle.dumps((fault, fault_after)))
+            dist.destroy_process_group()
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
-def launch(rank: int, world_size: int, port: int, rounds: int) -> list[str]:
-    """Rounds of ranks that are forked, left to walk, robbed of one, and heard; returns what was wrong."""
+class Walker:
+    """A rank's process, as its launcher sees it."""
+
+    def __init__(self, rank: int, folder: str) -> None:
+        (orders, self.orders), (self.hear, say) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            walker(rank, folder, orders, say)
+        os.close(orders)
+        os.close(say)
+
+    def end(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.orders)
+        os.close(self.hear)
+
+
+def launch(rank: int, world_size: int, folder: str, rounds: int) -> list[str]:
+    """Rounds of ranks that walk, are robbed of one, and heard; returns what was wrong. The one killed is replaced."""
     import unisono.backend.process_group  # once, instead of in every rank
     import unisono.run.scheduled  # noqa: F401
 
     gc.freeze()
     rng, wrong = random.Random(rank), []
+    walkers = [Walker(r, folder) for r in range(WORLD_SIZE)]
     for k in range(rounds):
         seed, victim, delay = rng.randrange(10**9), rng.randrange(WORLD_SIZE), rng.random() ** 2 * 0.04
-        pids, pipes = [], []
-        for r in range(WORLD_SIZE):
-            hear, say = os.pipe()
-            pids.append(os.fork())
-            if pids[-1] == 0:
-                survivor(r, port, f"{rank}/{k}", seed, say)
-            os.close(say)
-            pipes.append(hear)
-        ready = [heard(pipe, pids) and os.read(pipe, 6) == b"ready\n" for pipe in pipes]
+        pids = [w.pid for w in walkers]
+        for w in walkers:
+            os.write(w.orders, f"{rank}/{k} {seed}\n".encode())
+        ready = [heard(w.hear, pids) == b"ready\n" for w in walkers]
         time.sleep(delay)
         killed = time.monotonic()
         os.kill(pids[victim], signal.SIGKILL)
-        told = [heard(pipe, pids) for pipe in pipes]
-        for r, pipe in enumerate(pipes):
-            with open(pipe, "rb") as file:
-                data = file.read()
-            if not ready[r] or not told[r]:
+        for r, w in enumerate(walkers):
+            told = b"" if r == victim else heard(w.hear, pids)
+            if not ready[r] or (not told and r != victim):
                 wrong.append(f"round {k} (seed {seed}): rank {r} hangs (pids {pids}, {victim} was killed)")
             elif r != victim:
-                faults = pickle.loads(data) if data else ()
-                wrong += [f"round {k}, rank {r}: {w}" for w in judged(faults, killed, victim, pids[victim])]
-        for pid in pids:
-            os.waitpid(pid, 0)
+                wrong += [f"round {k}, rank {r}: {w}" for w in judged(pickle.loads(told), killed, victim, pids[victim])]
         if len(wrong) > 5:
             break
+        walkers[victim].end()
+        walkers[victim] = Walker(victim, folder)
+    for w in walkers:
+        w.end()
     return wrong
 
 
-def heard(pipe: int, pids: list[int]) -> bool:
-    """Whether a rank says something, or ends, within ten seconds; if not, all show their stacks and are killed."""
-    if select.select([pipe], [], [], 10.0)[0]:
-        return True
+def heard(pipe: int, pids: list[int]) -> bytes:
+    """What a rank says within ten seconds; nothing if it is silent, or has ended: then all show their stacks."""
+    if select.select([pipe], [], [], 10.0)[0] and (said := os.read(pipe, 1 << 16)):
+        return said
     for pid in pids:
         os.kill(pid, DUMP_STACKS)
     time.sleep(0.5)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    return False
+    return b""
 
 
-def judged(faults: tuple[Fault, ...], killed: float, victim: int, pid: int) -> list[str]:
+def judged(faults: tuple[Fault, Fault], killed: float, victim: int, pid: int) -> list[str]:
     """What is wrong with a survivor's errors."""
     named = f"rank {victim} (pid {pid} on {os.uname().nodename}) is dead: killed by SIGKILL"
     wrong = [f"{f.kind}: {f.text}" for f in faults if f.kind != "PeerLostError" or named not in f.text]
-    late = [f.at - killed for f in faults[:1] if f.at - killed > 1.0]
-    return wrong + [f"{late} s late"] * bool(late) + ["no word"] * (not faults)
+    late = faults[0].at - killed
+    return wrong + [f"{late:.2f} s late"] * (late > 1.0)
 
 
 @pytest.mark.timeout(200)  # 20 s on a calm machine of two cores
-def test_two_hundred_rounds() -> None:
-    server = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False
-    )  # here: its threads must not be forked
-    with Job(launch, 2, server.port, ROUNDS, group=False) as job:
+def test_two_hundred_rounds(tmp_path: Path) -> None:
+    with Job(launch, 2, str(tmp_path), ROUNDS, group=False) as job:
         results = job.results(180)
         errors = job.errors(0) + job.errors(1)
-    said = results[0] + results[1]
-    late = [line for line in said if line.endswith("s late")]
-    assert [line for line in said if line not in late] == [], errors
-    assert len(late) <= ROUNDS // 50, late  # a machine that starts processes all the time may hold a core for a second
+    assert results == [[], []], errors
