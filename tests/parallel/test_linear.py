@@ -28,7 +28,7 @@ double = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)
 
 
 def linear(inputs: int, outputs: int, seed: int, bias: bool = True) -> nn.Linear:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Linear(inputs, outputs, bias, dtype=torch.float64)
 
