@@ -1,13 +1,23 @@
 """Attention split by heads equals the whole one, with whole activations or parts of the sequence outside."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from ranks import ranks
 from unisono.errors import UsageError
-from unisono.parallel.tensor import ParallelAttention, full_state_dict, gather_from_region, scatter_to_region
+from unisono.parallel.sequence import ring_attention, sequence_positions, shard_sequence, unshard_sequence
+from unisono.parallel.tensor import (
+    ParallelAttention,
+    full_state_dict,
+    gather_from_region,
+    scatter_to_region,
+    sum_gradients,
+)
 
 HEADS, WIDTH = 6, 12
 
@@ -77,3 +87,36 @@ def test_heads_that_do_not_divide_are_refused_on_every_rank() -> None:
         "6 attention heads cannot be split over 4 ranks: the number of heads must be a multiple of the number of ranks"
     )
     assert "not 36 and 16" in first[1]
+
+
+def over_two_axes(rank: int, world_size: int) -> None:
+    """Heads over one axis of a mesh, the sequence over the other: the two compose without knowing of each other."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sequence", "tensor"))
+    sequence, tensor = mesh.get_group("sequence"), mesh.get_group("tensor")
+    places = sequence_positions(7, sequence) + 1
+
+    def turn_own(heads: Tensor) -> Tensor:
+        return heads * places.to(heads.dtype).view(-1, 1)
+
+    ring = partial(ring_attention, group=sequence, causal=True)
+    whole = layers()
+    model = ParallelAttention(*whole, HEADS, group=tensor, rotate=turn_own, attend=ring)
+    sum_gradients(model, sequence)
+    x = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    y = unshard_sequence(model(shard_sequence(x, 1, sequence)), 1, sequence)
+    x_alone = x.detach().clone().requires_grad_()
+    y_alone = alone(*whole, x_alone)
+    torch.testing.assert_close(y, y_alone, rtol=1e-11, atol=1e-12)
+    y.pow(2).sum().backward()
+    y_alone.pow(2).sum().backward()
+    torch.testing.assert_close(x.grad, x_alone.grad, rtol=1e-10, atol=1e-11)
+    for parameter in model.parameters():
+        parameter.data = parameter.grad
+    gradients = full_state_dict(model)
+    torch.testing.assert_close(gradients["query_key_value.weight"], whole[0].weight.grad, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(gradients["out.bias"], whole[1].bias.grad, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_heads_and_sequence_over_two_axes(backend: str) -> None:
+    ranks(4, backend=backend).run(over_two_axes)
