@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.parallel.autograd import apply
+from unisono.parallel.collectives import all_gather_single, reduce_scatter_single
 from unisono.parallel.shards import Group, Lengths, lengths_of_part, lengths_of_whole, own_part, place
 
 __all__ = [
@@ -52,7 +53,7 @@ def start_all_gather(part: Tensor, lengths: Sequence[int], group: Group) -> Pend
     if padded.shape != part.shape:
         padded[: part.shape[0]] = part
     whole = part.new_empty(longest * len(lengths), *part.shape[1:])
-    work = dist.all_gather_into_tensor(whole, padded, group=group, async_op=True)
+    work = all_gather_single(whole, padded, group=group, async_op=True)
 
     def finish() -> Tensor:
         work.wait()
@@ -73,7 +74,7 @@ def start_reduce_scatter(whole: Tensor, lengths: Sequence[int], group: Group) ->
             padded[peer, :length] = own_part(whole, 0, lengths, peer)
         padded = padded.flatten(0, 1)
     part = whole.new_empty(longest, *whole.shape[1:])
-    work = dist.reduce_scatter_tensor(part, padded, group=group, async_op=True)
+    work = reduce_scatter_single(part, padded, group=group, async_op=True)
 
     def finish() -> Tensor:
         work.wait()

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.parallel.collectives import all_gather_single
 from unisono.parallel.shards import Group, Place, place
 
 __all__ = ["Groups", "Homeward", "Rings"]
@@ -54,7 +55,7 @@ class _Ring:
         everyone = tensor.new_empty(self.place.world_size, *tensor.shape)
         if self.place.world_size == 1:
             return everyone.copy_(tensor)
-        dist.all_gather_into_tensor(everyone.flatten(0, 1), tensor, group=self.group)
+        all_gather_single(everyone.flatten(0, 1), tensor, group=self.group)
         return everyone
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
+from unisono.parallel.collectives import all_gather_single
 
 __all__ = [
     "Group",
@@ -80,7 +81,7 @@ def ask_shapes(tensor: Tensor, group: Group) -> list[tuple[int, ...]]:
     """
     mine = torch.tensor(tensor.shape, dtype=torch.int64, device=tensor.device)
     everyone = mine.new_empty(place(group).world_size * tensor.dim())
-    dist.all_gather_into_tensor(everyone, mine, group=group)
+    all_gather_single(everyone, mine, group=group)
     return [tuple(shape) for shape in everyone.view(-1, tensor.dim()).tolist()]
 
 
