@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test install lint types unit soak format clean
+.PHONY: run test install lint types unit soak bench format clean
 
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
@@ -29,6 +29,10 @@ unit: install
 
 soak: install           ## 100,000 random calls on 4 ranks, every value checked (about 5 minutes)
 	$(BIN)/python benchmarks/soak/soak.py
+
+bench: install          ## measure every claim on this machine and write the records in benchmarks/ (about 15 minutes)
+	$(BIN)/python benchmarks/speed_against_gloo/speed_against_gloo.py
+	$(BIN)/python benchmarks/training_steps/training_steps.py
 
 format: install
 	$(BIN)/ruff format .

@@ -20,6 +20,7 @@ ROOMS = [
     ["parallel"],
     ["train"],
     ["bench"],
+    ["trace"],
     ["cli"],
 ]
 ORDER = {name: number for number, room in enumerate(ROOMS) for name in room}

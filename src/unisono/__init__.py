@@ -40,3 +40,8 @@ if "torch" in sys.modules or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == 
 
     register()
 # Otherwise torch, once imported, registers the backend itself through its entry point: the command line stays light.
+
+if os.environ.get("UNISONO_TRACE"):
+    from unisono.trace.arm import arm as _arm
+
+    _arm()

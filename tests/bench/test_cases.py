@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from ranks import ranks
-from unisono.bench.cases import Case, block_count, bound_nbytes, busbw_factor
+from unisono.bench.bound import block_count, bound_nbytes, busbw_factor
+from unisono.bench.cases import Case
 from unisono.bench.settings import COLLECTIVES, IN_PLACE, Settings
 from unisono.bench.values import Tables
 

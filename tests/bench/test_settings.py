@@ -9,6 +9,8 @@ def test_sizes_grow_by_the_factor() -> None:
     assert Settings(least=1, most=10, factor=1.5).sizes("all_reduce") == [1, 2, 3, 5, 8]
     assert Settings(least=100, most=100).sizes("broadcast") == [100]
     assert Settings().sizes("barrier") == [0]
+    assert Settings(listed=(64, 8, 64)).sizes("gather") == [8, 64]
+    assert (Settings(listed=(64, 8)).largest, Settings(most=99).largest) == (64, 99)
 
 
 def test_pins_only_ranks_that_fit() -> None:
@@ -34,6 +36,7 @@ def test_pins_only_ranks_that_fit() -> None:
         (Settings(least=0), "sizes from 0 B"),
         (Settings(least=2, most=1), "sizes from 2 B to 1 B"),
         (Settings(factor=1), "-f is 1"),
+        (Settings(listed=(0, 1)), "--bytes lists 0 B"),
         (Settings(collectives=("all_reduce", "gather"), place="in"), "gather has no in-place form"),
         (Settings(place="below"), "unknown place 'below'"),
         (Settings(contenders=(Contender("nccl"),)), "unknown backend 'nccl'"),

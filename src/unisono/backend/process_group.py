@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work
+from torch.autograd import profiler
 
 from unisono.backend.dynamo import keep_from_dynamo
 from unisono.backend.express import Express, Maker, Prepared
@@ -146,7 +147,11 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             operation = group.operations.refused(op, UsageError(f"{type(error).__name__}: {error}"))
         task = Task(operation.call, operation.steps, operation.outputs, self._seconds(options))
         background = options is None or options.asyncOp
-        group.collectives.submit(task, background)
+        if profiler._is_profiler_enabled:
+            with profiler.record_function(f"unisono:{operation.call.op}"):
+                group.collectives.submit(task, background)
+        else:
+            group.collectives.submit(task, background)
         return PendingWork(group.collectives, task) if background else DONE
 
     def _quickly(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
@@ -157,7 +162,13 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         prepared = group.express.ticket(make, key, output, tensor)
         if prepared is None:
             return None
-        return self._go(prepared, output, tensor, options)
+        go = self._named_go if profiler._is_profiler_enabled else self._go
+        return go(prepared, output, tensor, options)
+
+    def _named_go(self, prepared: Prepared, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
+        """The same as `_go`, where torch.profiler looks on."""
+        with profiler.record_function(f"unisono:{prepared.call.op}"):
+            return self._go(prepared, output, tensor, options)
 
     def _go(self, prepared: Prepared, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
         lane = self._group.collectives
@@ -286,7 +297,8 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> Work:
         group = self._group
         prepared = group.express.barrier() if opts is not None and group.joined else None
-        if prepared and (work := self._go(prepared, _NO_DATA, _NO_DATA, opts)):
+        go = self._named_go if profiler._is_profiler_enabled else self._go
+        if prepared and (work := go(prepared, _NO_DATA, _NO_DATA, opts)):
             return work
         return self._do("barrier", opts, lambda: group.operations.barrier())
 
@@ -326,7 +338,11 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             group.join()
         call = group.operations.call(op, tensor)
         message = Message(call, data, peer, tag, [tensor], group.timeout, after)
-        group.messages.submit(message, background=True)
+        if profiler._is_profiler_enabled:
+            with profiler.record_function(f"unisono:{op}"):
+                group.messages.submit(message, background=True)
+        else:
+            group.messages.submit(message, background=True)
         return PendingWork(group.messages, message)
 
     # Names of earlier and later torch releases

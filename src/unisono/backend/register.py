@@ -4,12 +4,15 @@ torch is imported inside the functions: torch itself imports this module at the 
 """
 
 import math
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["autoload", "register"]
+__all__ = ["autoload", "before_first_group", "register"]
 
 NAME = "unisono"
+before_first_group: list[Callable[[], object]] = []
+"""Called, each once, when this process makes its first group."""
 _epoch = ""  # tells this default group's sub-groups from those of an earlier one over the same store
 
 
@@ -24,6 +27,8 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     from unisono.errors import UsageError
 
     global _epoch
+    while before_first_group:
+        before_first_group.pop()()
     choices = backend_options if backend_options is not None else from_environment()
     if not isinstance(choices, Options | None):
         raise UsageError(f"pg_options for unisono must be unisono.Options, not {type(choices).__name__}")

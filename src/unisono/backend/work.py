@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
+from torch.autograd import profiler
 
 from unisono.run.lane import Lane, Task
 from unisono.run.point_to_point import Message
@@ -62,7 +63,11 @@ class PendingWork(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until the call is done; raises its error, or `CollectiveTimeout` after ``timeout`` (the call goes on)."""
-        self._lane.finish(self._task, _seconds(timeout))
+        if profiler._is_profiler_enabled:
+            with profiler.record_function(f"unisono:wait {self._task.call.op}"):
+                self._lane.finish(self._task, _seconds(timeout))
+        else:
+            self._lane.finish(self._task, _seconds(timeout))
         return True
 
     def is_completed(self) -> bool:

@@ -1,14 +1,4 @@
-"""The calls: buffers of a given size, the call on them, what must come out, and the factors of the field.
-
-Sizes count as in nccl-tests (doc/PERFORMANCE.md there): the vector for all_reduce, broadcast, reduce and send_recv, all
-ranks' blocks together for the others. ``count`` is the number of elements that the call is given, so a block of those.
-
-    busbw = size / time * factor
-    factor: all_reduce 2(n-1)/n; reduce_scatter, all_gather, all_to_all, gather, scatter (n-1)/n; the others 1
-
-The bytes that any algorithm must move: each input byte is read once at least, each output byte written once. In place,
-what already lies where it belongs counts for nothing.
-"""
+"""The calls: buffers of a given size, the call on them, what must come out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,49 +7,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unisono.bench.bound import VECTORS, block_count
 from unisono.bench.settings import DTYPES, Settings
 from unisono.bench.values import Tables, fill, wrong
 
-__all__ = ["Case", "all_gather_single", "block_count", "bound_nbytes", "busbw_factor"]
+__all__ = ["Case", "all_gather_single"]
 
 # torch 2.11 has the older names alone
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-_VECTORS = frozenset({"all_reduce", "broadcast", "reduce", "send_recv"})
-
-
-def block_count(collective: str, nbytes: int, itemsize: int, ranks: int) -> int:
-    """Elements that a call is given for a size of about ``nbytes``: rounded down, but at least one; 0 for a barrier."""
-    if collective == "barrier":
-        return 0
-    return max(1, nbytes // (itemsize * (1 if collective in _VECTORS else ranks)))
-
-
-def busbw_factor(collective: str, ranks: int) -> float:
-    """What algbw is multiplied by so that it can be compared with the rate of the wire."""
-    if collective == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    return 1.0 if collective in _VECTORS or collective == "barrier" else (ranks - 1) / ranks
-
-
-def bound_nbytes(collective: str, nbytes: int, ranks: int, place: str) -> float:
-    """Bytes read plus bytes written, of all ranks together, that no algorithm can do without."""
-    if ranks == 1 and place == "in":
-        return 0.0
-    block, everywhere = nbytes / ranks, ranks * nbytes
-    others = nbytes - block
-    if collective in ("all_reduce", "all_to_all", "send_recv"):
-        return 2.0 * everywhere
-    if collective == "reduce":
-        return everywhere + nbytes
-    if collective == "broadcast":
-        return float(nbytes + everywhere - (nbytes if place == "in" else 0))
-    if collective == "reduce_scatter":
-        return float(everywhere + nbytes)
-    if collective == "all_gather":
-        return nbytes + ranks * (others if place == "in" else nbytes)
-    return 2.0 * nbytes if collective in ("gather", "scatter") else 0.0
 
 
 @dataclass
@@ -79,7 +35,7 @@ class Case:
         s, n = self.settings, self.settings.ranks
         self.place = s.place_of(self.collective)
         self.count = block_count(self.collective, self.requested, DTYPES[s.dtype], n)
-        self.whole = self.count * (1 if self.collective in _VECTORS else n)
+        self.whole = self.count * (1 if self.collective in VECTORS else n)
         self.nbytes = self.whole * DTYPES[s.dtype]
         self.root, self._at_root = s.root, self.rank == s.root
         self._allocate()
@@ -89,7 +45,7 @@ class Case:
         dtype, c, mine = getattr(torch, self.settings.dtype), self.collective, slice(self.rank * self.count, None)
         sends_whole = c in ("reduce_scatter", "all_to_all") or (c == "scatter" and self._at_root)
         takes_whole = c in ("all_gather", "all_to_all") or (c == "gather" and self._at_root)
-        inputs, outputs = (self.whole if w or c in _VECTORS else self.count for w in (sends_whole, takes_whole))
+        inputs, outputs = (self.whole if w or c in VECTORS else self.count for w in (sends_whole, takes_whole))
         if self.place == "out":
             self.input, self.output = torch.empty(inputs, dtype=dtype), torch.zeros(outputs, dtype=dtype)
         elif c == "all_gather":

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unisono.bench.cases import bound_nbytes
+from unisono.bench.bound import bound_nbytes
 from unisono.bench.result import Rates
 from unisono.bench.settings import REDUCING, Settings
 
@@ -38,8 +38,8 @@ def measure_rates(settings: Settings, barrier: Callable[[], Any], everybody: Cal
     """
     dtype = getattr(torch, settings.dtype)
     sizes = [_LEAST]
-    while sizes[-1] < settings.most:
-        sizes.append(min(sizes[-1] * _STEP, max(settings.most, _LEAST)))
+    while sizes[-1] < settings.largest:
+        sizes.append(min(sizes[-1] * _STEP, settings.largest))
     source = torch.ones(sizes[-1] // dtype.itemsize, dtype=dtype)
     target = torch.ones_like(source)
     reducing = any(name in REDUCING for name in settings.collectives)

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from unisono.bench.cases import Case, all_gather_single, busbw_factor
+from unisono.bench.bound import busbw_factor
+from unisono.bench.cases import Case, all_gather_single
 from unisono.bench.machine import bound_seconds, limit_of, measure_rates
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import REDUCING, Contender, Settings

@@ -56,8 +56,9 @@ class Contender:
 class Settings:
     """One run of the bench, the same on all ranks. Sizes are in bytes, as nccl-tests count them (see cases.py).
 
-    ``place``: ``in``, ``out``, or empty for the form that torch's call has. ``seconds`` is about what a run over all
-    sizes of one collective shall take; slow calls take longer, for each is measured ``runs`` times at least.
+    ``listed``: these sizes, instead of those from ``least`` to ``most``. ``place``: ``in``, ``out``, or empty for the
+    form that torch's call has. ``seconds`` is about what a run over all sizes of one collective shall take; slow calls
+    take longer, for each is measured ``runs`` times at least.
     """
 
     collectives: tuple[str, ...] = ("all_reduce",)
@@ -65,6 +66,7 @@ class Settings:
     least: int = 8
     most: int = 256 << 20
     factor: float = 2.0
+    listed: tuple[int, ...] = ()
     dtype: str = "float32"
     op: str = "sum"
     root: int = 0
@@ -102,6 +104,8 @@ class Settings:
         self._validate_contenders()
 
     def _validate_sizes(self) -> None:
+        if self.listed and min(self.listed) < 1:
+            raise UsageError(f"--bytes lists {show_nbytes(min(self.listed))}, expected sizes of 1 byte or more")
         if self.least < 1 or self.most < self.least:
             raise UsageError(
                 f"sizes from {show_nbytes(self.least)} to {show_nbytes(self.most)}: expected -b of 1 byte or more, "
@@ -129,11 +133,18 @@ class Settings:
         """Bytes from ``least`` to ``most``, each ``factor`` times the one before; a barrier has one size, 0."""
         if collective == "barrier":
             return [0]
+        if self.listed:
+            return sorted(set(self.listed))
         sizes, size = [], float(self.least)
         while round(size) <= self.most:
             sizes.append(round(size))
             size *= self.factor
         return list(dict.fromkeys(sizes))
+
+    @property
+    def largest(self) -> int:
+        """The largest size, in bytes."""
+        return max(self.listed, default=self.most)
 
     def place_of(self, collective: str) -> str:
         """``in`` or ``out``."""

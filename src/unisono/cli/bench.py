@@ -41,6 +41,7 @@ _Ranks = Annotated[
 _Least = Annotated[str, typer.Option("--min-bytes", "-b", metavar="SIZE", help="Smallest size: 8, 64K, 1G.")]
 _Most = Annotated[str, typer.Option("--max-bytes", "-e", metavar="SIZE", help="Largest size.")]
 _Factor = Annotated[float, typer.Option("--factor", "-f", help="From one size to the next.")]
+_Bytes = Annotated[str, typer.Option("--bytes", metavar="SIZES", help="These sizes, by comma, in place of -b to -e.")]
 _Op = Annotated[str, typer.Option("--op", "-o", help=f"Reduction: {', '.join(OPS)}.")]
 _Dtype = Annotated[str, typer.Option("--dtype", "-d", help=f"{', '.join(DTYPES)}.")]
 _Root = Annotated[int, typer.Option("--root", "-r", help="Root of broadcast, reduce, gather, scatter.")]
@@ -70,6 +71,7 @@ def bench(
     least: _Least = "8",
     most: _Most = "256M",
     factor: _Factor = DEFAULT.factor,
+    nbytes: _Bytes = "",
     op: _Op = DEFAULT.op,
     dtype: _Dtype = DEFAULT.dtype,
     root: _Root = DEFAULT.root,
@@ -107,6 +109,7 @@ def bench(
         ranks=world_size,
         least=parse_nbytes(least),
         most=parse_nbytes(most),
+        listed=tuple(parse_nbytes(size) for size in nbytes.split(",")) if nbytes else (),
         place="" if in_place is None else "in" if in_place else "out",
         contenders=_contenders(backend, algorithm, against),
         factor=factor, op=op, dtype=dtype, root=root, asynchronous=asynchronous, pin=pin,

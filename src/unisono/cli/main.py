@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import bench, draw, list_, pipeline, plan, ps, simulate, train, tune, verify
+from unisono.cli import bench, draw, list_, pipeline, plan, ps, simulate, trace, train, tune, verify
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
@@ -28,6 +28,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "pipeline": pipeline.pipeline,
     "tune": tune.tune,
     "bench": bench.bench,
+    "trace": trace.trace,
     "list": list_.list_,
     "ps": ps.ps,
 }

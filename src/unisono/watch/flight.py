@@ -8,6 +8,7 @@ what it has into the directory ``UNISONO_FLIGHT_DIR``, if that is set, and asks 
 torch.distributed.flight_recorder.fr_trace DIR``. Never imports torch.
 """
 
+import contextlib
 import logging
 import os
 import pickle
@@ -32,7 +33,7 @@ from unisono.watch.site import Site, is_inner
 if TYPE_CHECKING:
     from unisono.watch.call import Call
 
-__all__ = ["FILE_PREFIX", "CollectiveRecord", "MessageRecord", "Note", "dump_flight_record", "save_after"]
+__all__ = ["FILE_PREFIX", "CollectiveRecord", "MessageRecord", "Note", "dump_flight_record", "everything", "save_after"]
 
 FILE_PREFIX = "flight_rank_"
 """A dump is this, then the global rank."""
@@ -190,6 +191,15 @@ def dump_flight_record(path: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write the flight record {target}: {error.strerror or error}") from None
     return target
+
+
+def everything() -> list[tuple[int, Entry]]:
+    """What this process keeps of all groups that are alive, oldest first in each, with its rank in the group."""
+    found: list[tuple[int, Entry]] = []
+    for record in list(_records):
+        with contextlib.suppress(ValueError):  # the group has been left, its memory is gone
+            found += [(record.rank, entry) for entry in record.entries()]
+    return found
 
 
 def save_after(error: BaseException, ask_peers: Callable[[str], object]) -> None:

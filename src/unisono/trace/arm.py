@@ -1,0 +1,24 @@
+"""What makes a process of a traced program collect. Never imports torch."""
+
+import os
+from pathlib import Path
+
+from unisono.backend.register import before_first_group
+
+__all__ = ["COMPUTE", "FOLDER", "KEPT", "arm"]
+
+FOLDER, COMPUTE = "UNISONO_TRACE", "UNISONO_TRACE_COMPUTE"
+KEPT = 200_000
+"""Calls kept per group, and times kept of each kind."""
+
+
+def arm() -> None:
+    """Start collecting into the folder that the environment names when this process makes its first group."""
+    os.environ.setdefault("UNISONO_FLIGHT", str(KEPT))
+    before_first_group.append(_start)
+
+
+def _start() -> None:
+    from unisono.trace.collect import Collector
+
+    Collector(Path(os.environ[FOLDER]), os.environ.get(COMPUTE) == "1").start()

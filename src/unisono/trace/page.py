@@ -1,0 +1,183 @@
+"""The report: one self-contained HTML page. Never imports torch."""
+
+from collections.abc import Sequence
+from html import escape
+
+from unisono.trace.summary import CallSum, RankSum, Summary
+from unisono.units import show_nbytes, show_seconds
+
+__all__ = ["report_page"]
+
+_STYLE = """
+:root { --ink: #1b2430; --dim: #667080; --line: #e3e7ec; --compute: #dfe4ea; --overlap: #7fb59b; --work: #2f6fc4;
+  --wait: #e08a3c; --reduce: #8a5cc2; --bad: #c2410c; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1080px; padding: 36px 28px 60px; color: var(--ink); background: #fff;
+  font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 16px; margin: 40px 0 4px; }
+p { margin: 4px 0 12px; } .dim { color: var(--dim); } code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
+.tiles { display: grid; grid-template-columns: repeat(4, 1fr); gap: 14px; margin: 24px 0 0; }
+.tile { border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px; }
+.tile b { display: block; font-size: 26px; line-height: 1.25; font-weight: 600; }
+.tile span { color: var(--dim); font-size: 13px; }
+.bad b { color: var(--bad); }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th { text-align: left; font-weight: 500; color: var(--dim); font-size: 13px; border-bottom: 1px solid var(--line); }
+th, td { padding: 6px 14px 6px 0; vertical-align: middle; } td.n, th.n { text-align: right; white-space: nowrap; }
+tr + tr td { border-top: 1px solid #f0f2f5; } td:last-child, th:last-child { padding-right: 0; }
+.bar { display: flex; height: 16px; border-radius: 3px; overflow: hidden; background: var(--compute); }
+.bar i { display: block; height: 100%; } .thin .bar { height: 10px; min-width: 110px; }
+.clear .bar { background: #f3f5f7; }
+.compute { background: var(--compute); } .overlap { background: var(--overlap); } .work { background: var(--work); }
+.wait { background: var(--wait); } .reduce { background: var(--reduce); }
+.legend { display: flex; gap: 20px; flex-wrap: wrap; font-size: 13px; color: var(--dim); margin: 2px 0 12px; }
+.legend i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px; }
+.call { max-width: 430px; overflow-wrap: anywhere; } .call small { display: block; color: var(--dim); }
+.wide { width: 55%; } .rank { width: 52px; }
+"""
+
+
+def report_page(summary: Summary, trace: str, rates: str) -> str:
+    """The page, UTF-8 text. ``trace`` is the trace's file name; ``rates`` tells the machine's pace, or is empty."""
+    title = escape(summary.program)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>unisono trace: {title}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<h1>Where the time goes</h1>
+<p class="dim"><code>{title}</code> · {len(summary.ranks)} ranks · {_duration(summary.seconds)} from the first call to
+the last</p>
+{_tiles(summary)}
+<h2>Ranks</h2>
+{
+        _legend(
+            ("work", "moving and reducing, exposed"),
+            ("wait", "waiting for other ranks, exposed"),
+            ("overlap", "communicating while computing"),
+            ("compute", "the rest: computing"),
+        )
+    }
+{_ranks(summary)}
+<h2>Who is late</h2>
+<p class="dim">How long after the first rank of its group each rank issues a collective, on average, and how often it is
+the last to come: the others wait for it.</p>
+{_skew(summary)}
+<h2>Calls that take longest</h2>
+{_legend(("wait", "wait"), ("work", "move"), ("reduce", "reduce"))}
+{_calls(summary)}
+<p class="dim">{_notes(summary, rates)}</p>
+<p class="dim">Every single call: open <code>{escape(trace)}</code> at https://ui.perfetto.dev.</p>
+</body>
+</html>
+"""
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 10 else show_seconds(seconds)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def _tiles(summary: Summary) -> str:
+    hidden = summary.share - summary.exposed
+    slow = next(rank for rank in summary.ranks if rank.rank == summary.slowest)
+    margin = " on average" if summary.clearly else ", not by much"
+    tiles = [
+        ("", _percent(summary.share), "of the time communicating"),
+        ("", _percent(summary.exposed), "exposed: ranks do nothing else"),
+        ("", _percent(hidden), "overlapped with compute"),
+        ("bad" if summary.clearly else "", f"rank {slow.rank}", f"slowest: {show_seconds(slow.late)} behind{margin}"),
+    ]
+    cells = "".join(f'<div class="tile {kind}"><b>{value}</b><span>{text}</span></div>' for kind, value, text in tiles)
+    return f'<div class="tiles">{cells}</div>'
+
+
+def _legend(*entries: tuple[str, str]) -> str:
+    return f'<div class="legend">{"".join(f"<span><i class={kind}></i>{text}</span>" for kind, text in entries)}</div>'
+
+
+def _bar(*parts: tuple[str, float]) -> str:
+    pieces = "".join(f'<i class="{kind}" style="width:{100 * share:.2f}%"></i>' for kind, share in parts if share > 0)
+    return f'<div class="bar">{pieces}</div>'
+
+
+def _table(head: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], style: str = "") -> str:
+    columns = "".join(f'<th class="{kind}">{name}</th>' for name, kind in head)
+    body = "".join(
+        "<tr>" + "".join(f'<td class="{kind}">{cell}</td>' for cell, (_, kind) in zip(row, head, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f'<table class="{style}"><tr>{columns}</tr>{body}</table>'
+
+
+def _ranks(summary: Summary) -> str:
+    def row(rank: RankSum) -> list[str]:
+        whole = summary.seconds or 1.0
+        parts = (
+            ("work", (rank.exposed - rank.waiting) / whole),
+            ("wait", rank.waiting / whole),
+            ("overlap", rank.overlapped / whole),
+        )
+        shares = [rank.exposed / whole, rank.waiting / whole, rank.overlapped / whole]
+        numbers = [*map(_percent, shares), f"{rank.calls:,}", show_nbytes(rank.nbytes)]
+        return [str(rank.rank), _bar(*parts), *numbers]
+
+    head = [("rank", "rank"), ("", "wide"), ("exposed", "n"), ("waiting", "n"), ("overlapped", "n"), ("calls", "n")]
+    return _table([*head, ("bytes", "n")], [row(rank) for rank in summary.ranks])
+
+
+def _skew(summary: Summary) -> str:
+    most = max((rank.late for rank in summary.ranks), default=0.0) or 1.0
+    rows = [
+        [str(rank.rank), _bar(("wait", rank.late / most)), show_seconds(rank.late), _percent(rank.last)]
+        for rank in summary.ranks
+    ]
+    return _table([("rank", "rank"), ("", "wide"), ("behind", "n"), ("last to come", "n")], rows, "clear")
+
+
+def _calls(summary: Summary) -> str:
+    def row(kind: CallSum) -> list[str]:
+        share = kind.seconds / summary.seconds if summary.seconds else 0.0
+        return [
+            f"<code>{escape(kind.words)}</code><small>{escape(_short(kind.site))}</small>",
+            f"{kind.count:,}",
+            show_nbytes(kind.nbytes),
+            show_seconds(kind.mean),
+            _duration(kind.seconds),
+            _percent(share),
+            _bar(("wait", kind.wait), ("work", kind.move), ("reduce", kind.reduce)),
+            _percent(kind.bound) if kind.bound else "",
+        ]
+
+    head = [("call", "call"), ("calls", "n"), ("size", "n"), ("each", "n"), ("in all", "n"), ("of the time", "n")]
+    return _table([*head, ("", ""), ("of the bound", "n")], [row(kind) for kind in summary.top], "thin")
+
+
+def _short(site: str) -> str:
+    """A place with the last folder of its path."""
+    file, colon, rest = site.partition(":")
+    return "/".join(file.split("/")[-2:]) + colon + rest
+
+
+def _notes(summary: Summary, rates: str) -> str:
+    notes = []
+    if summary.kinds > len(summary.top):
+        notes.append(f"These are {len(summary.top)} of {summary.kinds} kinds of calls.")
+    notes.append(
+        "A call's time runs from its issue to its end; with several under way at once the sums can exceed the time."
+    )
+    if rates:
+        notes.append(
+            "Of the bound: the least time in which the bytes can be read and written, as a share of what a call takes "
+            f"beyond waiting; this machine {rates}."
+        )
+    if summary.full:
+        notes.append("There were more calls than are kept: the first are missing, or some of the times.")
+    return escape(" ".join(notes))

@@ -1,0 +1,155 @@
+"""What the ranks of a traced program have written, read and put together: every call with its phases.
+
+A call's phases on a rank: it *waits* until the last rank of the group has issued the call; from then on it *reduces*
+while torch combines parts, and *moves* the rest of the time. Never imports torch.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import UsageError
+from unisono.trace.intervals import Interval, clipped, length, minus, union
+
+__all__ = ["CallRecord", "RankRecord", "Span", "read"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A thread inside a call, or a wait, of the program's: ``time.monotonic_ns``."""
+
+    name: str
+    begin: int
+    end: int
+    thread: int
+    site: str
+
+
+@dataclass
+class CallRecord:
+    """One call on one rank. ``late`` is how long after the first rank of its group this rank issued it, ns."""
+
+    group: str
+    ranks: tuple[int, ...]
+    number: int
+    op: str
+    nbytes: int
+    words: str
+    dtype: str
+    begin: int
+    end: int
+    message: bool
+    site: str = ""
+    late: int = 0
+    ready: int = 0
+    reductions: list[Interval] = field(default_factory=list)
+
+    @property
+    def wait(self) -> Interval:
+        """From the issue to the moment when all ranks had issued the call."""
+        return self.begin, max(self.begin, min(self.ready, self.end))
+
+    @property
+    def moves(self) -> list[Interval]:
+        """After the wait, without the reductions."""
+        return minus([(self.wait[1], self.end)], self.reductions)
+
+
+@dataclass
+class RankRecord:
+    """One rank: its calls by begin, the spans of its threads, the file of its compute events if there is one."""
+
+    rank: int
+    pid: int
+    host: str
+    program: str
+    clock: int
+    main: int
+    full: bool
+    calls: list[CallRecord]
+    spans: list[Span]
+    compute: Path | None = None
+
+
+def read(folder: Path) -> list[RankRecord]:
+    """The ranks whose records are in the folder, by rank. Raises UsageError if there are none."""
+    files = sorted(file for file in folder.glob("rank-*.json") if not file.name.endswith(".compute.json"))
+    found = sorted((_rank(file) for file in files), key=lambda record: record.rank)
+    if not found:
+        raise UsageError(
+            "no rank has left a record: did the program start a group of unisono, make a call in it, and "
+            "end by itself? (a killed process writes nothing)"
+        )
+    _join(found)
+    return found
+
+
+def _rank(file: Path) -> RankRecord:
+    data = json.loads(file.read_text(encoding="utf-8"))
+    spans = sorted((Span(*span) for span in data["spans"]), key=lambda span: span.begin)
+    reductions = union((begin, end) for begin, end in data["reductions"])
+    calls = sorted((_call(row) for row in data["calls"] if row["ended"]), key=lambda call: call.begin)
+    begins = [span.begin for span in spans]
+    for call in calls:
+        at = bisect_right(begins, call.begin) - 1
+        if at >= 0 and call.begin <= spans[at].end:
+            call.site = spans[at].site
+    compute = file.with_name(f"{file.stem}.compute.json")
+    record = RankRecord(
+        data["rank"],
+        data["pid"],
+        data["host"],
+        data["program"],
+        data["clock"],
+        data["main"],
+        data["full"],
+        calls,
+        spans,
+    )
+    record.compute = compute if compute.exists() else None
+    _share_out(reductions, calls)
+    return record
+
+
+def _call(row: dict[str, Any]) -> CallRecord:
+    return CallRecord(
+        row["group"], tuple(row["ranks"]), row["number"], row["op"], row["nbytes"], row["words"], row["dtype"],
+        row["issued"], row["ended"], row["message"], ready=row["issued"],
+    )  # fmt: skip
+
+
+def _share_out(reductions: list[Interval], calls: Iterable[CallRecord]) -> None:
+    """Each reduction belongs to the first issued call that is under way then: a lane carries one after the other."""
+    at, done = 0, 0
+    for call in sorted((c for c in calls if not c.message), key=lambda call: call.end):
+        done = max(done, call.begin)
+        while at < len(reductions) and reductions[at][1] <= done:
+            at += 1
+        k = at
+        while k < len(reductions) and reductions[k][0] < call.end:
+            call.reductions.append((max(reductions[k][0], done), min(reductions[k][1], call.end)))
+            k += 1
+        done = max(done, call.end)
+
+
+def _join(records: list[RankRecord]) -> None:
+    """Finds out when each call had been issued by all its ranks, and who came how late."""
+    alike: dict[tuple[str, int], list[CallRecord]] = {}
+    for record in records:
+        for call in record.calls:
+            alike.setdefault((call.group, call.number), []).append(call)
+    for calls in alike.values():
+        first, last = min(call.begin for call in calls), max(call.begin for call in calls)
+        for call in calls:
+            call.ready = last
+            call.late = call.begin - first
+            after = (call.wait[1], call.end)
+            call.reductions = clipped(call.reductions, after)
+
+
+def reduced(call: CallRecord) -> int:
+    """Nanoseconds of a call spent in reductions."""
+    return length(call.reductions)

@@ -1,0 +1,175 @@
+"""The numbers of a trace: who communicates how much, what of it is hidden behind compute, who is late, what costs most.
+
+Never imports torch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from unisono.trace.intervals import Interval, clipped, length, minus, union
+from unisono.trace.record import CallRecord, RankRecord, reduced
+
+__all__ = ["Bound", "CallSum", "RankSum", "Summary", "summarize"]
+
+Bound = Callable[[str, int, int], float]
+"""bound(op, nbytes as nccl-tests count, ranks) -> seconds, the least time of a call; 0 for unknown."""
+_TOP = 12
+
+
+@dataclass(frozen=True)
+class RankSum:
+    """One rank, in seconds of the window that all ranks share.
+
+    ``exposed`` is the time in which the main thread was inside a call or a wait, of which ``waiting`` before other
+    ranks had come; ``overlapped`` the time in which a call was under way while the main thread did something else;
+    ``late`` the mean delay behind the first rank, and ``last`` the share of calls for which this rank came last.
+    """
+
+    rank: int
+    exposed: float
+    waiting: float
+    overlapped: float
+    calls: int
+    nbytes: int
+    late: float
+    last: float
+
+    @property
+    def communicating(self) -> float:
+        """Seconds in which something was under way."""
+        return self.exposed + self.overlapped
+
+
+@dataclass(frozen=True)
+class CallSum:
+    """All calls of one kind from one place: seconds are means over ranks of the sums, ``mean`` is per call.
+
+    ``bound`` is the least time of a call as a share of what it took beyond waiting; 0 if unknown.
+    """
+
+    words: str
+    site: str
+    count: int
+    nbytes: int
+    seconds: float
+    mean: float
+    wait: float
+    move: float
+    reduce: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A whole trace. ``seconds`` is the length of the window, from the first call to the last end.
+
+    ``slowest`` is the rank that is furthest behind; ``clearly``, if it is so by a margin.
+    """
+
+    program: str
+    seconds: float
+    ranks: tuple[RankSum, ...]
+    top: tuple[CallSum, ...]
+    kinds: int
+    slowest: int
+    clearly: bool
+    full: bool
+
+    @property
+    def share(self) -> float:
+        """Share of the window in which a rank communicates; the mean over ranks."""
+        return fmean(rank.communicating for rank in self.ranks) / self.seconds if self.seconds else 0.0
+
+    @property
+    def exposed(self) -> float:
+        """Share of the window in which a rank does nothing else; the mean over ranks."""
+        return fmean(rank.exposed for rank in self.ranks) / self.seconds if self.seconds else 0.0
+
+    def words(self) -> list[str]:
+        """The summary in lines of text."""
+        lines = [
+            f"{len(self.ranks)} ranks, {self.seconds:.2f} s from the first call to the last: {self.share:.1%} of it "
+            f"communicating, {self.exposed:.1%} exposed, {self.share - self.exposed:.1%} overlapped with compute"
+        ]
+        rank = next(r for r in self.ranks if r.rank == self.slowest)
+        margin = "" if self.clearly else ", though not by much"
+        lines.append(
+            f"the slowest is rank {rank.rank}{margin}: last to come in {rank.last:.0%} of the calls, "
+            f"{rank.late * 1e3:.2f} ms behind the first rank on average"
+        )
+        return lines
+
+
+def summarize(records: Sequence[RankRecord], bound: Bound) -> Summary:
+    """Add a trace up."""
+    calls = [call for record in records for call in record.calls]
+    window = min((c.begin for c in calls), default=0), max((c.end for c in calls), default=0)
+    ranks = tuple(_rank(record, window) for record in records)
+    top = _kinds(records, bound)
+    slowest = max(ranks, key=lambda rank: (rank.late, -rank.rank))
+    return Summary(
+        program=records[0].program,
+        seconds=(window[1] - window[0]) / 1e9,
+        ranks=ranks,
+        top=tuple(top[:_TOP]),
+        kinds=len(top),
+        slowest=slowest.rank,
+        clearly=_clearly(slowest, ranks),
+        full=any(record.full for record in records),
+    )
+
+
+def _rank(record: RankRecord, window: Interval) -> RankSum:
+    inside = clipped(union((s.begin, s.end) for s in record.spans if s.thread == record.main), window)
+    flying = union((call.begin, call.end) for call in record.calls)
+    waits = union(call.wait for call in record.calls)
+    together = [call for call in record.calls if not call.message]
+    return RankSum(
+        rank=record.rank,
+        exposed=length(inside) / 1e9,
+        waiting=(length(inside) - length(minus(inside, waits))) / 1e9,
+        overlapped=length(minus(flying, inside)) / 1e9,
+        calls=len(record.calls),
+        nbytes=sum(call.nbytes for call in record.calls),
+        late=fmean(call.late for call in together) / 1e9 if together else 0.0,
+        last=fmean(call.begin == call.ready and call.late > 0 for call in together) if together else 0.0,
+    )
+
+
+def _clearly(slowest: RankSum, ranks: Sequence[RankSum]) -> bool:
+    """Whether it comes last half as often again as by chance, and is a quarter more behind than the others are."""
+    others = [rank.late for rank in ranks if rank is not slowest]
+    return bool(others) and slowest.last >= 1.5 / len(ranks) and slowest.late >= 1.25 * fmean(others)
+
+
+def _kinds(records: Sequence[RankRecord], bound: Bound) -> list[CallSum]:
+    """Calls of one kind and place together, the costliest first."""
+    found: dict[tuple[str, str], list[CallRecord]] = {}
+    for record in records:
+        for call in record.calls:
+            found.setdefault((call.words, call.site), []).append(call)
+    sums = [_kind(words, site, calls, bound) for (words, site), calls in found.items()]
+    return sorted(sums, key=lambda kind: -kind.seconds)
+
+
+def _kind(words: str, site: str, calls: list[CallRecord], bound: Bound) -> CallSum:
+    first = calls[0]
+    total = sum(call.end - call.begin for call in calls)
+    waiting = sum(length([call.wait]) for call in calls)
+    reducing = sum(reduced(call) for call in calls)
+    least = bound(first.op, first.nbytes, len(first.ranks))
+    alone = (total - waiting) / 1e9 / len(calls)
+    ranks = len({(c.group, c.number): None for c in calls})
+    return CallSum(
+        words=words,
+        site=site,
+        count=ranks,
+        nbytes=first.nbytes,
+        seconds=total / 1e9 / max(1, len(calls) / ranks),
+        mean=total / 1e9 / len(calls),
+        wait=waiting / total if total else 0.0,
+        move=(total - waiting - reducing) / total if total else 0.0,
+        reduce=reducing / total if total else 0.0,
+        bound=least / alone if alone else 0.0,
+    )

@@ -1,0 +1,104 @@
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import profiler
+
+from ranks import ranks
+from unisono.backend.group import Group
+from unisono.backend.process_group import UnisonoProcessGroup
+from unisono.backend.work import PendingWork
+from unisono.run.reduce import Reducer
+from unisono.trace.collect import Collector
+from unisono.trace.record import read
+from unisono.trace.summary import summarize
+
+WRAPPED = (UnisonoProcessGroup, PendingWork, Group, Reducer)
+
+
+def noted(rank: int, world_size: int, folder: str, compute: bool) -> list[bool]:
+    """Make some calls under a collector; whether everything it wrapped is as before afterwards."""
+    before = [dict(vars(cls)) for cls in WRAPPED]
+    collector = Collector(Path(folder), compute)
+    group = dist.new_group()
+    collector.start()
+    try:
+        x = torch.ones(50_000)
+        for _ in range(5):
+            if rank == 1:
+                time.sleep(0.01)
+            dist.all_reduce(x, group=group)
+        work = dist.broadcast(x, 0, group, async_op=True)
+        time.sleep(0.02)
+        work.wait()
+        (dist.send if rank == 0 else dist.recv)(x, 1 - rank, group)
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+    finally:
+        collector.write()
+        collector.stop()
+    return [dict(vars(cls)) == old for cls, old in zip(WRAPPED, before, strict=True)]
+
+
+def test_what_a_rank_does_is_noted_and_nothing_stays(tmp_path: Path) -> None:
+    assert ranks(2).run(noted, str(tmp_path), False) == [[True] * len(WRAPPED)] * 2
+    records = read(tmp_path)
+    assert [record.rank for record in records] == [0, 1]
+    for record in records:
+        mine = [call for call in record.calls if call.group != "the default group"]
+        assert [call.op for call in mine if not call.message] == ["all_reduce"] * 5 + ["broadcast", "barrier"]
+        assert [call.op for call in mine if call.message] == ["send" if record.rank == 0 else "recv"]
+        reduces = [call for call in mine if call.op == "all_reduce"]
+        assert {call.nbytes for call in reduces} == {200_000}
+        assert all("test_collect.py" in call.site for call in reduces)
+        assert all(call.end - call.begin >= sum(e - b for b, e in call.reductions) for call in reduces)
+    waits = [call for call in records[0].calls if call.op == "all_reduce" and call.group != "the default group"]
+    assert all(call.wait[1] - call.wait[0] > 8e6 for call in waits[1:])
+    summary = summarize(records, lambda *_: 0.0)
+    assert summary.slowest == 1
+
+
+def test_compute_events_come_along(tmp_path: Path) -> None:
+    ranks(2).run(noted, str(tmp_path), True)
+    for record in read(tmp_path):
+        assert record.compute is not None
+        names = {event.get("name") for event in json.loads(record.compute.read_text())["traceEvents"]}
+        assert {"unisono:all_reduce", "aten::ones"} <= names
+
+
+def profiled(rank: int, world_size: int, folder: str) -> list[str]:
+    handler = torch.profiler.tensorboard_trace_handler(folder, worker_name=f"rank{rank}")
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, on_trace_ready=handler) as profile, profiler.record_function("mine"):
+        everything_once(rank, world_size)
+    return sorted({event.name for event in profile.events()})
+
+
+def everything_once(rank: int, world_size: int) -> None:
+    x, whole = torch.ones(8), torch.ones(8 * world_size)
+    dist.all_reduce(x)
+    dist.all_reduce(torch.ones(1 << 19))
+    dist.all_reduce(x, async_op=True).wait()
+    dist.broadcast(x, 0)
+    dist.reduce(x, 0)
+    dist.all_gather([torch.empty(8) for _ in range(world_size)], x)
+    dist.all_to_all_single(whole, whole.clone())
+    dist.gather(x, [torch.empty(8) for _ in range(world_size)] if rank == 0 else None)
+    dist.scatter(x, list(whole.chunk(world_size)) if rank == 0 else None)
+    dist.barrier()
+    if rank < 2:
+        (dist.send if rank == 0 else dist.recv)(x, 1 - rank)
+
+
+def test_names_are_visible_to_torch_profiler_and_tensorboard(tmp_path: Path) -> None:
+    wanted = {"all_reduce", "wait all_reduce", "broadcast", "reduce", "all_gather", "all_to_all", "gather", "scatter"}
+    found = ranks(2).run(profiled, str(tmp_path))
+    for rank, names in enumerate(found):
+        wanted_here = {f"unisono:{name}" for name in wanted | {"barrier", "send" if rank == 0 else "recv"}}
+        assert wanted_here <= set(names), wanted_here - set(names)
+        (file,) = tmp_path.glob(f"rank{rank}.*.pt.trace.json")
+        events: list[dict[str, Any]] = json.loads(file.read_text())["traceEvents"]
+        assert {"unisono:all_reduce", "mine"} <= {event.get("name") for event in events}

@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+from traces.records import call, two_ranks, write
+from unisono.trace.page import report_page
+from unisono.trace.record import read
+from unisono.trace.summary import Summary, summarize
+
+
+@pytest.fixture
+def summary(tmp_path: Path) -> Summary:
+    two_ranks(tmp_path)
+    return summarize(read(tmp_path), lambda op, nbytes, ranks: nbytes * 1e-10 if op == "all_reduce" else 0.0)
+
+
+def test_exposed_and_overlapped_add_up_over_the_window(summary: Summary) -> None:
+    assert summary.seconds == pytest.approx(4000e-9)  # from 1000 to 5000
+    zero, one = summary.ranks
+    assert zero.exposed == pytest.approx((1010 + 20 + 100) * 1e-9)
+    assert zero.overlapped == pytest.approx(1890e-9)  # the second call but for its issue and its wait
+    assert zero.waiting == pytest.approx(400e-9)
+    assert (one.exposed, one.waiting) == (pytest.approx((620 + 20 + 100) * 1e-9), 0)
+    assert summary.exposed == pytest.approx((1130 + 740) / 2 / 4000)
+    assert summary.share == pytest.approx((1130 + 740 + 2 * 1890) / 2 / 4000)
+
+
+def test_the_slowest_rank_is_named(summary: Summary) -> None:
+    assert [(rank.late, rank.last) for rank in summary.ranks] == [(0.0, 0.0), (pytest.approx(200e-9), 0.5)]
+    assert (summary.slowest, summary.clearly) == (1, False)
+    assert "the slowest is rank 1, though not by much: last to come in 50% of the calls" in summary.words()[1]
+
+
+def test_a_rank_that_is_always_last_is_clearly_slow(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path, rank, calls=[call(k, 1000 * k + 300 * (rank == 0), 1000 * k + 500) for k in range(1, 9)])
+    summary = summarize(read(tmp_path), lambda *_: 0.0)
+    assert (summary.slowest, summary.clearly) == (0, True)
+    assert summary.ranks[0].last == 1.0
+
+
+def test_kinds_of_calls_by_place(summary: Summary) -> None:
+    async_call, sync_call = summary.top
+    assert (sync_call.site, sync_call.count, sync_call.mean) == ("train.py:5 in step", 1, pytest.approx(800e-9))
+    assert (sync_call.wait, sync_call.reduce) == (pytest.approx(400 / 1600), pytest.approx(600 / 1600))
+    assert sync_call.wait + sync_call.move + sync_call.reduce == pytest.approx(1)
+    assert sync_call.bound == pytest.approx(102.4 / 600)  # 1200 ns on two ranks beyond waiting
+    assert async_call.seconds == pytest.approx(2000e-9)
+
+
+def test_the_page_holds_the_numbers_and_nothing_from_outside(summary: Summary) -> None:
+    page = report_page(summary, "trace.json", "copies fast")
+    assert "train.py --lr &lt;1&gt;" in page
+    for text in ("71 %", "23 %", "47 %", "rank 1", "all_reduce(float32 [256], SUM)", "train.py:5 in step", "17 %"):
+        assert text in page, text
+    assert "<script" not in page
+    assert page.count("http") == 1  # where to open the trace
