@@ -1,6 +1,7 @@
 import json
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def noted(rank: int, world_size: int, folder: str, compute: bool) -> list[bool]:
         x = torch.ones(50_000)
         for _ in range(5):
             if rank == 1:
-                time.sleep(0.01)
+                time.sleep(0.03)
             dist.all_reduce(x, group=group)
         work = dist.broadcast(x, 0, group, async_op=True)
         time.sleep(0.02)
@@ -56,7 +57,7 @@ def test_what_a_rank_does_is_noted_and_nothing_stays(tmp_path: Path) -> None:
         assert all("test_collect.py" in call.site for call in reduces)
         assert all(call.end - call.begin >= sum(e - b for b, e in call.reductions) for call in reduces)
     waits = [call for call in records[0].calls if call.op == "all_reduce" and call.group != "the default group"]
-    assert all(call.wait[1] - call.wait[0] > 8e6 for call in waits[1:])
+    assert median(call.wait[1] - call.wait[0] for call in waits) > 15e6
     summary = summarize(records, lambda *_: 0.0)
     assert summary.slowest == 1
 
