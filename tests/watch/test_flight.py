@@ -76,9 +76,13 @@ def late_rank(rank: int, world_size: int, folder: str) -> str:
     os.environ["UNISONO_FLIGHT_DIR"] = folder
     dist.barrier()
     if rank == 2:
-        time.sleep(3)
+        time.sleep(1.5)
         return ""
-    return attempt(lambda: dist.all_reduce(torch.ones(5))).kind
+    try:
+        dist.all_reduce(torch.ones(5))
+    except unisono.CollectiveTimeout as error:
+        return type(error).__name__  # once this has returned, a peer that fails too may ask for the record again
+    return ""
 
 
 def test_a_timeout_saves_the_record_of_all_ranks_and_the_analyzer_names_the_missing_one(tmp_path: Path) -> None:
@@ -87,6 +91,28 @@ def test_a_timeout_saves_the_record_of_all_ranks_and_the_analyzer_names_the_miss
     said = _analyze(tmp_path)
     assert "Not all ranks joining collective, sequence number: 2" in said
     assert "missing ranks: {2}" in said
+    assert "late_rank at" in said
+
+
+def asked_later(rank: int, world_size: int, folder: str) -> None:
+    def fails() -> None:
+        attempt(lambda: dist.all_reduce(torch.ones(5)))
+
+    dist.barrier()
+    if rank == 0:
+        fails()
+        unisono.dump_flight_record(folder)
+    else:
+        time.sleep(0.8)
+
+
+def test_a_record_made_after_a_call_failed_still_has_its_line(tmp_path: Path) -> None:
+    """Its function has returned by then: a peer that fails too asks for the record a moment later."""
+    with Job(asked_later, 2, str(tmp_path), timeout=0.3) as job:
+        job.results()
+    *_, last = _entries(tmp_path, 0)
+    assert (last["profiling_name"], last["state"]) == ("gloo:all_reduce", "started")
+    assert [frame["name"] for frame in last["frames"]] == ["<lambda>"]
 
 
 def disagreeing(rank: int, world_size: int, folder: str) -> str:

@@ -165,7 +165,9 @@ class CollectiveLane(Lane):
         return True
 
     def _locate(self, task: Task, site: Site) -> None:
-        self._flight.locate(self._issued, site)
+        queue = self._queue
+        newest = not queue or task is queue[-1]
+        self._flight.locate(self._issued if newest else self.calls + 1 + queue.index(task), site)
 
     def _under_way(self) -> Sequence[Task]:
         return list(self._queue)

@@ -91,7 +91,7 @@ class Lane(ABC):
 
     @abstractmethod
     def _locate(self, task: Task, site: Site) -> None:
-        """Notes where ``task``, the newest call, was made. Lock held."""
+        """Notes where ``task``, which is under way, was made. Lock held."""
 
     def submit(self, task: Task, background: bool) -> None:
         """Takes a call in. In the background it is carried as far as it goes now; else it is done on return.
@@ -323,7 +323,11 @@ class _Vigil:
     def __init__(self, lane: Lane, task: Task) -> None:
         self._watch = lane._watch
         name = lane._names[lane._rank]
-        place = site_text(call_site())
+        here = call_site()
+        place = site_text(here)
+        if task.site is None:  # a synchronous call is made where it waits: noted while it does, for records made later
+            task.site = here
+            lane._locate(task, here)
         text = f"rank {name} (pid {self._watch.me.pid}): {lane.explain(task, 'waits', briefly=True)}, at {place}"
         self._published = self._watch.begin(text)
         self._finder = CycleFinder(self._watch)
