@@ -1,11 +1,12 @@
 """Results as a picture: latency and bus bandwidth by size, a row of two panels per collective. Never imports torch."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from unisono.bench.result import Result, Row
 from unisono.errors import UsageError
-from unisono.units import show_nbytes
+from unisono.units import show_nbytes, show_seconds
 
 __all__ = ["save_plot"]
 
@@ -28,8 +29,9 @@ def save_plot(path: Path, result: Result) -> None:
         raise UsageError("nothing was measured, so there is nothing to draw")
     figure = Figure(figsize=(12.5, 0.9 + 4.3 * len(names)), layout="constrained")
     FigureCanvasAgg(figure)
-    pinned = ", pinned" if result.settings.get("pin") else ""
     rows = [row for row in result.rows if row.seconds]
+    fits = result.settings.get("pin") and rows[0].ranks <= result.machine.cores
+    pinned = ", pinned" if fits else ""
     figure.suptitle(f"{rows[0].ranks} ranks{pinned} · {rows[0].dtype} · {result.machine.cpu}", fontsize=11)
     for name, (left, right) in zip(names, figure.subplots(len(names), 2, squeeze=False), strict=True):
         curves = [(contender, result.of(name, contender)) for contender in result.contenders]
@@ -74,7 +76,7 @@ def _times(panel: Any, curves: list[tuple[str, list[Row]]], name: str) -> None:
     seen = sorted((size, bound) for size, bound in bounds.items() if bound >= fastest / 8)
     if len(seen) > 1:
         panel.plot(*zip(*seen, strict=True), color=_BOUND, linestyle="--", label="bound")
-    _axes(panel, _title(name, curves), "time per call (µs)")
+    _axes(panel, _title(name, curves), "time per call", lambda micro: show_seconds(micro / 1e6))
 
 
 def _bandwidths(panel: Any, curves: list[tuple[str, list[Row]]], name: str) -> None:
@@ -89,7 +91,7 @@ def _bandwidths(panel: Any, curves: list[tuple[str, list[Row]]], name: str) -> N
     best = {row.nbytes: row.nbytes / row.bound * row.factor / 1e9 for _, rows in curves for row in rows if row.bound}
     if best:
         panel.plot(*zip(*sorted(best.items()), strict=True), color=_BOUND, linestyle="--", label="bound")
-    _axes(panel, f"{_title(name, curves)}: bus bandwidth", "busbw (GB/s)")
+    _axes(panel, f"{_title(name, curves)}: bus bandwidth", "busbw (GB/s)", lambda giga: f"{giga:g}")
 
 
 def _bars(panel: Any, curves: list[tuple[str, list[Row]]]) -> None:
@@ -103,7 +105,7 @@ def _bars(panel: Any, curves: list[tuple[str, list[Row]]]) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _axes(panel: Any, title: str, label: str) -> None:
+def _axes(panel: Any, title: str, label: str, show: Callable[[float], str]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     panel.set_xscale("log", base=2)
@@ -111,12 +113,14 @@ def _axes(panel: Any, title: str, label: str) -> None:
     panel.set(title=title, xlabel="size", ylabel=label)
     panel.xaxis.set_major_locator(LogLocator(base=16.0, numticks=20))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda size, _: show_nbytes(size)))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
     panel.yaxis.set_major_locator(LogLocator(base=10.0, numticks=20))
     panel.xaxis.minorticks_off()
     panel.grid(which="major", alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(frameon=False)
+    handles, labels = panel.get_legend_handles_labels()
+    last = sorted(zip(handles, labels, strict=True), key=lambda pair: pair[1] == "bound")
+    panel.legend(*zip(*last, strict=True), frameon=False)
 
 
 def _middle(row: Row) -> tuple[float, float]:
