@@ -1,0 +1,84 @@
+"""Every example runs and prints what it promises. A new one is a row of the table below."""
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import socket
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ranks import ranks
+
+FOLDER = Path(__file__).parent.parent / "examples"
+BACKENDS = ("unisono", "gloo")
+
+
+class Example(NamedTuple):
+    """A file under examples/, the ranks it is for, and patterns that rank 0 must print, in this order."""
+
+    file: str
+    world_size: int
+    prints: tuple[str, ...]
+    backends: tuple[str, ...] = BACKENDS
+    arguments: tuple[str, ...] = ()
+
+
+EXAMPLES = [
+    Example("01_data_parallel_by_hand.py", 2, (r"step 20: loss 0\.\d+", r"step 60: loss 0\.0\d+", "bit for bit")),
+    Example("02_ddp.py", 2, (r"DDP and DataParallel differ by (0e\+00|\de-0[789])", "rank 0: 8 batches, 8 steps")),
+    Example(
+        "08_parameter_server.py",
+        3,
+        (
+            r"all_reduce +loss 0\.\d+ +\d.* at rank 0",
+            r"server, synchronous +loss 0\.\d+",
+            r"server, staleness 2 +loss 0\.\d+",
+        ),
+    ),
+]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def on_ranks_run(rank: int, world_size: int, example: Example, backend: str, port: int) -> str:
+    """Run the file as torchrun does, in this process; returns what it printed."""
+    settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    settings |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "BACKEND": backend}
+    before, arguments = dict(os.environ), sys.argv
+    os.environ.update({name: str(value) for name, value in settings.items()})
+    sys.argv = [example.file, *example.arguments]
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            runpy.run_path(str(FOLDER / example.file), run_name="__main__")
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        sys.argv = arguments
+    return printed.getvalue()
+
+
+CASES = [(example, backend) for example in EXAMPLES for backend in example.backends]
+
+
+@pytest.mark.parametrize(("example", "backend"), CASES, ids=[f"{e.file}-{b}" for e, b in CASES])
+def test_example(example: Example, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = ranks(example.world_size, group=False).run(on_ranks_run, example, backend, free_port())[0]
+    assert re.search(".*".join(example.prints), printed, re.DOTALL), printed
+
+
+def test_every_example_is_in_the_table_and_short() -> None:
+    files = sorted(file.name for file in FOLDER.glob("*.py"))
+    assert files == sorted({example.file for example in EXAMPLES})
+    for file in files:
+        assert (FOLDER / file).read_text().count("\n") < 80, file
