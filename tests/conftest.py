@@ -1,6 +1,7 @@
 """What every test shares: one thread per process, and the pool of rank processes ended with the session."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the ranks that are forked later
@@ -8,6 +9,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the
 import pytest
 
 from ranks import _POOL
+
+# A shell starts background jobs with Ctrl-C ignored, which processes inherit; what the tests start must not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

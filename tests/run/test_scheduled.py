@@ -79,7 +79,7 @@ def everything(rank: int, world_size: int, variants: list[dict[str, object]]) ->
     return [line[:400] for case in every_case(world_size, variants) for line in problems(case, rank, one)]
 
 
-@pytest.mark.parametrize("world_size", range(2, 10))
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8])
 def test_every_algorithm_over_the_board(world_size: int) -> None:
     assert list(chain(*ranks(world_size).run(everything, VARIANTS))) == []
 

@@ -26,7 +26,7 @@ def over_rings(rank: int, world_size: int, path: str) -> list[str]:
         transport.close()
 
 
-@pytest.mark.parametrize("world_size", range(2, 10))
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8])
 def test_every_algorithm_over_shared_memory(world_size: int, tmp_path: Path) -> None:
     assert list(chain(*ranks(world_size, group=False).run(over_rings, str(tmp_path / "store")))) == []
 
@@ -36,6 +36,6 @@ def over_gloo(rank: int, world_size: int) -> list[str]:
     return [line[:400] for line in over(transport, list(every_case(world_size, [*VARIANTS, {"numel": 0}])))]
 
 
-@pytest.mark.parametrize("world_size", range(2, 10))
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8])
 def test_every_algorithm_over_gloo(world_size: int) -> None:
     assert list(chain(*ranks(world_size, backend="gloo").run(over_gloo))) == []
