@@ -42,7 +42,7 @@ class Express:
         self._desk = desk
         self._tickets: dict[Any, Prepared | None] = {}
         self._prepare()
-        desk.changed = self._prepare
+        desk.tell(self._prepare)
 
     def _prepare(self) -> None:
         """Begins anew, with what the desk offers now."""

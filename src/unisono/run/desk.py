@@ -3,6 +3,7 @@
 Each rank may decide for itself whether it uses the loops: the wire is the same. When they are loaded: loops.py.
 """
 
+import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ _SAMPLES: dict[torch.dtype, Any] = {
 }
 """What the loops reduce; every other dtype is reduced by torch. Moving takes any."""
 _BYTES: Any = np.empty(0, np.uint8)
+_COLD, _AT_ONCE, _WARM = 1, 2, 3  # when a desk may use the loops; see loops.wanted
 _OPS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "AVG": 8}
 
 
@@ -54,25 +56,31 @@ class Order:
 
 
 class Desk:
-    """One rank's desk in one group; see the module's text. ``changed`` is called when more orders can be had."""
+    """One rank's desk in one group; see the module's text."""
 
     def __init__(self, board: Board, flight: CollectiveRecord) -> None:
         self._board, self._flight, self._mode = board, flight, wanted()
         self._words: Any = None
         self.address = 0
-        self.changed: Callable[[], None] = lambda: None
-        self.open_at = WARM if self._mode == 1 else -1
+        self._user: weakref.WeakMethod[Callable[[], None]] | None = None
+        self.open_at = WARM if self._mode == _COLD else -1
         """The call after which the loops are wanted; see `warm`."""
         loops.users.add(self)
 
+    def tell(self, user: Callable[[], None]) -> None:
+        """Calls the method ``user``, while its object lives, whenever more orders can be had."""
+        self._user = weakref.WeakMethod(user)
+
     def warm(self) -> None:
         """The group has made enough calls to be worth the loops."""
-        self._mode = 2 if self._mode == 2 else 3
-        self.changed()
+        self._mode = _WARM
+        self.change()
 
     def change(self) -> None:
         """More loops are there."""
-        self.changed()
+        user = self._user() if self._user else None
+        if user is not None:
+            user()
 
     def _set_up(self) -> None:
         board, flight, fused = self._board, self._flight, loops.fused
@@ -119,9 +127,11 @@ class Desk:
         ``nbytes``: of the tensor, or of one rank's piece; ``op``: the reduce op, or the root.
         """
         sample: Any = _SAMPLES.get(tensor.dtype) if isinstance(op, str) else _BYTES
-        if self._mode < 2 or sample is None or (isinstance(op, str) and op not in _OPS):
+        if self._mode < _AT_ONCE or sample is None or (isinstance(op, str) and op not in _OPS):
             return None
-        if not loops.serve(sample.dtype, at_once=self._mode == 2):
+        if op == "AVG" and not tensor.dtype.is_floating_point:
+            return None  # refused the long way
+        if not loops.serve(sample.dtype, at_once=self._mode == _AT_ONCE):
             return None
         if self._words is None:
             self._set_up()
