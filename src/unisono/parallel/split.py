@@ -1,0 +1,103 @@
+"""Operator split: consecutive parts of one model on different devices, in one process or one part per rank.
+
+    parts = cut(resnet, before=["layer3"])            # seq1 ... layer2 | layer3 ... fc
+    model = DeviceSplit(parts, ["cuda:0", "cuda:1"])   # one process: call it, backward, optimizer, as ever
+    split = rank_split(parts, F.cross_entropy)         # two ranks: each holds, runs and updates its own part
+    loss = split.step(images, labels)
+
+Only one device works at a time; a pipeline (`unisono.parallel.pipeline`) is what keeps them all busy. torch.profiler
+shows each part's forward (`split part 0 forward (cuda:0)`), and each crossing of a border in both directions; the
+backward of a part lies between two crossings. On ranks the ranges are those of a pipeline, `pipeline 0F0` and so on.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from unisono.errors import UsageError
+from unisono.parallel.autograd import apply
+from unisono.parallel.pipeline import Pipeline
+from unisono.parallel.pipeline_schedules import gpipe
+from unisono.parallel.pipeline_shapes import Loss
+from unisono.parallel.shards import Group, place
+
+__all__ = ["DeviceSplit", "cut", "rank_split"]
+
+
+def cut(model: nn.Module, before: Sequence[str]) -> list[nn.Sequential]:
+    """Parts of a model that calls its children one after the other; each of the children named begins a new part.
+
+    The parts share the model's modules and keep their names. Raises UsageError for a name that is no child, and for
+    names that are not in the order of the children or begin with the first.
+    """
+    names = [name for name, _ in model.named_children()]
+    unknown = [name for name in before if name not in names]
+    if unknown:
+        raise UsageError(f"the model has no child {unknown[0]!r}: it has {', '.join(names) or 'none'}")
+    starts = [0, *(names.index(name) for name in before), len(names)]
+    if any(start >= end for start, end in pairwise(starts)):
+        raise UsageError(f"cuts before {', '.join(before)} leave a part empty: the children are {', '.join(names)}")
+    parts = []
+    for start, end in pairwise(starts):
+        part = nn.Sequential()
+        for name in names[start:end]:
+            part.add_module(name, model.get_submodule(name))
+        parts.append(part)
+    return parts
+
+
+class DeviceSplit(nn.Module):
+    """One model in one process, a part on each device: [rows, ...] on any device → output on the last part's.
+
+    Moves the parts there. Backward and optimizers work as on one device: gradients cross the borders back, and each
+    weight is updated where it lies. Devices may repeat. Raises UsageError unless there is a device for each part.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], devices: Sequence[torch.device | str]) -> None:
+        super().__init__()
+        if len(parts) != len(devices) or not parts:
+            raise UsageError(f"{len(parts)} parts need a device each, got {len(devices)} devices")
+        self.devices = [torch.device(device) for device in devices]
+        self.parts = nn.ModuleList(part.to(device) for part, device in zip(parts, self.devices, strict=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the parts one after the other, moving to each one's device what it is given."""
+        for number, (part, device) in enumerate(zip(self.parts, self.devices, strict=True)):
+            x = x.to(device) if number == 0 else apply(_Border, x, device, number)
+            with record_function(f"split part {number} forward ({device})"):
+                x = part(x)
+        return x
+
+
+class _Border(torch.autograd.Function):
+    """From one part to the next: the same values on the other device; gradients go back to the first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, device: torch.device, number: int) -> Tensor:
+        ctx.device, ctx.number = x.device, number
+        with record_function(f"split border {number - 1} to {number} ({device})"):
+            return x.view_as(x) if x.device == device else x.to(device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        with record_function(f"split border {ctx.number} to {ctx.number - 1} ({ctx.device})"):
+            return gradient.to(ctx.device), None, None
+
+
+def rank_split(
+    parts: Sequence[nn.Module], loss_fn: Loss, *, group: Group = None, device: torch.device | str = "cpu"
+) -> Pipeline:
+    """One part per rank: rank r holds parts[r] on `device`, and `step(inputs, targets)` does forward and backward.
+
+    The batch goes through whole: a pipeline of one microbatch, whose loss is the mean over it that loss_fn makes. Each
+    rank then updates its own part with an optimizer over `parts[rank].parameters()`. Raises UsageError on every rank
+    unless there is a part for each.
+    """
+    rank, world_size = place(group)
+    if len(parts) != world_size:
+        raise UsageError(f"{len(parts)} parts do not fit a group of {world_size} ranks: one for each")
+    return Pipeline([parts[rank].to(device)], gpipe(world_size, 1), loss_fn, group=group, device=device)

@@ -1,0 +1,98 @@
+"""The two halves of a backward against the whole."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from unisono.parallel.pipeline_backward import input_gradient
+
+WIDTH = 4
+
+
+class Everything(nn.Module):
+    """Weights used once and twice, directly and through other weights, in branches and in attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.bias = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(WIDTH))
+        self.norm, self.scale = nn.LayerNorm(WIDTH), nn.Parameter(torch.randn(WIDTH))
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.unused = nn.Linear(WIDTH, WIDTH)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.frozen(self.twice(x)) + self.bias
+        x = torch.tanh(self.twice(x)) * self.bias
+        x = self.normed(self.norm(x))
+        x = self.normed(x) + (self.scale * self.scale).sum() * self.scale
+        x = x + self.attention(x, x, x)[0]
+        return self.norm(x) + x
+
+
+class Convolutions(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv1d(3, 5, 1), nn.BatchNorm1d(5), nn.ReLU(), nn.Conv1d(5, 3, 1), nn.GELU())
+
+
+def both(make: type[nn.Module], x: Tensor) -> tuple[nn.Module, Tensor, nn.Module, Tensor]:
+    torch.manual_seed(0)
+    mine = make()
+    torch.manual_seed(0)
+    return mine, x.clone().requires_grad_(), make(), x.clone().requires_grad_()
+
+
+@pytest.mark.parametrize("make", [Everything, Convolutions])
+def test_the_halves_make_the_whole(make: type[nn.Module]) -> None:
+    x, gradient = torch.randn(2, 3, WIDTH), torch.randn(2, 3, WIDTH)
+    mine, source, whole, other = both(make, x)
+    found, later = input_gradient(mine(source), gradient, source)
+    assert all(p.grad is None for p in mine.parameters())
+    assert source.grad is None
+    whole(other).backward(gradient)
+    torch.testing.assert_close(found, other.grad)
+    later.accumulate()
+    for (name, got), want in zip(mine.named_parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad, msg=name)
+    found, later = input_gradient(mine(source), gradient, source)
+    later.accumulate()
+    for (name, got), want in zip(mine.named_parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, None if want.grad is None else 2 * want.grad, msg=name)
+
+
+def test_a_loss_needs_no_gradient_and_hooks_run_once() -> None:
+    layer, source = nn.Linear(WIDTH, 1), torch.ones(3, WIDTH, requires_grad=True)
+    calls: list[str] = []
+    layer.weight.register_post_accumulate_grad_hook(lambda p: calls.append("weight"))
+    found, later = input_gradient(layer(source).sum(), None, source)
+    assert calls == []
+    later.accumulate()
+    assert calls == ["weight"]
+    torch.testing.assert_close(found, layer.weight.expand(3, WIDTH))
+    torch.testing.assert_close(layer.weight.grad, torch.full((1, WIDTH), 3.0))
+
+
+def test_without_a_way_to_the_source_everything_is_left_for_later() -> None:
+    layer = nn.Linear(WIDTH, WIDTH)
+    for source in (None, torch.ones(2, WIDTH), torch.ones(2, WIDTH, requires_grad=True)):
+        layer.zero_grad()
+        found, later = input_gradient(layer(torch.ones(2, WIDTH)), torch.ones(2, WIDTH), source)
+        assert found is None
+        assert layer.weight.grad is None
+        later.accumulate()
+        torch.testing.assert_close(layer.weight.grad, torch.full((WIDTH, WIDTH), 2.0))
+    found, later = input_gradient(torch.ones(()), None, None)
+    later.accumulate()
+    assert found is None
+
+
+def test_built_in_layers_compute_each_gradient_once() -> None:
+    """Matrix products in a trace: those of inputs in the first half, those of weights in the second."""
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    source = torch.ones(2, WIDTH, requires_grad=True)
+    output = layers(source)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as first:
+        _, later = input_gradient(output, torch.ones(2, WIDTH), source)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as second:
+        later.accumulate()
+    assert [sum(e.count for e in t.key_averages() if e.key == "aten::mm") for t in (first, second)] == [2, 2]
