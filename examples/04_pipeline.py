@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from unisono.parallel.pipeline import Pipeline, stages_from_layers
-from unisono.parallel.pipeline_schedules import build_pipeline, usual_stages_per_rank
+from unisono.parallel.pipeline_schedules import build_pipeline
 
 WIDTH, ROWS, MICROBATCHES, STEPS = 128, 64, 8, 30
 
@@ -33,7 +33,7 @@ def main() -> None:
     # 1. a schedule is data: which rank does what, in which order
     schedule = build_pipeline(name, world_size, MICROBATCHES)
     if rank == 0:
-        print(f"{usual_stages_per_rank(name)} stages on each rank\n{schedule}")
+        print(schedule)
 
     # 2. every rank takes its stages of the model, and an optimizer for them
     model = layers()

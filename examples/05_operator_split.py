@@ -51,11 +51,7 @@ def main() -> None:
     whole = DeviceSplit(cut(resnet(), before=["layer3"]), ["cpu", "cpu"])  # both halves in this process
     parts = cut(resnet(), before=["layer3"])  # this process's half, and one that is not used
     split = rank_split(parts, F.cross_entropy)
-    names = " ".join(name for name, _ in parts[rank].named_children())
-    for who in range(2):
-        dist.barrier()
-        if rank == who:
-            print(f"rank {rank} holds {names}", flush=True)
+    print(f"rank {rank} holds {' '.join(name for name, _ in parts[rank].named_children())}", flush=True)
     updates = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (whole, parts[rank])]
 
     with profile(activities=[ProfilerActivity.CPU]) as trace:
@@ -67,8 +63,8 @@ def main() -> None:
             for optimizer in updates:
                 optimizer.step()
     pairs = zip(parts[rank].parameters(), whole.parts[rank].parameters(), strict=True)
-    differ = max((mine - other).abs().max().item() for mine, other in pairs)
     if rank == 0:
+        differ = max((mine - other).abs().max().item() for mine, other in pairs)
         for event in sorted(trace.key_averages(), key=lambda event: event.key):
             if event.key.startswith(("split", "pipeline")):
                 print(f"{event.key:32} {event.count:3} times {event.cpu_time_total / event.count / 1e3:7.2f} ms")
