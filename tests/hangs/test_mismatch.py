@@ -1,6 +1,8 @@
 """Ranks that call different things: MismatchError on every rank, a table of who called what, a group that lives on."""
 
+import logging
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -237,29 +239,84 @@ def test_global_ranks_and_strangers() -> None:
         inside.says("ValueError", "0", r"\[1, 3\]", "group_src")
 
 
-def messages(rank: int, world_size: int) -> list[Fault]:
-    """Sizes and dtypes that sender and receiver see differently, then one that fits."""
-    sent = [zeros(4), zeros(8), zeros(6), zeros(3_000_000), torch.ones(2)]
-    received = [zeros(8), zeros(4), zeros(6, dtype=torch.int64), zeros(1_000), zeros(2)]
-    if rank == 0:
-        return [attempt(lambda x=x: dist.send(x, 1)) for x in sent]
-    if rank == 1:
-        faults = [attempt(lambda x=x: dist.recv(x, 0)) for x in received]
-        assert received[-1].tolist() == [1.0, 1.0]
-        assert not any(x.any() for x in received[:-1])
-        return faults
-    return []
+MESSAGES: list[tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]] = [
+    # what is sent, what is expected, what both sides' errors must name besides
+    (zeros(4), zeros(8), (r"\b4 elements of float32", r"\b8\b")),
+    (zeros(8), zeros(4), (r"\b8 elements of float32", r"\b4\b")),
+    (zeros(6), zeros(6, dtype=torch.int64), (r"\b6 elements of float32", "int64")),
+    (zeros(3_000_000), zeros(1_000), ("3000000 elements", r"\b1000\b")),
+    (zeros(0), zeros(2), (r"\b0 elements", r"\b2\b")),
+]
+ENDS = ["wait", "send", "recv", "barrier", "all_reduce", "asynchronous", "long recv", "long barrier"]
 
 
-def test_messages() -> None:
-    senders, receivers, _ = ranks(3).run(messages)
-    facts = [(r"4\b", r"8\b"), (r"8\b", r"4\b"), ("float32", "int64"), ("3000000", "1000"), ()]
-    for sender, receiver, named in zip(senders, receivers, facts, strict=True):
-        if named:
-            receiver.says("MismatchError", "rank 1", "rank 0", "recv", *named)
+def messages(rank: int, world_size: int, end: str) -> list[tuple[Fault, float, float]]:
+    """Each message is refused; its sender hears of it at the next thing it does, and all go on."""
+    told, other, gate = [], zeros(2), dist.new_group()
+    ends: dict[str, tuple[Call, Call]] = {
+        # what the sender does next, and what the receiver does
+        "wait": (lambda: None, lambda: None),
+        "send": (lambda: dist.send(zeros(2), 1), lambda: dist.recv(other, 0)),
+        "recv": (lambda: dist.recv(other, 1), lambda: dist.send(zeros(2), 0)),
+        "all_reduce": (lambda: dist.all_reduce(zeros(70_000)),) * 2,
+        "asynchronous": (lambda: dist.all_reduce(zeros(2), async_op=True).wait(),) * 2,
+        "barrier": (dist.barrier, dist.barrier),
+    }
+    sends, receives = ends[end.removeprefix("long ")]
+    for sent, expected, _ in MESSAGES:
+        first = second = Fault("", "", 0.0, 0.0)
+        work = dist.isend(sent, 1) if rank == 0 else None
+        if rank == 1:
+            first = attempt(lambda expected=expected: dist.recv(expected, 0))
+        elif end != "wait" and work is not None:
+            first = attempt(work.wait)
+        dist.barrier(gate)  # by now it has been refused
+        if end == "wait" and work is not None:
+            first = attempt(work.wait)
+            assert attempt(work.wait).text == first.text
+        elif rank == 0:
+            second = attempt(sends)
+            if end == "long recv" and "withdrawn" in second.text:
+                sends()
         else:
-            receiver.says("")
-        if sender.kind:  # a short message may be on its way already when its receiver refuses it
-            sender.says("MismatchError", "rank 1", *named)
+            time.sleep(0.3 * ("long" in end))
+            if rank == 1 or sends is receives:
+                receives()
+        told.append((first if first.kind else second, total(), total()))
+    dist.destroy_process_group(gate)
+    return told
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_message_refused_is_an_error_on_both_sides(end: str) -> None:
+    senders, receivers, _ = ranks(3).run(messages, end)
+    for (sender, *sums), (receiver, *others), (_, _, named) in zip(senders, receivers, MESSAGES, strict=True):
+        receiver.says("MismatchError", "rank 1 expects recv", "from rank 0", *named)
+        sender.says("MismatchError", "rank 1 refused a message of rank 0", "can still be used", "tag 0", *named)
         assert sender.seconds < 1.0
         assert receiver.seconds < 1.0
+        assert sums == others == [9.0, 9.0]
+
+
+def last_words(rank: int, world_size: int) -> list[str]:
+    """A message refused after its sender's last call in a group: logged as the sender leaves it."""
+    group, said = dist.new_group([0, 1]), []
+    if rank == 0:
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("unisono").addHandler(handler)
+        dist.send(zeros(3), 1, group=group)
+    elif rank == 1:
+        said.append(attempt(lambda: dist.recv(zeros(2), 0, group=group)).text)
+    dist.barrier()
+    if rank < 2:
+        dist.destroy_process_group(group)
+    if rank == 0:
+        logging.getLogger("unisono").removeHandler(handler)
+    return said
+
+
+def test_a_message_refused_that_nobody_asked_for_is_logged() -> None:
+    (said,), (text,), _ = ranks(3).run(last_words)
+    assert "3 elements of float32" in text
+    assert re.search("rank 1 refused a message of rank 0: send of 3 elements of float32 .* recv of 2 elements", said)

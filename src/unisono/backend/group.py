@@ -1,5 +1,6 @@
 """One rank's membership in one group: the shared memory, its two lanes, its coming and its going."""
 
+import logging
 import os
 import threading
 import time
@@ -93,6 +94,7 @@ class Group:
         self.collectives = CollectiveLane(board, self.names, self.label)
         self.express = Express(self.operations, self.collectives.desk)
         self.messages = PointToPointLane(segment, self.rank, self.names, self.label)
+        self.collectives.refusals = self.messages.refusals
         self.joined = True
 
     def _claim(self, segment: Segment) -> None:
@@ -160,6 +162,7 @@ class Group:
             error = UnisonoError(f"{self.label}: this rank {why} while the call was under way")
             self.collectives.close(error)
             self.messages.close(error)
+            self._log_refusals()
             self._say_left(segment, words)
             self.joined = False
             del self.collectives, self.messages, self.operations, self.express
@@ -172,6 +175,12 @@ class Group:
         self._segment = None
         _close_joined()
         _living.discard(self)
+
+    def _log_refusals(self) -> None:
+        """What peers have refused and no call has raised; torch would be left half way out of the group by an error."""
+        refusals = self.messages.refusals
+        while refusals is not None and (found := refusals.take()):
+            logging.getLogger("unisono").error("%s", found[0])
 
     def _say_left(self, segment: Segment, words: str) -> None:
         segment.say(self.rank, FAREWELL, words)

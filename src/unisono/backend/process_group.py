@@ -176,6 +176,8 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             into = output.data
             source = into if output is tensor else tensor.data
             quick = not options.asyncOp and lane.express(prepared, into, source, lambda: self._seconds(options))
+            if lane.refused[0] and quick:
+                lane.hear()
             return DONE if quick else None
         if output is not tensor and not prepared.fits(output.data_ptr(), tensor.data_ptr()):
             return None
@@ -183,7 +185,10 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             task = lane.order(prepared, output, tensor, self._seconds(options))
             lane.submit(task, True)
             return PendingWork(lane, task)
-        return DONE if lane.compiled(prepared, output, tensor, lambda: self._seconds(options)) else None
+        quick = lane.compiled(prepared, output, tensor, lambda: self._seconds(options))
+        if lane.refused[0] and quick:
+            lane.hear()
+        return DONE if quick else None
 
     # Operations that combine
 

@@ -169,6 +169,12 @@ class CollectiveLane(Lane):
         newest = not queue or task is queue[-1]
         self._flight.locate(self._issued if newest else self.calls + 1 + queue.index(task), site)
 
+    def _interrupt(self, task: Task) -> None:
+        """The others will come to this call, so it goes on in the background."""
+        if error := self._complaint(task, f"{task.call.describe(self._names)} goes on in the background."):
+            self._wake_worker()
+            raise error
+
     def _under_way(self) -> Sequence[Task]:
         return list(self._queue)
 

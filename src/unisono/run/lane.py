@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from unisono.errors import CollectiveTimeout, DeadlockError, UnisonoError, UsageError
+from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
+from unisono.run.refusals import Refusals
 from unisono.transport.process import Identity, alive, stopped
-from unisono.transport.segment import FAREWELL, GAVE_UP, STATE, Segment
+from unisono.transport.segment import FAREWELL, GAVE_UP, REFUSED, STATE, Segment
 from unisono.watch.call import Call, Site, call_site, site_text
 from unisono.watch.deadlock import CycleFinder
 from unisono.watch.farewell import farewell, first_line, same
@@ -63,6 +64,10 @@ class Lane(ABC):
         self._work_there = threading.Event()
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the lane to them
         self._closed = False
+        self.refusals: Refusals | None = None
+        at = segment.field(rank, REFUSED)
+        self.refused = segment.longs[at : at + 1]
+        """One word, not 0 if a peer has refused a message of this rank: the call that sees it shall `hear`."""
         _lanes.add(self)
 
     @abstractmethod
@@ -159,6 +164,13 @@ class Lane(ABC):
         self._settle()
         if task.error is not None:
             raise task.error
+        if self.refused[0]:
+            self.hear(task)
+
+    def hear(self, task: Task | None = None) -> None:
+        """Raises the error of a message that a peer has refused, at the end of ``task`` or of a call that had none."""
+        if error := self._complaint(task, "The call that raises this has been carried out."):
+            raise error
 
     def _carry_until(self, task: Task, timeout: float | None) -> None:
         limit = None if timeout is None else time.monotonic() + timeout
@@ -170,6 +182,8 @@ class Lane(ABC):
                     with self._all_or_nothing():
                         self._carry(linger=not task.done)
                     if not task.done and time.monotonic() >= look:
+                        if self.refused[0]:
+                            self._interrupt(task)
                         vigil = vigil or _Vigil(self, task)
                         if words := vigil.look(self._needs(task)):  # first, for a peer may have ended over it already
                             self._fail(task, DeadlockError(words))
@@ -192,6 +206,18 @@ class Lane(ABC):
         finally:
             if vigil is not None:
                 vigil.end()
+
+    def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
+        """The error of a message that a peer has refused, of ``task`` itself or of another that nobody was told of.
+
+        ``outcome`` says what has become of ``task``, if it is not to blame itself.
+        """
+        found = self.refusals.take() if self.refusals else None
+        return MismatchError(f"{found[0]}. {outcome}") if found else None
+
+    @abstractmethod
+    def _interrupt(self, task: Task) -> None:
+        """A peer has refused a message, which a wait for ``task`` that has become long must not conceal. Lock held."""
 
     @abstractmethod
     def _needs(self, task: Task) -> list[Identity]:

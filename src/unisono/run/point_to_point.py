@@ -11,21 +11,22 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 
 import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError
 from unisono.run.lane import Lane, Task
+from unisono.run.message import Arriving, Inbox, Message
+from unisono.run.refusals import Refusals, refusal
 from unisono.transport import futex
 from unisono.transport.process import Identity
 from unisono.transport.ring import UNIT, Ring
 from unisono.transport.segment import Segment
 from unisono.watch.account import lateness, loss
-from unisono.watch.call import Call, name_of_dtype
+from unisono.watch.call import name_of_dtype
 from unisono.watch.farewell import Loss, lost
-from unisono.watch.flight import MessageRecord, Note
+from unisono.watch.flight import MessageRecord
 from unisono.watch.site import Site
 
 __all__ = ["Message", "PointToPointLane"]
@@ -33,53 +34,6 @@ __all__ = ["Message", "PointToPointLane"]
 _HEAD = struct.Struct("<qQQ16s")  # tag, payload bytes, elements, dtype by name
 _PIECE = 128 * 1024  # bytes moved before the peer is told
 _SPINS, _YIELDS = 20, 100
-
-
-class Message(Task):
-    """A send (to ``peer``) or a receive (from ``peer``, or from any rank if None) of one flat uint8 tensor.
-
-    ``after`` runs once a received message lies in ``data``: it brings it to a tensor that is not contiguous.
-    """
-
-    __slots__ = ("after", "data", "moved", "note", "peer", "source", "started", "tag", "wanted")
-
-    note: Note
-
-    def __init__(
-        self,
-        call: Call,
-        data: torch.Tensor,
-        peer: int | None,
-        tag: int,
-        outputs: list[torch.Tensor],
-        timeout: float,
-        after: Callable[[], object] | None = None,
-    ) -> None:
-        super().__init__(call, None, outputs, timeout)
-        self.data, self.peer, self.tag, self.after = data, peer, tag, after
-        self.moved, self.started, self.wanted = 0, False, False
-        self.source = -1 if peer is None else peer
-
-
-@dataclass
-class _Arriving:
-    """The message at the reading end of a ring: whom it is for (None: nobody any more), what is left of it."""
-
-    tag: int
-    nbytes: int
-    numel: int
-    dtype: str
-    into: torch.Tensor | None
-    message: Message | None
-    moved: int = 0
-    owed: int = UNIT  # bytes read (the head) that the writer has not been told of
-
-
-@dataclass
-class _Inbox:
-    ring: Ring
-    current: _Arriving | None = None
-    aside: deque[_Arriving] = field(default_factory=deque)
 
 
 @cache
@@ -98,18 +52,19 @@ class PointToPointLane(Lane):
         super().__init__(segment, rank, names, label)
         size, layout = segment.layout.world_size, segment.layout
         self._out = [Ring(segment, rank, peer) for peer in range(size)]
-        self._in = [_Inbox(Ring(segment, peer, rank)) for peer in range(size)]
+        self._in = [Inbox(Ring(segment, peer, rank)) for peer in range(size)]
         self._bells = [
             futex.Counter(segment.words, (layout.bells + 64 * peer) // 4, segment.address) for peer in range(size)
         ]
         self._sends: list[deque[Message]] = [deque() for _ in range(size)]
         self._posted: list[Message] = []
         self._flight = MessageRecord(label, names, rank)
+        self.refusals = Refusals(segment, rank, names, label, self._out)
         self._heard = 0  # this rank's bell as it was before the last look into the rings
 
     def busy(self) -> bool:
         """Whether any message is under way."""
-        return bool(self._posted) or any(self._sends) or any(i.current and i.current.message for i in self._in)
+        return bool(self._posted) or any(self._sends) or any(i.current and i.current.taken for i in self._in)
 
     def _enqueue(self, task: Task) -> None:
         assert isinstance(task, Message)
@@ -142,7 +97,7 @@ class PointToPointLane(Lane):
     def _under_way(self) -> Sequence[Task]:
         return self._messages()
 
-    def _deliver(self, waiting: _Arriving, task: Message) -> None:
+    def _deliver(self, waiting: Arriving, task: Message) -> None:
         """Hands over a message that was set aside."""
         if self._match(waiting, task):
             assert waiting.into is not None
@@ -180,7 +135,7 @@ class PointToPointLane(Lane):
                 return False
             name = _dtype_bytes(message.call.dtype)
             ring.put_head(_HEAD.pack(message.tag, nbytes, message.call.numel, name).ljust(UNIT, b"\0"))
-            message.started, room, news = True, room - UNIT, UNIT
+            message.started, message.number, room, news = True, ring.heads, room - UNIT, UNIT
         while message.moved < nbytes and room > 0:
             at = ring.write_place(news)
             part = min(nbytes - message.moved, room, ring.capacity - at, _PIECE)
@@ -209,30 +164,39 @@ class PointToPointLane(Lane):
             if arriving is None or not self._take(inbox.ring, arriving, peer):
                 return
             inbox.current = None
+            if arriving.refused:
+                inbox.ring.want(-1)
             if arriving.message is not None:
                 self._end_message(arriving.message)
             elif arriving.into is not None:
                 inbox.aside.append(arriving)
 
-    def _open(self, peer: int, inbox: _Inbox) -> _Arriving | None:
+    def _open(self, peer: int, inbox: Inbox) -> Arriving | None:
         """Reads the next head and finds out whom the message is for; None if nothing is there or nobody wants it."""
         wanting = [m for m in self._posted if m.peer in (None, peer)]
         if not wanting or inbox.ring.there() < UNIT:
             return None
         tag, nbytes, numel, dtype = _HEAD.unpack_from(inbox.ring.head())
-        arriving = _Arriving(tag, nbytes, numel, dtype.rstrip(b"\0").decode(), None, None)
-        inbox.ring.opened()
+        arriving = Arriving(tag, nbytes, numel, dtype.rstrip(b"\0").decode(), inbox.ring.opened(), None, None)
         for message in wanting:
             if message.tag == tag:
                 self._posted.remove(message)
                 message.source = peer
                 if self._match(arriving, message):
                     arriving.into, arriving.message = message.data, message
+                else:
+                    self._drain(arriving, inbox.ring)
                 return arriving
         arriving.into = torch.empty(nbytes, dtype=torch.uint8)
         return arriving
 
-    def _match(self, arriving: _Arriving, message: Message) -> bool:
+    def _drain(self, arriving: Arriving, ring: Ring) -> None:
+        """Lets a refused message come, though nobody may wait here any more: its sender does."""
+        arriving.refused = True
+        ring.want(1)
+        self._wake_worker()
+
+    def _match(self, arriving: Arriving, message: Message) -> bool:
         """Whether sender and receiver agree; if not, the receive ends with the reason and the data is dropped."""
         call = message.call
         if arriving.numel == call.numel and arriving.dtype == name_of_dtype(call.dtype):
@@ -243,12 +207,16 @@ class PointToPointLane(Lane):
             f"{arriving.numel} elements of {arriving.dtype} (tag {message.tag}, {self._label}); the message was "
             "dropped: give send and recv tensors of one size and dtype"
         )
+        said = refusal(arriving.number, message.tag, arriving.numel, arriving.dtype, call)
+        assert self.refusals is not None
+        self.refusals.refuse(self._in[message.source].ring, message.source, said)
+        self._bells[message.source].add()
         self._flight.end(message.note, message.source)
         self._save_record(error)
         self._end(message, error)
         return False
 
-    def _take(self, ring: Ring, arriving: _Arriving, peer: int) -> bool:
+    def _take(self, ring: Ring, arriving: Arriving, peer: int) -> bool:
         """Copies what is there of a message; whether all of it is taken."""
         gone, arriving.owed = arriving.owed, 0
         while arriving.moved < arriving.nbytes:
@@ -304,6 +272,9 @@ class PointToPointLane(Lane):
         losses = {id(message): self._lost(message) for message in self._messages()}
         if any(losses.values()):
             self._carry(linger=False)  # what a peer sent before it left is there by now, and counts
+        for peer, inbox in enumerate(self._in):
+            if inbox.current and inbox.current.refused and loss(self._segment, peer, self._names[peer]):
+                inbox.current.refused = False  # the rest will never come
         for message in self._messages():
             if gone := losses.get(id(message)):
                 self._fail(message, lost(self.explain(message, "can not end", briefly=True), gone))
@@ -311,6 +282,22 @@ class PointToPointLane(Lane):
                 waited = message.deadline - message.issued
                 what = f"did not end within its timeout of {waited:g} s"
                 self._fail(message, CollectiveTimeout(self.explain(message, what)))
+
+    def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
+        if not isinstance(task, Message) or task.peer is None or self.refusals is None:
+            return super()._complaint(task, outcome)
+        error, own = self.refusals.take(task.peer, task.number) or (None, False)
+        if own:
+            task.error = error
+        return error if own or error is None else MismatchError(f"{error}. {outcome}")
+
+    def _interrupt(self, task: Task) -> None:
+        """A message of which nothing has moved yet is withdrawn; any other is waited for."""
+        assert isinstance(task, Message)
+        if task in self._posted or (task in self._to_go() and not task.started):
+            outcome = f"The {task.call.op} that raises this was withdrawn: it has moved nothing."
+            if error := self._complaint(task, outcome):
+                self._fail(task, error)
 
     def _peers(self, message: Message) -> list[int]:
         """The ranks that could do the other part."""

@@ -25,6 +25,7 @@ __all__ = [
     "NAME",
     "PAGE",
     "PID",
+    "REFUSED",
     "STARTED",
     "STATE",
     "WRITING",
@@ -36,9 +37,10 @@ LINE, PAGE = 64, 4096
 MEMORY_NAME = "unisono:"
 """The memory file is called this, then the group's label."""
 MAGIC = 0x31_4F4E_4F53_494E_55  # "UNISONO1", read backwards
-PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER, NAME = range(9)
+PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER, NAME, REFUSED = range(10)
 """Words of a rank's record: its process; whether it is there; meetings begun; calls issued and completed; when the last
-one was (``time.monotonic_ns``); where in the segment its newest header lies; its global rank."""
+one was (``time.monotonic_ns``); where in the segment its newest header lies; its global rank; whether a peer refused a
+message of its."""
 ISSUED_AT, MOMENTS = 16, 16
 """Words ``ISSUED_AT + k % MOMENTS`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)
@@ -64,7 +66,7 @@ class Layout:
     RECORD = 256  # per rank, 64-bit words: see PID and what follows
     TEXT, TEXTS = PAGE, 2 * PAGE  # per rank: what it has to say to the others, a page per kind of text
     COUNTERS = 4  # meeting counters, used in turn
-    RING_CONTROL = 2 * LINE  # per ordered pair: head, tail, each on its own line
+    RING_CONTROL = 3 * LINE  # per ordered pair: head, tail, what the reader refused, each on its own line
 
     @property
     def header(self) -> int:

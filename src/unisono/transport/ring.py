@@ -6,14 +6,28 @@ reader copies out, stores its count and rings the writer's bell. A message is a 
 rounded up to 64 bytes, so that a head never wraps around the end.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from unisono.transport import futex
 from unisono.transport.segment import Segment
 
-__all__ = ["UNIT", "Ring"]
+__all__ = ["UNIT", "Refusal", "Ring"]
 
 UNIT = 64
+_WORD = 2**64
+
+
+class Refusal(NamedTuple):
+    """A message that its reader refused: its number in the ring, from 1, its tag, and elements and dtype codes."""
+
+    number: int
+    tag: int
+    sent: int
+    sent_dtype: int
+    wanted: int
+    wanted_dtype: int
 
 
 class Ring:
@@ -34,15 +48,41 @@ class Ring:
             (control + 64) // 8 + 1,
             (control + 64) // 8 + 2,
         )
+        self._refused_at = (control + 128) // 8  # how many messages, then the last of them
+        self.heads = 0  # messages begun, as the writer counts them
         self.data: torch.Tensor = segment.bytes[start : start + layout.ring]
 
     def post(self, change: int = 1) -> None:
         """Counts a message that the writer will send (+1), or will not after all (-1)."""
         self._longs[self._posted_at] += change
 
-    def opened(self) -> None:
-        """Counts a message that the reader has begun to read."""
-        self._longs[self._opened_at] += 1
+    def opened(self) -> int:
+        """Counts a message that the reader has begun to read; returns its number."""
+        number = self._longs[self._opened_at] = self._longs[self._opened_at] + 1
+        return number
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Leaves word on a message that the reader refuses, for the writer."""
+        longs, at = self._longs, self._refused_at
+        count = longs[at]
+        longs[at] = 0  # until it is complete
+        futex.release()
+        for k, value in enumerate(refusal, 1):
+            longs[at + k] = value % _WORD
+        futex.release()
+        longs[at] = count + 1
+        futex.release()
+
+    def refusal(self) -> tuple[int, Refusal]:
+        """How many messages the reader has refused, and the last of them."""
+        longs, at = self._longs, self._refused_at
+        while True:
+            count = longs[at]
+            futex.acquire()
+            number, tag, *rest = longs[at + 1 : at + 1 + len(Refusal._fields)]
+            futex.acquire()
+            if longs[at] == count:
+                return count, Refusal(number, tag - _WORD * (tag >= _WORD // 2), *rest)
 
     def want(self, change: int) -> None:
         """Counts a receive that was posted (+1) or has ended (-1)."""
@@ -78,6 +118,7 @@ class Ring:
         """Stores a message's head (64 bytes) at the write place, without telling the reader yet."""
         at = self._start + self.write_place()
         self._raw[at : at + UNIT] = head
+        self.heads += 1
 
     def head(self) -> bytes:
         """The 64 bytes at the read place."""

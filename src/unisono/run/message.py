@@ -1,0 +1,70 @@
+"""Messages of one rank: as they were asked for, and as they arrive."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from unisono.run.lane import Task
+from unisono.transport.ring import UNIT, Ring
+from unisono.watch.call import Call
+from unisono.watch.flight import Note
+
+__all__ = ["Arriving", "Inbox", "Message"]
+
+
+class Message(Task):
+    """A send (to ``peer``) or a receive (from ``peer``, or from any rank if None) of one flat uint8 tensor.
+
+    ``after`` runs once a received message lies in ``data``: it brings it to a tensor that is not contiguous.
+    """
+
+    __slots__ = ("after", "data", "moved", "note", "number", "peer", "source", "started", "tag", "wanted")
+
+    note: Note
+
+    def __init__(
+        self,
+        call: Call,
+        data: torch.Tensor,
+        peer: int | None,
+        tag: int,
+        outputs: list[torch.Tensor],
+        timeout: float,
+        after: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(call, None, outputs, timeout)
+        self.data, self.peer, self.tag, self.after = data, peer, tag, after
+        self.moved, self.number, self.started, self.wanted = 0, 0, False, False
+        self.source = -1 if peer is None else peer
+
+
+@dataclass
+class Arriving:
+    """The message at the reading end of a ring: whom it is for (None: nobody any more), what is left of it."""
+
+    tag: int
+    nbytes: int
+    numel: int
+    dtype: str
+    number: int
+    into: torch.Tensor | None
+    message: Message | None
+    moved: int = 0
+    owed: int = UNIT  # bytes read (the head) that the writer has not been told of
+    refused: bool = False  # taken without a receive, for its sender waits
+
+    @property
+    def taken(self) -> bool:
+        """Whether anybody needs the rest of it to come."""
+        return self.refused or self.message is not None
+
+
+@dataclass
+class Inbox:
+    """What comes from one peer: the message at the reading end of its ring, and those that wait for their receive."""
+
+    ring: Ring
+    current: Arriving | None = None
+    aside: deque[Arriving] = field(default_factory=deque)

@@ -1,0 +1,78 @@
+"""Messages that their receiver refused, as their sender hears of it.
+
+A short message is in the ring, and its send has returned, before its receiver sees that it expects something else.
+So the receiver leaves what it refused beside the ring and sets one word of the sender's record. That word is all the
+sender looks at: at the end of every call on the group, and in every wait each time it looks around.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from unisono.errors import MismatchError
+from unisono.transport.ring import Refusal, Ring
+from unisono.transport.segment import REFUSED, Segment
+from unisono.watch.call import Call, name_of_dtype
+from unisono.watch.header import DTYPES
+
+__all__ = ["Refusals", "refusal"]
+
+_CODES = {name: code for code, name in enumerate(DTYPES, 1)}
+_NAMES = ("", *DTYPES)
+_KEPT = 64  # refusals kept until somebody asks
+
+
+class Refusals:
+    """Both sides of it for one rank in one group; ``out`` are its rings to all ranks."""
+
+    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str, out: Sequence[Ring]) -> None:
+        self._segment, self._rank, self._names, self._label, self._out = segment, rank, names, label, out
+        at = segment.field(rank, REFUSED)
+        self.word = segment.longs[at : at + 1]
+        """One word, not 0 once a peer has refused a message of this rank: then `take` tells more."""
+        self._taking = threading.Lock()
+        self._counts = [0] * len(out)
+        self._untold: deque[tuple[int, int, MismatchError]] = deque(maxlen=_KEPT)
+
+    def refuse(self, ring: Ring, source: int, refusal: Refusal) -> None:
+        """Lets the rank ``source`` know that this rank refused a message of its in ``ring``."""
+        ring.refuse(refusal)
+        self._segment.longs[self._segment.field(source, REFUSED)] = 1
+
+    def take(self, peer: int = -1, number: int = 0) -> tuple[MismatchError, bool] | None:
+        """An error that was not told yet, and whether it is that of message ``number`` to ``peer``; else the oldest."""
+        with self._taking:
+            self.word[0] = 0  # first: what is left from now on sets it again
+            for rank, ring in enumerate(self._out):
+                count, last = ring.refusal()
+                if count > self._counts[rank]:
+                    error = self._error(rank, last, count - self._counts[rank] - 1)
+                    self._untold.append((rank, last.number, error))
+                    self._counts[rank] = count
+            if not self._untold:
+                return None
+            found = next((each for each in self._untold if each[:2] == (peer, number)), self._untold[0])
+            self._untold.remove(found)
+            if self._untold:
+                self.word[0] = 1
+            return found[2], found[:2] == (peer, number)
+
+    def _error(self, peer: int, refusal: Refusal, more: int) -> MismatchError:
+        sender, receiver = self._names[self._rank], self._names[peer]
+        sent = _data(refusal.sent, refusal.sent_dtype)
+        wanted = _data(refusal.wanted, refusal.wanted_dtype)
+        others = f", and {more} earlier one{'s' * (more > 1)} too" if more else ""
+        return MismatchError(
+            f"rank {receiver} refused a message of rank {sender}: send of {sent} (message no. {refusal.number} from "
+            f"rank {sender} to rank {receiver}, tag {refusal.tag}, {self._label}) met recv of {wanted}{others}; the "
+            "message was dropped and the group can still be used: give send and recv tensors of one size and dtype"
+        )
+
+
+def refusal(number: int, tag: int, sent: int, dtype: str, call: Call) -> Refusal:
+    """What a receive, ``call``, says of a message of ``sent`` elements of ``dtype``."""
+    return Refusal(number, tag, sent, _CODES.get(dtype, 0), call.numel, _CODES.get(name_of_dtype(call.dtype), 0))
+
+
+def _data(numel: int, code: int) -> str:
+    return f"{numel} elements of {_NAMES[code] if code < len(_NAMES) else 'an unknown dtype'}"
