@@ -62,7 +62,10 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
+        from unisono.backend import objects
+
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        objects.install()
 
 
 def autoload() -> None:
