@@ -30,7 +30,7 @@ class Suite:
         directory = Path(self._directory.name)
         self.out, self.err = directory / f"out_{world_size}", directory / f"err_{world_size}"
         command = [sys.executable, str(HERE / "driver.py"), "--backend", BACKEND, "--world-size", str(world_size)]
-        command = ["nice", "-n", "5", *command, "--leave-out", *CANNOT]  # behind the tests of the foreground
+        command = ["nice", "-n", "15", *command, "--leave-out", *CANNOT]  # behind the tests of the foreground
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
 

@@ -5,6 +5,7 @@
     UNISONO_ALGORITHM=ring                                         calls of all groups
     UNISONO_ALGORITHM=all_reduce=ring,broadcast=chain              the same, by collective
     UNISONO_DETERMINISTIC=1                                        sums in rank order, whatever the algorithm
+    UNISONO_PIN=1, or Options(pin=True)                            each rank keeps to cores of its own
 
 The nearest one counts. All ranks must choose alike: the choice is part of what the guard compares. An algorithm chosen
 for a block must exist for every collective called in it; chosen for a group or by the environment it serves the
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from unisono.algorithms import entry, names
 from unisono.errors import UsageError
 
-__all__ = ["Options", "algorithm", "chosen", "from_environment"]
+__all__ = ["Options", "algorithm", "chosen", "from_environment", "pinned"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,15 @@ class Options:
     ``algorithm``: one name for every collective that has it, or a mapping of collective to name; None for the tuned
     paths over shared memory. ``deterministic``: the algorithm sums in rank order, bit for bit as the default does.
     ``chunks``: pieces per block, for algorithms that pipeline. ``strict``: collectives that the algorithm does not have
-    are refused. Raises `UsageError` for a name that does not exist.
+    are refused. ``pin``: given for the default group, its ranks keep to their share of the cores, where these suffice
+    and nobody has set an affinity. Raises `UsageError` for a name that does not exist.
     """
 
     algorithm: str | Mapping[str, str] | None = None
     deterministic: bool = False
     chunks: int = 1
     strict: bool = False
+    pin: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, str):
@@ -89,8 +92,14 @@ def algorithm(name: str | None, *, deterministic: bool = False, chunks: int = 1)
 
 
 def chosen(group: Options | None) -> Options | None:
-    """The options that count for a call in a group with options ``group``."""
-    return _block.get() or group
+    """The options that count for a call in a group with options ``group``; None if they name no algorithm."""
+    options = _block.get() or group
+    return options if options is not None and options.algorithm is not None else None
+
+
+def pinned(group: Options | None) -> bool:
+    """Whether the ranks of a default group with these options keep to cores of their own."""
+    return (group is not None and group.pin) or os.environ.get("UNISONO_PIN", "") not in ("", "0")
 
 
 def from_environment() -> Options | None:

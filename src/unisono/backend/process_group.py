@@ -20,10 +20,10 @@ from unisono.backend.group import Group
 from unisono.backend.operations import Operation, Tensors
 from unisono.backend.sparse import all_reduce_sparse
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
-from unisono.backend.work import DONE, PendingWork
+from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
 from unisono.run.collectives import Ticket
-from unisono.run.lane import Task
+from unisono.run.lane import Task, telling
 from unisono.run.point_to_point import Message
 
 __all__ = ["UnisonoProcessGroup"]
@@ -181,14 +181,19 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             return DONE if quick else None
         if output is not tensor and not prepared.fits(output.data_ptr(), tensor.data_ptr()):
             return None
-        if options.asyncOp:
+        task = lane.compiled(
+            prepared, output, tensor, lambda: self._seconds(options), background=options.asyncOp and not telling()
+        )
+        if task is None and options.asyncOp:
             task = lane.order(prepared, output, tensor, self._seconds(options))
             lane.submit(task, True)
+        if task is None:
+            return None
+        if not task.done:
             return PendingWork(lane, task)
-        quick = lane.compiled(prepared, output, tensor, lambda: self._seconds(options))
-        if lane.refused[0] and quick:
+        if lane.refused[0]:
             lane.hear()
-        return DONE if quick else None
+        return FinishedWork([output]) if options.asyncOp else DONE
 
     # Operations that combine
 

@@ -21,10 +21,11 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     import torch.distributed as dist
 
     from unisono.backend.group import Group
-    from unisono.backend.options import Options, from_environment
+    from unisono.backend.options import Options, from_environment, pinned
     from unisono.backend.process_group import UnisonoProcessGroup
     from unisono.backend.roll import Roll
     from unisono.errors import UsageError
+    from unisono.transport.process import pin
 
     global _epoch
     while before_first_group:
@@ -45,6 +46,8 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     if whole:
         group.wait_for_all()
     if default:
+        if pinned(choices):
+            pin(options.group_rank, len(names))
         _epoch = group.nonce
         group.serve_all()
     return UnisonoProcessGroup(group, options.store, timeout)

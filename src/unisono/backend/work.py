@@ -19,8 +19,12 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return seconds if seconds > 0 else None
 
 
-class _FinishedWork(Work):
-    """The shared Work of every synchronous call: it was done before the call returned."""
+class FinishedWork(Work):
+    """A call that was done before it returned; its ``outputs`` are the result."""
+
+    def __init__(self, outputs: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._outputs = outputs
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
@@ -38,16 +42,16 @@ class _FinishedWork(Work):
         return None
 
     def result(self) -> list[torch.Tensor]:
-        return []
+        return self._outputs
 
     def get_future(self) -> torch.futures.Future[Any]:
         future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result([])
+        future.set_result(self._outputs)
         return future
 
 
-DONE = _FinishedWork()
-"""Returned by every call that is done on return."""
+DONE = FinishedWork([])
+"""Shared by all synchronous calls."""
 
 
 class PendingWork(Work):

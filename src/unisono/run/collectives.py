@@ -12,6 +12,7 @@ from unisono.run.desk import Desk, Order
 from unisono.run.lane import Lane, Task
 from unisono.run.programs import Program
 from unisono.transport.board import Board
+from unisono.transport.futex import LINGER
 from unisono.transport.process import Identity
 from unisono.transport.segment import (
     CALL,
@@ -29,6 +30,7 @@ from unisono.watch.flight import CollectiveRecord
 from unisono.watch.guard import Disagreement, disagreement, table
 
 __all__ = ["CollectiveLane", "Ticket"]
+_PATIENCE = int(1e9 * LINGER)
 _TALK = 2.0  # s: how long ranks whose calls differ wait for each other's words
 
 _Step = Callable[[int, torch.Tensor, torch.Tensor], object]
@@ -126,34 +128,28 @@ class CollectiveLane(Lane):
         return True
 
     def order(self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: float) -> Task:
-        """The task of an order that is not waited for at once."""
+        """The call of an order as a task, for a lane that is not free."""
         return Task(order.call, self.desk.steps(order, output, tensor), [output], timeout)
 
-    def compiled(self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float]) -> bool:
-        """As `express`, all of it in one call of the compiled loops."""
-        board, desk = self._board, self.desk
+    def compiled(
+        self,
+        order: Order,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        timeout: Callable[[], float],
+        background: bool = False,
+    ) -> Task | None:
+        """As `express`, all of it in one call of the compiled loops; None if the lane is not free.
+
+        In the ``background`` it waits for nobody, and the task it returns may be under way.
+        """
         with self._lock:
             if self._queue or self.failed is not None:
-                return False
-            number = self._issued = self._issued + 1
-            calls, meeting = self._flight.calls, board.meetings
-            calls[number % len(calls)] = order.call
+                return None
             try:
-                outcome = desk.run(
-                    desk.address, order.address, order.header, number, self.calls, meeting,
-                    output.data_ptr(), tensor.data_ptr(), order.sample,
-                )  # fmt: skip
-                if outcome == desk.done:
-                    board.meetings = meeting + order.meetings
-                    self.calls += 1
-                    return True
-                step, outcome = outcome >> 2, outcome & 3
-                self._arrived = outcome == desk.waits
-                board.meetings = meeting + step + (not self._arrived)
-                self._fresh = self._arrived and step == 0
-                if not self._arrived:  # headers differ
-                    self._check(order.call, None)
-                task = Task(order.call, desk.steps(order, output, tensor, meeting, step, step > 0), [output], timeout())
+                task = self._run(order, output, tensor, timeout, 0 if background else _PATIENCE)
+                if task.done:
+                    return task
                 self._queue.append(task)
             except (MismatchError, UsageError):  # all ranks have met over it: the group stays usable
                 self._account()
@@ -161,8 +157,37 @@ class CollectiveLane(Lane):
             except BaseException as error:
                 self._give_up(error if isinstance(error, UnisonoError) else _broken(error))
                 raise
-        self.finish(task)
-        return True
+            if background:
+                task.site = call_site()
+                self._locate(task, task.site)
+        if background:
+            self._wake_worker()
+        else:
+            self.finish(task)
+        return task
+
+    def _run(
+        self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float], patience: int
+    ) -> Task:
+        """The task of a call that has been carried as far as it goes. Raises what its headers tell. Lock held."""
+        board, desk, calls = self._board, self.desk, self._flight.calls
+        number, meeting = self._issued + 1, board.meetings
+        self._issued, calls[number % len(calls)] = number, order.call
+        outcome = desk.run(
+            desk.address, order.address, order.header, number, self.calls, meeting, patience,
+            output.data_ptr(), tensor.data_ptr(), order.sample,
+        )  # fmt: skip
+        if outcome == desk.done:
+            board.meetings = meeting + order.meetings
+            self.calls += 1
+            return _ENDED
+        step, outcome = outcome >> 2, outcome & 3
+        self._arrived = outcome == desk.waits
+        board.meetings = meeting + step + (not self._arrived)
+        self._fresh = self._arrived and step == 0
+        if not self._arrived:  # headers differ
+            self._check(order.call, None)
+        return Task(order.call, desk.steps(order, output, tensor, meeting, step, step > 0), [output], timeout())
 
     def _locate(self, task: Task, site: Site) -> None:
         queue = self._queue
@@ -340,6 +365,11 @@ class _Agreed(Exception):
     def __init__(self, error: MismatchError | UsageError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+_ENDED = Task(Call("barrier"), None, [], 0.0)
+_ENDED.done = True
+"""Stands for every call that was done at once."""
 
 
 def _collect(ticket: Ticket, half: int, output: torch.Tensor, tensor: torch.Tensor) -> Program:

@@ -23,7 +23,7 @@ from numba.extending import overload
 from numba.np.numpy_support import carray
 
 from unisono.transport.atomics import clear, count_up, look, pointer, tell
-from unisono.transport.futex import EVERYBODY, FUTEX_WAKE, LINGER, NUMBERS
+from unisono.transport.futex import EVERYBODY, FUTEX_WAKE, NUMBERS
 
 __all__ = [
     "ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "BARRIER", "BLOCK", "BROADCAST", "DESK", "DIFFERS", "DONE", "ONE_SHOT",
@@ -47,7 +47,6 @@ ORDER = ("kind", "meetings", "nbytes", "op")
 KIND, MEETINGS, NBYTES, OP = range(4)
 
 _SPINS = 100
-_PATIENCE = int(1e9 * LINGER)
 BLOCK = 2048  # elements summed at a time, so that the partial sums stay in the first cache
 _SYSCALL = NUMBERS.get(platform.machine(), 0)
 _WAKE, _ALL = FUTEX_WAKE, EVERYBODY
@@ -315,8 +314,8 @@ def _now() -> Any:
 
 
 @_inner
-def _meet(desk: Any, meeting: int) -> bool:
-    """Arrives at a meeting and waits while that is cheap; whether all have come."""
+def _meet(desk: Any, meeting: int, patience: int) -> bool:
+    """Arrives at a meeting and gives way to others for ``patience`` ns at most; whether all have come."""
     size = desk[SIZE]
     here = desk[COUNTERS] + 64 * (meeting & 3)
     before = count_up(here)
@@ -328,7 +327,7 @@ def _meet(desk: Any, meeting: int) -> bool:
             if look(here) == size:
                 break
         else:
-            limit = _now() + _PATIENCE
+            limit = _now() + patience
             while look(here) != size:
                 if _now() > limit:
                     return False
@@ -358,12 +357,12 @@ def _note(address: int, value: int) -> None:
 
 @_entry
 def run(
-    desk_at: int, order_at: int, header_at: int, number: int, done: int, meeting: int,
+    desk_at: int, order_at: int, header_at: int, number: int, done: int, meeting: int, patience: int,
     target: int, source: int, sample: Any,
 ) -> int:  # fmt: skip
     """Carries call no. ``number`` of this rank, the one after ``done``, out, and keeps its records; see `DONE`.
 
-    ``header_at``: the address of the call's header; the rest as in `step`.
+    ``header_at``: the address of the call's header; ``patience``: ns it may wait at a meeting; the rest as in `step`.
     """
     desk, order = carray(pointer(desk_at), len(DESK), np.int64), carray(pointer(order_at), len(ORDER), np.int64)
     half, meetings = meeting & 1, order[MEETINGS]
@@ -378,7 +377,7 @@ def run(
         _step(desk, order, k, (meeting + k) & 1, target, source, sample)
         if k == meetings:
             break
-        if not _meet(desk, meeting + k):
+        if not _meet(desk, meeting + k, patience):
             return 4 * k + WAITS
         if k == 0 and _differ(desk, half, header_at):
             return DIFFERS

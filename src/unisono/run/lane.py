@@ -25,7 +25,7 @@ from unisono.watch.farewell import farewell, first_line, same
 from unisono.watch.flight import save_after
 from unisono.watch.page import watch
 
-__all__ = ["Lane", "Task"]
+__all__ = ["Lane", "Task", "telling"]
 
 _lanes: "weakref.WeakSet[Lane]" = weakref.WeakSet()
 _telling = threading.local()  # .on while this thread runs listeners
@@ -33,6 +33,11 @@ _SLICE = 0.05  # s: how long anybody sleeps before looking around
 _SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
 _PATIENCE = 0.3  # s: how long a failing rank waits for the others to write their flight records
 _GRACE = 0.0003  # s: how long the worker leaves a new call to its caller
+
+
+def telling() -> bool:
+    """Whether this thread runs a listener: its calls are not left to the background."""
+    return getattr(_telling, "on", False)
 
 
 class Task:
@@ -104,7 +109,7 @@ class Lane(ABC):
         Raises the call's own error if it is not left to the background. A listener's own calls never are: it may run on
         the worker, which could not carry them while the listener waits for them.
         """
-        background = background and not getattr(_telling, "on", False)
+        background = background and not telling()
         if background:
             with self._lock:
                 self._refuse_if_failed()
@@ -277,7 +282,7 @@ class Lane(ABC):
                 task = self._settled.popleft()
             except IndexError:  # another thread was quicker
                 return
-            before, _telling.on = getattr(_telling, "on", False), True
+            before, _telling.on = telling(), True
             try:
                 for listener in task.listeners:
                     listener(task)
@@ -285,6 +290,8 @@ class Lane(ABC):
                 _telling.on = before
 
     def _wake_worker(self) -> None:
+        if self._work_there.is_set():
+            return
         with self._starting:
             if self._worker is None and not self._closed:
                 self._worker = threading.Thread(target=self._run_worker, name=f"unisono {self._label}", daemon=True)

@@ -88,7 +88,7 @@ class Loops:
         with self.loading:
             from unisono.run import fused
 
-            signature = (*(fused.types.intp,) * 8, fused.array_of(dtype))
+            signature = (*(fused.types.intp,) * 9, fused.array_of(dtype))
             with open(os.path.join(tempfile.gettempdir(), f"unisono-compiles-{os.geteuid()}"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 fused.run.compile(signature)

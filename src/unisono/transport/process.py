@@ -4,7 +4,7 @@ import os
 import signal
 from dataclasses import dataclass
 
-__all__ = ["Identity", "alive", "boot_id", "fate", "start_time", "stopped"]
+__all__ = ["Identity", "alive", "boot_id", "fate", "pin", "start_time", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -68,3 +68,17 @@ def boot_id() -> str:
 def alive(identity: Identity) -> bool:
     """Whether that very process still runs (a stopped one does; a zombie does not)."""
     return identity.started != 0 and start_time(identity.pid) == identity.started
+
+
+def pin(rank: int, world_size: int) -> list[int]:
+    """Keeps this process to its share of the cores, and returns them: equal shares, in the order of the ranks.
+
+    Does nothing, and returns none, where ranks outnumber cores or somebody has set an affinity already.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // world_size
+    if not share or len(cores) != os.cpu_count():
+        return []
+    mine = cores[rank * share : (rank + 1) * share]
+    os.sched_setaffinity(0, mine)
+    return mine

@@ -1,0 +1,40 @@
+"""Options of groups, and what the environment says."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+import unisono
+from ranks import ranks
+
+
+def cores_of_pinned_ranks(rank: int, world_size: int, path: str, by_option: bool) -> tuple[list[int], float]:
+    before = os.sched_getaffinity(0)
+    try:
+        if not by_option:
+            os.environ["UNISONO_PIN"] = "1"
+        choice = unisono.Options(pin=True) if by_option else None
+        dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size, pg_options=choice)
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+        return sorted(os.sched_getaffinity(0)), x.sum().item()
+    finally:
+        os.environ.pop("UNISONO_PIN", None)
+        os.sched_setaffinity(0, before)
+
+
+def test_ranks_that_fit_keep_to_cores_of_their_own(tmp_path) -> None:
+    free = sorted(os.sched_getaffinity(0))
+    share = len(free) // 2 if len(free) == os.cpu_count() else 0
+    for by_option in (True, False):
+        found = ranks(2, group=False).run(cores_of_pinned_ranks, str(tmp_path / str(by_option)), by_option)
+        expected = [free[:share], free[share : 2 * share]] if share else [free, free]
+        assert found == [(cores, 6.0) for cores in expected]
+
+
+def test_more_ranks_than_cores_are_not_pinned(tmp_path) -> None:
+    many = len(os.sched_getaffinity(0)) + 1
+    found = ranks(many, group=False).run(cores_of_pinned_ranks, str(tmp_path / "meeting"), True)
+    assert found == [(sorted(os.sched_getaffinity(0)), 3.0 * many)] * many
