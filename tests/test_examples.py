@@ -46,7 +46,7 @@ EXAMPLES = [
         "08_parameter_server.py",
         3,
         (
-            r"all_reduce +loss 0\.\d+ +\d.* at rank 0",
+            r"all_reduce \(ring\) +loss 0\.\d+ +\d.* at rank 0",
             r"server, synchronous +loss 0\.\d+",
             r"server, staleness 2 +loss 0\.\d+",
         ),
