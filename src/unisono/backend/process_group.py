@@ -189,7 +189,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             lane.submit(task, True)
         if task is None:
             return None
-        if not task.done:
+        if not task.done or task.error is not None:
             return PendingWork(lane, task)
         if lane.refused[0]:
             lane.hear()

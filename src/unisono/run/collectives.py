@@ -148,15 +148,18 @@ class CollectiveLane(Lane):
                 return None
             try:
                 task = self._run(order, output, tensor, timeout, 0 if background else _PATIENCE)
-                if task.done:
-                    return task
-                self._queue.append(task)
-            except (MismatchError, UsageError):  # all ranks have met over it: the group stays usable
+            except (MismatchError, UsageError) as error:  # all ranks have met over it: the group stays usable
                 self._account()
-                raise
+                if not background:
+                    raise
+                task = Task(order.call, None, [output], 0.0)
+                self._end(task, error)
             except BaseException as error:
                 self._give_up(error if isinstance(error, UnisonoError) else _broken(error))
                 raise
+            if task.done:
+                return task
+            self._queue.append(task)
             if background:
                 task.site = call_site()
                 self._locate(task, task.site)
