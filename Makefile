@@ -14,7 +14,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	$(BIN)/python -m unisono.run.loops
+	$(BIN)/python -m unisono.run.loaded
 	touch $@
 
 lint: install

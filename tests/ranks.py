@@ -128,7 +128,7 @@ class Pool:
         if self.directory is None:
             self.directory = Path(tempfile.mkdtemp(prefix="unisono-ranks-"))
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "pytest", "unisono.run.fused"])
+        context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "pytest", "unisono.run.loaded"])
         for rank in range(len(self.workers), world_size):
             ours, theirs = context.Pipe()
             stack_file = self.directory / f"stack-{rank}"

@@ -32,6 +32,7 @@ _OP_NAMES = {
     getattr(dist.ReduceOp.RedOpType, name): name
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 }
+_OP_CODES = {int(op): name for op, name in _OP_NAMES.items()}  # torch hashes a ReduceOp to its code
 
 _NO_DATA = torch.empty(0, dtype=torch.uint8, device="cpu")
 
@@ -39,7 +40,7 @@ _NO_DATA = torch.empty(0, dtype=torch.uint8, device="cpu")
 def _reduce_op(options: Any) -> tuple[str, float]:
     """The reduce op's name and, for PREMUL_SUM, its factor (else 1)."""
     op = options.reduceOp
-    name = _OP_NAMES.get(getattr(op, "op", op), "UNUSED")
+    name = _OP_CODES.get(hash(op)) or _OP_NAMES.get(getattr(op, "op", op), "UNUSED")
     return name, float(op.__getstate__()[1]) if name == "PREMUL_SUM" else 1.0
 
 

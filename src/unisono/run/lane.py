@@ -28,16 +28,22 @@ from unisono.watch.page import watch
 __all__ = ["Lane", "Task", "telling"]
 
 _lanes: "weakref.WeakSet[Lane]" = weakref.WeakSet()
-_telling = threading.local()  # .on while this thread runs listeners
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
 _SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
 _PATIENCE = 0.3  # s: how long a failing rank waits for the others to write their flight records
 _GRACE = 0.0003  # s: how long the worker leaves a new call to its caller
 
 
+class _Telling(threading.local):
+    on = False  # while this thread runs listeners
+
+
+_telling = _Telling()
+
+
 def telling() -> bool:
     """Whether this thread runs a listener: its calls are not left to the background."""
-    return getattr(_telling, "on", False)
+    return _telling.on
 
 
 class Task:

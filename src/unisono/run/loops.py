@@ -3,7 +3,7 @@
 Importing numba takes a third of a second, compiling a dtype for the first time several seconds (kept on disk
 afterwards, where the next process loads it in milliseconds). So a group begins with torch's operations; after `WARM`
 calls a thread loads what the calls need, and the group changes over. ``UNISONO_FUSED=0`` never loads the loops,
-``UNISONO_FUSED=now`` loads them with the first call that they serve, which waits. ``python -m unisono.run.loops``
+``UNISONO_FUSED=now`` loads them with the first call that they serve, which waits. ``python -m unisono.run.loaded``
 compiles all of them, so that no process has to: for images of containers.
 """
 
@@ -105,7 +105,3 @@ class Loops:
 
 loops = Loops()
 os.register_at_fork(before=loops.loading.acquire, after_in_parent=loops.loading.release, after_in_child=loops.forked)
-
-if __name__ == "__main__":
-    for name in DTYPES:
-        loops.serve(np.dtype(name), at_once=True)

@@ -1,0 +1,93 @@
+"""Where the microseconds of a small all_reduce go: each layer is called by itself, ranks pinned where they fit.
+
+python benchmarks/call_budget/call_budget.py [ranks] [bytes]
+"""
+
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+CALLS, ROUNDS = 2000, 9
+
+
+def per_call(call: Callable[[], object]) -> float:
+    """Median over rounds of the time of a call, in µs."""
+    found = []
+    for _ in range(ROUNDS):
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        found.append((time.perf_counter() - start) / CALLS * 1e6)
+    return statistics.median(found)
+
+
+def layers(x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """The same all_reduce entered ever deeper."""
+    outer = dist.distributed_c10d._get_default_group()
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    lane, express = outer._group.collectives, outer._group.express
+    from unisono.backend.express import Express
+
+    order = express.ticket(Express.all_reduce, "SUM", x, x)
+    at, desk, board = x.data_ptr(), lane.desk, lane._board
+
+    def loops() -> None:
+        lane._issued += 1
+        desk.run(
+            desk.address, order.address, order.header, lane._issued, lane.calls, board.meetings, 1_000_000, at, at,
+            order.sample,
+        )  # fmt: skip
+        board.meetings += order.meetings
+        lane.calls += 1
+
+    return {
+        "dist.all_reduce": lambda: dist.all_reduce(x),
+        "dist.all_reduce, async_op=True, then wait": lambda: dist.all_reduce(x, async_op=True).wait(),
+        "the group's method": lambda: outer.allreduce([x], options),
+        "the lane": lambda: lane.compiled(order, x, x, lambda: 60.0),
+        "the compiled loops": loops,
+    }
+
+
+def work(rank: int, world_size: int, nbytes: int, path: str) -> None:
+    """One rank."""
+    torch.set_num_threads(1)
+    os.environ.update(UNISONO_PIN="1", UNISONO_FUSED="0")
+    x = torch.ones(nbytes // 4)
+    dist.init_process_group("unisono", f"file://{path}/plain", rank=rank, world_size=world_size)
+    found = {"dist.all_reduce, torch's operations alone": per_call(lambda: dist.all_reduce(x))}
+    dist.destroy_process_group()
+    os.environ["UNISONO_FUSED"] = "now"
+    dist.init_process_group("unisono", f"file://{path}/loops", rank=rank, world_size=world_size)
+    found |= {name: per_call(call) for name, call in layers(x).items()}
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 0:
+        print(f"all_reduce of {nbytes} bytes, {world_size} ranks, cores {sorted(os.sched_getaffinity(0))} of rank 0")
+        for name, microseconds in found.items():
+            print(f"{microseconds:8.1f} us  {name}")
+
+
+def main() -> None:
+    """Starts the ranks."""
+    world_size, nbytes = (int(word) for word in (sys.argv[1:] + ["2", "4"][len(sys.argv) - 1 :]))
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as path:
+        ranks = [context.Process(target=work, args=(r, world_size, nbytes, path)) for r in range(world_size)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+
+
+if __name__ == "__main__":
+    main()
