@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from unisono.errors import MismatchError
 from unisono.parallel.layers import divide_layers
 from unisono.parallel.pipeline_actions import PipelineSchedule
+from unisono.parallel.pipeline_channels import Channels
 from unisono.parallel.pipeline_clock import Clock
 from unisono.parallel.pipeline_mail import PipelineMail
 from unisono.parallel.pipeline_report import PipelineReport
@@ -81,6 +82,7 @@ class Pipeline:
         self.stages = dict(zip(schedule.stages_of(self.rank), stages, strict=True))
         self._tied = [TiedWeight(names, self.stages, schedule, group) for names in tied]
         self._book = ShapeBook(self.stages, schedule, loss_fn, infer, group)
+        self._channels = Channels(schedule, group, separate=self.device.type != "cpu")
         self._clock: Clock | None = None
 
     def step(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Tensor | None:
@@ -129,7 +131,7 @@ class Pipeline:
         if self.reduction == "mean":
             counts = [float(self.count(part)) for part in wanted]
             weights = [value / (sum(counts) or 1.0) for value in counts]
-        mail = PipelineMail(self.schedule, self.rank, shapes, self.group, self.device, forward_only)
+        mail = PipelineMail(self.schedule, self.rank, shapes, self._channels, self.device, forward_only)
         clock = Clock(self.device)
         return PipelineStep(self.stages, mail, shapes, clock, self.loss_fn, sources, wanted, weights)
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.parallel.pipeline_actions import Action, PipelineSchedule
+from unisono.parallel.pipeline_channels import Channels
 from unisono.parallel.pipeline_shapes import Shapes
-from unisono.parallel.shards import Group
 
 __all__ = ["Letter", "PipelineMail", "letters"]
 
@@ -30,7 +30,7 @@ class Letter(NamedTuple):
 
 
 def letters(
-    schedule: PipelineSchedule, sender: int, shapes: Shapes, forward_only: bool
+    schedule: PipelineSchedule, sender: int, shapes: Shapes, forward_only: bool = False
 ) -> Iterator[tuple[int, Letter]]:
     """What a rank sends to others in a step, in order, with the rank that gets it."""
     for action in schedule.actions[sender]:
@@ -53,11 +53,12 @@ class PipelineMail:
         schedule: PipelineSchedule,
         rank: int,
         shapes: Shapes,
-        group: Group,
+        channels: Channels,
         device: torch.device,
         forward_only: bool = False,
     ) -> None:
-        self._schedule, self._rank, self._shapes, self._group, self._device = schedule, rank, shapes, group, device
+        self._schedule, self._rank, self._shapes = schedule, rank, shapes
+        self._channels, self._device = channels, device
         self._expected: dict[int, deque[Letter]] = {}
         self._arriving: dict[Letter, tuple[dist.Work | None, Tensor]] = {}
         self._waiting: dict[int, int] = {}  # posted and not yet taken, by peer
@@ -95,7 +96,7 @@ class PipelineMail:
         while self._leaving and ((work := self._leaving[0][0]) is None or work.is_completed()):
             self._leaving.popleft()
         tensor = tensor.contiguous()
-        self._leaving.append((dist.isend(tensor, group=self._group, group_dst=peer), tensor))
+        self._leaving.append((self._channels.send(tensor, peer), tensor))
 
     def finish(self) -> None:
         """Wait until all that was sent is out."""
@@ -113,5 +114,5 @@ class PipelineMail:
         letter = self._expected[peer].popleft()
         border = letter.stage + (letter.kind == "B")  # a gradient has the form of what entered the stage after
         tensor = self._shapes.entering[border][letter.microbatch].empty(self._device)
-        self._arriving[letter] = (dist.irecv(tensor, group=self._group, group_src=peer), tensor)
+        self._arriving[letter] = (self._channels.receive(tensor, peer), tensor)
         self._waiting[peer] += 1
