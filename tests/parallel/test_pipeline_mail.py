@@ -61,7 +61,7 @@ def exchange(rank: int, world_size: int) -> None:
         for separate in (False, name in ("1f1b", "interleaved")):
             schedule = build_pipeline(name, world_size, 5)
             forms = shapes(schedule.num_stages, 5)
-            channels = Channels(schedule, None, separate)
+            channels = Channels(schedule, None, torch.device("cpu"), separate)
             mail = PipelineMail(schedule, rank, forms, channels, torch.device("cpu"))
             for action in schedule.actions[rank]:
                 stage, kind, microbatch = action.parts[0]

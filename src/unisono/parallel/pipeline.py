@@ -82,7 +82,7 @@ class Pipeline:
         self.stages = dict(zip(schedule.stages_of(self.rank), stages, strict=True))
         self._tied = [TiedWeight(names, self.stages, schedule, group) for names in tied]
         self._book = ShapeBook(self.stages, schedule, loss_fn, infer, group)
-        self._channels = Channels(schedule, group, separate=self.device.type != "cpu")
+        self._channels = Channels(schedule, group, self.device, separate=self.device.type != "cpu")
         self._clock: Clock | None = None
 
     def step(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Tensor | None:

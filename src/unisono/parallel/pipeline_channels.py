@@ -8,6 +8,7 @@ anything else.
 
 from itertools import pairwise
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -39,7 +40,7 @@ class Channels:
     have made as many groups before; these end with the default group.
     """
 
-    def __init__(self, schedule: PipelineSchedule, group: Group, separate: bool) -> None:
+    def __init__(self, schedule: PipelineSchedule, group: Group, device: torch.device, separate: bool) -> None:
         self._rank, self._group = place(group).rank, group
         self._names = dist.get_process_group_ranks(group)
         self._own: dict[tuple[int, int], Group] = {}
@@ -47,6 +48,16 @@ class Channels:
             local = len(self._names) < dist.get_world_size()
             made = dist.new_group(self._names, backend=dist.get_backend(group), use_local_synchronization=local)
             self._own.update(dict.fromkeys(ways, made))
+            for way in ways:
+                self._open(way, torch.zeros(1, device=device))
+
+    def _open(self, way: tuple[int, int], token: Tensor) -> None:
+        """Send the first message of a way. It makes the connection, for which each end waits for the other."""
+        source, to = way
+        if self._rank in way:
+            work = self.send(token, to) if self._rank == source else self.receive(token, source)
+            if work is not None:
+                work.wait()
 
     def send(self, tensor: Tensor, to: int) -> dist.Work | None:
         """Begin to send a contiguous tensor, which must stay as it is until the work is done."""
