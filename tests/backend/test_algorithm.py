@@ -134,3 +134,16 @@ def test_an_algorithm_that_does_not_fit_says_so_by_name() -> None:
         ranks(2).run(misfit, "double_tree")
     with pytest.raises(unisono.UsageError, match="unknown algorithm 'doubletree'"), unisono.algorithm("doubletree"):
         pass
+
+
+def changed_in_a_block(rank: int, world_size: int) -> None:
+    """What serves a group by express is renewed, once the group is warm, within whatever call comes then."""
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))._group
+    for name in ("double_tree", "ring") if rank else ():  # ring has no barrier
+        with unisono.algorithm(name):
+            group.collectives.desk.change()
+    dist.barrier()
+
+
+def test_a_block_leaves_nothing_behind() -> None:
+    ranks(2).run(changed_in_a_block)

@@ -18,7 +18,7 @@ from unisono.run.collectives import Ticket
 from unisono.run.desk import Desk, Order
 from unisono.run.programs import one_shot
 from unisono.run.reduce import reducer
-from unisono.watch.call import name_of_dtype
+from unisono.watch.call import Call, name_of_dtype
 
 __all__ = ["Express", "Maker", "Prepared"]
 
@@ -46,7 +46,7 @@ class Express:
 
     def _prepare(self) -> None:
         """Begins anew, with what the desk offers now."""
-        call, board = self._ops.barrier().call, self._ops.board
+        call, board = Call("barrier"), self._ops.board  # by default, whatever block this is called in
         self._barrier: Prepared = self._desk.order("BARRIER", call, board.stages, 0) or Ticket(call, _nothing, _nothing)
         self._tickets = {}
 
