@@ -32,6 +32,14 @@ EXAMPLES = [
     Example("01_data_parallel_by_hand.py", 2, (r"step 20: loss 0\.\d+", r"step 60: loss 0\.0\d+", "bit for bit")),
     Example("02_ddp.py", 2, (r"DDP and DataParallel differ by (0e\+00|\de-0[789])", "rank 0: 8 batches, 8 steps")),
     Example(
+        "03_tensor_parallel.py",
+        2,
+        (
+            r"step 30: in one process (1\.\d{3})\d+, split \1\d",
+            r"rank 0 holds 15 of 29 rows; embeddings differ by \de-0[678]",
+        ),
+    ),
+    Example(
         "04_pipeline.py",
         2,
         ("rank 1: 1F0 2F0", r"first loss (\d\.\d{5})\d, of one process \1", r"steps: 0\.", "zb-v: bubble .* predicted"),
@@ -41,6 +49,11 @@ EXAMPLES = [
         "05_operator_split.py",
         2,
         ("rank 0 holds seq1 layer1 layer2", "pipeline 0BW0 +10 times", "border 1 to 0", r"differ by (\de-0[5-9]|0e)"),
+    ),
+    Example(
+        "07_ring_attention.py",
+        2,
+        ("contiguous: .* True", "zigzag: .* True", "against 769 keys on 2 ranks: within 1e-5: True"),
     ),
     Example(
         "08_parameter_server.py",

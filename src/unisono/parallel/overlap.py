@@ -7,10 +7,10 @@
 | `gather_column_linear` | output | all_gather of x, x wᵀ | all_gather of x, during dx; reduce_scatter of dx |
 | `row_scatter_linear` | input | x wᵀ, reduce_scatter | all_gather of dy, dx and dw |
 
-`chunks` cuts the rows into so many pieces: while one piece is on its way the next is multiplied. It pays where
-communication runs beside the processor that multiplies (a GPU's copy engines or a network), and costs where both share
-the same cores. The last two gather and scatter dim 0 (the sequence); pieces need parts of equal length, uneven ones go
-in one piece. x is saved as the rank's own part and gathered again in backward (Korthikanti et al. 2022, section 4.2.2).
+`chunks` cuts the rows into so many pieces: while one piece is on its way the next is multiplied. Where that pays, and
+where it costs, was measured: docs/parallel.md. The last two gather and scatter dim 0 (the sequence); pieces need parts
+of equal length, uneven ones go in one piece. x is saved as the rank's own part and gathered again in backward
+(Korthikanti et al. 2022, section 4.2.2).
 """
 
 from collections.abc import Iterator, Sequence
