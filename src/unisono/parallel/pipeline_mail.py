@@ -2,6 +2,10 @@
 
 What travels between two ranks, and in which order, follows from the sender's row of the schedule, which every rank has:
 so receives are posted in the order of the sends, no tags are needed, and no message says what it is.
+
+On an accelerator a receive is posted when it is needed and no sooner. The host is ahead of the device anyway, and a
+receive that is still waiting there would hold up, for ever, whatever makes the host wait for the device, such as the
+first use of a kernel.
 """
 
 from collections import deque
@@ -59,6 +63,7 @@ class PipelineMail:
     ) -> None:
         self._schedule, self._rank, self._shapes = schedule, rank, shapes
         self._channels, self._device = channels, device
+        self._ahead = _AHEAD if device.type == "cpu" else 0
         self._expected: dict[int, deque[Letter]] = {}
         self._arriving: dict[Letter, tuple[dist.Work | None, Tensor]] = {}
         self._waiting: dict[int, int] = {}  # posted and not yet taken, by peer
@@ -106,7 +111,7 @@ class PipelineMail:
         self._leaving.clear()
 
     def _post(self, peer: int) -> None:
-        while self._expected[peer] and self._waiting[peer] < _AHEAD:
+        while self._expected[peer] and self._waiting[peer] < self._ahead:
             self._post_one(peer)
 
     def _post_one(self, peer: int) -> None:
