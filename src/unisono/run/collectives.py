@@ -10,12 +10,12 @@ import torch
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.run.desk import Desk, Order
 from unisono.run.lane import Lane, Task
+from unisono.run.parley import parley
 from unisono.run.programs import Program
 from unisono.transport.board import Board
 from unisono.transport.futex import LINGER
 from unisono.transport.process import Identity
 from unisono.transport.segment import (
-    CALL,
     COMPLETED,
     COMPLETED_AT,
     HEADER,
@@ -24,14 +24,13 @@ from unisono.transport.segment import (
     MOMENTS,
 )
 from unisono.watch.account import lateness, loss
-from unisono.watch.call import Call, Site, call_site, site_text
-from unisono.watch.farewell import lost
+from unisono.watch.call import Call, Site, call_site
+from unisono.watch.farewell import Loss, lost
 from unisono.watch.flight import CollectiveRecord
-from unisono.watch.guard import Disagreement, disagreement, table
+from unisono.watch.guard import Disagreement, disagreement
 
 __all__ = ["CollectiveLane", "Ticket"]
 _PATIENCE = int(1e9 * LINGER)
-_TALK = 2.0  # s: how long ranks whose calls differ wait for each other's words
 
 _Step = Callable[[int, torch.Tensor, torch.Tensor], object]
 
@@ -124,7 +123,7 @@ class CollectiveLane(Lane):
             except BaseException as error:
                 self._give_up(error if isinstance(error, UnisonoError) else _broken(error))
                 raise
-        self.finish(task)
+        self.finish(task, held=False)
         return True
 
     def order(self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: float) -> Task:
@@ -166,7 +165,7 @@ class CollectiveLane(Lane):
         if background:
             self._wake_worker()
         else:
-            self.finish(task)
+            self.finish(task, held=False)
         return task
 
     def _run(
@@ -214,7 +213,8 @@ class CollectiveLane(Lane):
                 if not self._advance(task, linger):
                     return
             except _Agreed as agreed:  # all ranks have met over it: the group stays usable
-                self._next(task, agreed.error)
+                if self.failed is None:  # unless one could not be heard
+                    self._next(task, agreed.error)
             except Exception as error:
                 self._fail(task, error if isinstance(error, UnisonoError) else _broken(error))
 
@@ -287,42 +287,27 @@ class CollectiveLane(Lane):
 
     def _report(self, call: Call, issued: Site | None, found: Disagreement) -> None:
         """Every rank has seen the same headers, so every rank comes here: tell each other in words, then raise."""
-        board, number = self._board, self.calls + 1
-        place = issued or call_site()
+        number, place = self.calls + 1, issued or call_site()
         if issued is None:
             self._flight.locate(number, place)
-        site = site_text(place)
-        board.segment.say(board.rank, CALL, f"{number}\n{site}\n{call.describe(self._names)}")
-        board.arrive()
-        limit, met = time.monotonic() + _TALK, False
-        while not (met := board.complete() or board.linger()) and time.monotonic() < limit:
-            board.sleep(0.1)
-        rows = []
-        for rank, name in enumerate(self._names):
-            words = board.segment.text(rank, CALL).split("\n", 2)
-            known = words[0] == str(number) and len(words) == 3
-            rows.append((name, words[2].replace("\n", "; "), words[1]) if known else (name, "(no word from it)", ""))
-        lines = "".join(f"\n  {line}" for line in found.lines)
-        text = (
-            f"the ranks of {self._label} disagree about call no. {number}:\n"
-            f"{table(rows, [self._names[r] for r in found.odd])}{lines}\n"
-        )
-        if not met:
-            raise UnisonoError(f"{text}Not all ranks came to tell of it: the group can only be destroyed.")
-        if call.refused:
+        text, agreed = parley(self._board, self._names, self._label, number, call, place, found)
+        if agreed and call.refused:
             raise UsageError(call.refused)
-        error = MismatchError(
-            f"{text}Nothing was changed and the group can still be used; all ranks must make the same call."
-        )
+        error = MismatchError(text)
         self._save_record(error)
+        if not agreed:
+            self._give_up(error)
         raise error
+
+    def _loss(self, rank: int) -> Loss | None:
+        return loss(self._board.segment, rank, self._names[rank])
 
     def _nap(self, seconds: float) -> None:
         self._board.sleep(seconds)
 
     def _look_around(self) -> None:
         task, board = self._queue[0], self._board
-        losses = [found for rank in board.missing() if (found := loss(board.segment, rank, self._names[rank]))]
+        losses = [found for rank in board.missing() if (found := self._loss(rank))]
         if board.full():  # they came in the meantime
             return
         if losses:

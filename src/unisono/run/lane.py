@@ -20,10 +20,10 @@ from unisono.run.refusals import Refusals
 from unisono.transport.process import Identity, alive, stopped
 from unisono.transport.segment import FAREWELL, GAVE_UP, REFUSED, STATE, Segment
 from unisono.watch.call import Call, Site, call_site, site_text
-from unisono.watch.deadlock import CycleFinder
 from unisono.watch.farewell import farewell, first_line, same
 from unisono.watch.flight import save_after
 from unisono.watch.page import watch
+from unisono.watch.vigil import Vigil
 
 __all__ = ["Lane", "Task", "telling"]
 
@@ -134,7 +134,7 @@ class Lane(ABC):
             self._enqueue(task)
             with self._all_or_nothing():
                 self._carry(linger=True)
-        self.finish(task)
+        self.finish(task, held=False)
 
     def _refuse_if_failed(self) -> None:
         if self.failed is not None:
@@ -150,7 +150,7 @@ class Lane(ABC):
         except Exception:
             raise
         except BaseException as error:
-            self._give_up(UnisonoError(f"{type(error).__name__} interrupted a call under way"))
+            self._give_up(_interruption(error))
             raise
 
     def _give_up(self, error: UnisonoError) -> None:
@@ -160,13 +160,23 @@ class Lane(ABC):
         self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
         self._fail_all(error)
 
-    def finish(self, task: Task, timeout: float | None = None) -> None:
-        """Carries the lane until ``task`` is done and raises its error, or `CollectiveTimeout` after ``timeout`` s."""
+    def finish(self, task: Task, timeout: float | None = None, held: bool = True) -> None:
+        """Carries the lane until ``task`` is done and raises its error, or `CollectiveTimeout` after ``timeout`` s.
+
+        ``held``: somebody has a Work of it, and may wait again if this wait is interrupted (Ctrl-C).
+        """
         if not task.done:
             with self._lock:
                 self._waiters += 1
             try:
                 self._carry_until(task, timeout)
+            except Exception:
+                raise
+            except BaseException as error:
+                with self._lock:
+                    if not task.done:
+                        self._break_off(task, _interruption(error), held)
+                raise
             finally:
                 with self._lock:
                     self._waiters -= 1
@@ -186,7 +196,7 @@ class Lane(ABC):
     def _carry_until(self, task: Task, timeout: float | None) -> None:
         limit = None if timeout is None else time.monotonic() + timeout
         look = time.monotonic() + _SLICE
-        vigil: _Vigil | None = None
+        vigil: Vigil | None = None
         try:
             while True:
                 with self._lock:
@@ -195,7 +205,7 @@ class Lane(ABC):
                     if not task.done and time.monotonic() >= look:
                         if self.refused[0]:
                             self._interrupt(task)
-                        vigil = vigil or _Vigil(self, task)
+                        vigil = vigil or self._vigil(task)
                         if words := vigil.look(self._needs(task)):  # first, for a peer may have ended over it already
                             self._fail(task, DeadlockError(words))
                         else:
@@ -229,6 +239,20 @@ class Lane(ABC):
     @abstractmethod
     def _interrupt(self, task: Task) -> None:
         """A peer has refused a message, which a wait for ``task`` that has become long must not conceal. Lock held."""
+
+    def _vigil(self, task: Task) -> Vigil:
+        """The wait for ``task`` has become long. Lock held."""
+        here, me = call_site(), f"rank {self._names[self._rank]} (pid {self._watch.me.pid})"
+        if task.site is None:  # a synchronous call is made where it waits: noted while it does, for records made later
+            task.site = here
+            self._locate(task, here)
+        text = f"{me}: {self.explain(task, 'waits', briefly=True)}, at {site_text(here)}"
+        return Vigil(self._watch, text, _any_listeners)
+
+    def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
+        """The wait for ``task`` was interrupted; if it is not ``held``, nobody can take it up again. Lock held."""
+        if not held:
+            self._give_up(error)
 
     @abstractmethod
     def _needs(self, task: Task) -> list[Identity]:
@@ -356,42 +380,9 @@ class Lane(ABC):
         """All calls under way."""
 
 
-class _Vigil:
-    """A wait that has become long: published for others to see, and searched for a deadlock."""
-
-    def __init__(self, lane: Lane, task: Task) -> None:
-        self._watch = lane._watch
-        name = lane._names[lane._rank]
-        here = call_site()
-        place = site_text(here)
-        if task.site is None:  # a synchronous call is made where it waits: noted while it does, for records made later
-            task.site = here
-            lane._locate(task, here)
-        text = f"rank {name} (pid {self._watch.me.pid}): {lane.explain(task, 'waits', briefly=True)}, at {place}"
-        self._published = self._watch.begin(text)
-        self._finder = CycleFinder(self._watch)
-
-    def look(self, needs: Sequence[Identity]) -> str:
-        """Publishes what the wait needs now; words on a deadlock, if it is in one."""
-        if not self._published:
-            return ""
-        self._watch.look(needs if _alone() else [])
-        return self._finder.look()
-
-    def end(self) -> None:
-        """The wait is over."""
-        if self._published:
-            self._watch.end()
+def _interruption(error: BaseException) -> UnisonoError:
+    return UnisonoError(f"{type(error).__name__} interrupted a call under way")
 
 
-_HARMLESS = ("tqdm", "rich")  # packages whose threads draw progress and communicate nothing
-
-
-def _alone() -> bool:
-    """Whether nothing but the waiting thread could issue calls: no other thread, no listener of a call under way."""
-    others = [
-        thread
-        for thread in threading.enumerate()
-        if not thread.name.startswith("unisono") and type(thread).__module__.partition(".")[0] not in _HARMLESS
-    ]
-    return len(others) == 1 and not any(lane._has_listeners() for lane in list(_lanes))
+def _any_listeners() -> bool:
+    return any(lane._has_listeners() for lane in list(_lanes))

@@ -299,6 +299,10 @@ class PointToPointLane(Lane):
             if error := self._complaint(task, outcome):
                 self._fail(task, error)
 
+    def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
+        """torch's send and recv wait for a Work that nobody sees: such a message is never taken up again."""
+        self._fail(task, error)
+
     def _peers(self, message: Message) -> list[int]:
         """The ranks that could do the other part."""
         return [message.peer] if message.peer is not None else [p for p in range(len(self._in)) if p != self._rank]
