@@ -30,11 +30,16 @@ class _Pickled:
         return pickle.loads, (self.data,)
 
 
+_KINDS = (TypeError, AttributeError, pickle.PicklingError)
+"""What pickle raises; the error on every rank is one of these too, for programs that expect it."""
+
+
 class _Failure:
     """Stands for an object that rank ``rank`` (global) could not pickle."""
 
     def __init__(self, rank: int, what: str, error: Exception) -> None:
         self.rank, self.what, self.text = rank, what, f"{type(error).__name__}: {error}"
+        self.kind = next((kind for kind in _KINDS if type(error) is kind), TypeError)
 
 
 def _packed(objects: Sequence[Any], what: str) -> list[Any]:
@@ -58,7 +63,9 @@ def _refuse(op: str, found: Sequence[Any]) -> None:
     failures = dict.fromkeys((f.rank, f.what, f.text) for f in found if isinstance(f, _Failure))
     if failures:
         words = "; ".join(f"{what} of rank {rank} can not be pickled: {text}" for rank, what, text in failures)
-        raise UsageError(f"{op}: {words}. No rank has received anything, and the group can still be used")
+        kind = next(f.kind for f in found if isinstance(f, _Failure))
+        raised = type("UsageError", (UsageError, kind), {"__module__": UsageError.__module__})
+        raise raised(f"{op}: {words}. No rank has received anything, and the group can still be used")
 
 
 def _all_gather_object(original: Callable[..., Any], object_list: list[Any], obj: Any, group: Any = None) -> None:

@@ -34,6 +34,7 @@ _OP_NAMES = {
 }
 _OP_CODES = {int(op): name for op, name in _OP_NAMES.items()}  # torch hashes a ReduceOp to its code
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NO_DATA = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
@@ -180,6 +181,8 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             if lane.refused[0] and quick:
                 lane.hear()
             return DONE if quick else None
+        if type(output) not in _PLAIN or type(tensor) not in _PLAIN:
+            return None  # a subclass may have its data elsewhere, or none: fake tensors, DTensors
         if output is not tensor and not prepared.fits(output.data_ptr(), tensor.data_ptr()):
             return None
         task = lane.compiled(
