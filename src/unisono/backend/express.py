@@ -84,9 +84,8 @@ class Express:
         """Everybody stages all and combines all."""
         small = one_shot(tensor.nbytes, self._size)
         call = self._ops.call("all_reduce", tensor, op)
-        if self._desk and (
-            order := self._desk.order("ONE_SHOT" if small else "ALL_REDUCE", call, tensor, tensor.nbytes, op)
-        ):
+        kind = "ONE_SHOT" if small else "ALL_REDUCE"
+        if order := self._desk.order(kind, call, tensor, tensor.nbytes, op):
             return order
         if not small or op == "PREMUL_SUM":
             return None
