@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from unisono.errors import UsageError
-from unisono.train.report import Display, check_plot_path, comparison, printable, save_plot, summary
+from unisono.train.report import Display, comparison, printable, save_plot, summary
 from unisono.train.settings import ModelShape, Outcome, Settings, StepRecord
 
 SETTINGS = Settings(backend="unisono", steps=20, batch=4, shape=ModelShape(context=100))
@@ -83,15 +82,3 @@ def test_the_plot_is_a_png_whatever_its_name(tmp_path: Path, backends: tuple[str
     picture = path.read_bytes()
     assert picture.startswith(b"\x89PNG\r\n")
     assert int.from_bytes(picture[16:20]) == 840 * len(backends)
-
-
-def test_a_place_for_the_plot_is_tried_before_training_and_left_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "curve.png"
-    check_plot_path(path)
-    assert not path.exists()
-    path.write_bytes(b"an older curve")
-    check_plot_path(path)
-    assert path.read_bytes() == b"an older curve"
-    for bad, words in [(tmp_path, "it is a directory"), (tmp_path / "none" / "curve.png", "does not exist")]:
-        with pytest.raises(UsageError, match=words):
-            check_plot_path(bad)

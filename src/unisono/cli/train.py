@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from unisono.cli.files import check_writable
 from unisono.errors import UsageError
 from unisono.train.launch import launch
-from unisono.train.report import Display, check_plot_path, comparison, printable, save_plot, summary
+from unisono.train.report import Display, comparison, printable, save_plot, summary
 from unisono.train.settings import BACKENDS, ModelShape, Outcome, Settings, StepRecord
 from unisono.train.text import load_corpus
 
@@ -63,7 +64,7 @@ def train(
     )
     runs = _runs(settings, compare)
     load_corpus(text, context)
-    check_plot_path(plot)
+    check_writable(plot, "the plot")
     outcomes = [_run(run, rank) for run in runs]
     if not rank:
         _report(outcomes, plot)

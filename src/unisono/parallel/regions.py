@@ -138,12 +138,7 @@ class _Gather(torch.autograd.Function):
         return apply(_Scatter, gradient, *ctx.args), None, None, None
 
 
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, dim: int, lengths: Sequence[int], group: Group) -> Tensor:
-        ctx.args = dim, lengths, group
-        return _along(dim, tensor, lambda part: start_all_gather(part, lengths, group)())
-
+class _AllGather(_Gather):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return apply(_ReduceScatter, gradient, *ctx.args), None, None, None
