@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from parallel.refused import refused
 from ranks import ranks
-from unisono.errors import UsageError
 from unisono.parallel.tensor import gather_from_region, parallel_cross_entropy, split_evenly
 
 
@@ -101,12 +101,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: parallel_cross_entropy(logits, good, 6, reduction="avg"),
         lambda: parallel_cross_entropy(logits, good, 6, label_smoothing=1.5),
     ]
-    messages = []
-    for attempt in attempts:
-        with pytest.raises(UsageError) as error:
-            attempt()
-        messages.append(str(error.value))
-    return messages
+    return refused(attempts)
 
 
 def test_what_is_refused() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from parallel.refused import refused
 from ranks import ranks
 from unisono.errors import UsageError
 from unisono.parallel.tensor import (
@@ -216,12 +217,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: ParallelMLP(nn.Linear(3, 4), nn.Linear(5, 3)),
         lambda: GatheredMLP([]),
     ]
-    messages = []
-    for attempt in attempts:
-        with pytest.raises(UsageError) as error:
-            attempt()
-        messages.append(str(error.value))
-    return messages
+    return refused(attempts)
 
 
 def test_bad_configurations_are_one_line_on_every_rank() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from parallel.refused import refused
 from ranks import ranks
 from unisono.errors import UsageError
 from unisono.parallel.shards import Split, split_evenly
@@ -120,12 +121,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: gather_from_region(x, 0, lengths=[4]),
         lambda: scatter_to_region(torch.zeros(4), 0, lengths=[1, 2]),
     ]
-    messages = []
-    for attempt in attempts:
-        with pytest.raises(UsageError) as error:
-            attempt()
-        messages.append(str(error.value))
-    return messages
+    return refused(attempts)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from parallel.refused import refused
 from ranks import ranks
-from unisono.errors import UsageError
 from unisono.parallel import block_attention
 from unisono.parallel.sequence import ring_attention, sequence_positions, shard_sequence, unshard_sequence
 from unisono.parallel.sequence_layout import Layout
@@ -184,12 +184,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: ring_attention(x, x, x, lengths=[4]),
         lambda: unshard_sequence(torch.zeros(3 * rank), 0),
     ]
-    messages = []
-    for attempt in attempts:
-        with pytest.raises(UsageError) as error:
-            attempt()
-        messages.append(str(error.value))
-    return messages
+    return refused(attempts)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

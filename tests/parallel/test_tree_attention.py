@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unisono
+from parallel.refused import refused
 from ranks import ranks
 from unisono.errors import UsageError
 from unisono.parallel.sequence import ShardedCache, tree_attention
@@ -80,11 +81,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: tree_attention(query.detach(), key, key, algorithm="bush"),
         lambda: ShardedCache().append(key, key[:, :3]),
     ]
-    messages = []
-    for attempt in attempts:
-        with pytest.raises(UsageError) as error:
-            attempt()
-        messages.append(str(error.value))
+    messages = refused(attempts)
     with torch.no_grad():
         assert tree_attention(query, key, key).shape == query.shape
     return messages

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from parallel.refused import refused
 from ranks import ranks
-from unisono.errors import UsageError
 from unisono.parallel.tensor import (
     VocabularyParallelEmbedding,
     full_state_dict,
@@ -96,12 +96,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: VocabularyParallelEmbedding(1, WIDTH),
         lambda: VocabularyParallelEmbedding.from_embedding(nn.Embedding(5, 3, max_norm=1.0)),
     ]
-    messages = []
-    for attempt in attempts:
-        with pytest.raises(UsageError) as error:
-            attempt()
-        messages.append(str(error.value))
-    return messages
+    return refused(attempts)
 
 
 def test_what_is_refused() -> None:
