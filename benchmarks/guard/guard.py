@@ -7,7 +7,8 @@ comparing the headers after the meeting, and keeping count for late ranks, `unis
 in the library can be switched off; this program replaces the methods of its own group's lane. Blocks of calls with and
 without take turns in one process; each block's time is that of the slowest rank, and the cost is the median, over
 neighbouring blocks, of the difference per call. Torch's operations are measured: in the compiled loops nothing can be
-taken out, and all they do together is the bound there (benchmarks/call_budget). The exit code is 1 if a cost is above its limit of 3 µs or 5 %.
+taken out, and all they do together is the bound there (benchmarks/call_budget). The exit code is 1 if a cost is above
+its limit of 3 µs or 5 %.
 """
 
 import argparse
