@@ -1,11 +1,13 @@
 """The object forms carry any picklable value, of another size on every rank."""
 
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ranks import ranks
+from ranks import BACKEND, ranks
 
 
 def thing(rank: int) -> Any:
@@ -97,3 +99,26 @@ def test_in_a_group(world_size: int) -> None:
     members = list(range(world_size))[-2:]
     expected = [[[r, r] for r in members] if rank in members else None for rank in range(world_size)]
     assert ranks(world_size).run(subgroup) == expected
+
+
+def joint(rank: int, world_size: int, path: str) -> list[Any]:
+    """Ranks with default groups of their own in a group made over a store, as weight updates make it."""
+    dist.init_process_group(BACKEND, f"file://{path}/alone{rank}", rank=0, world_size=1)
+    c10d, store = dist.distributed_c10d, dist.FileStore(f"{path}/joint", world_size)
+    group, _ = c10d._new_process_group_helper(
+        world_size, rank, [], c10d.Backend(BACKEND), store, group_name="joint", timeout=timedelta(seconds=20)
+    )
+    c10d._world.pg_group_ranks[group] = {r: r for r in range(world_size)}
+    got: list[Any] = [["from", rank]]
+    dist.broadcast_object_list(got, group_src=0, group=group)
+    part: list[Any] = [None]
+    dist.scatter_object_list(
+        part, [["to", r] for r in range(world_size)] if rank == 1 else None, group=group, group_src=1
+    )
+    dist.barrier(group=group)
+    dist.destroy_process_group()
+    return [*got, *part]
+
+
+def test_ranks_that_have_no_default_group_in_common(tmp_path: Path) -> None:
+    assert ranks(3, group=False).run(joint, str(tmp_path)) == [[["from", 0], ["to", r]] for r in range(3)]

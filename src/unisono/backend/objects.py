@@ -139,12 +139,21 @@ def _recv_object_list(original: Callable[..., Any], object_list: list[Any], *arg
 
 
 def _is_root(given: dict[str, Any]) -> bool:
-    """Whether this rank is the one that a call's ``src`` or ``group_src`` names; torch's own check follows."""
+    """Whether this rank is the one that a call's ``src`` or ``group_src`` names; torch's own check follows.
+
+    A rank is asked of the group itself, as torch does: a group whose members have no default group in common numbers
+    them otherwise than theirs do.
+    """
     import torch.distributed as dist
 
-    if given.get("group_src") is not None:
-        return bool(dist.get_rank(given.get("group")) == given["group_src"])
-    return bool(dist.get_rank() == (given.get("src") or 0))
+    group: Any = given.get("group") or dist.group.WORLD
+    root = given.get("group_src")
+    if root is None:
+        try:
+            root = dist.get_group_rank(group, given.get("src") or 0)
+        except ValueError:  # not a member: torch says so
+            return False
+    return bool(group.rank() == root)
 
 
 _OURS: dict[str, tuple[Callable[..., Any], int]] = {

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DTYPES", "WARM", "Loops", "loops", "wanted"]
 
-WARM = 50
-"""Calls of a group before its loops are loaded."""
+WARM = 200
+"""Calls of a group before its loops are loaded: a program that makes fewer gains less than the loading takes, and has
+no thread and no open files for it."""
 DTYPES = ("uint8", "float32", "float64", "uint16", "int32", "int64")
 """What loops there are, by numpy's names: uint8 moves whatever it is; uint16 is bfloat16; the rest are reduced."""
 _MODES = {"": 1, "0": 0, "1": 1, "now": 2}
