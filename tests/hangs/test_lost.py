@@ -178,6 +178,27 @@ def test_the_one_who_died_first_is_blamed_however_long_the_chain() -> None:
     fault.says("PeerLostError", first)
 
 
+def half_way_out(rank: int, world_size: int) -> Fault | None:
+    """Rank 2 dies; rank 1 hears of it and has left the default group, but not yet the one in which rank 0 waits."""
+    pairs = [dist.new_group([r, r + 1]) for r in range(world_size - 1)]
+    dist.barrier()
+    if rank == 2:
+        os._exit(1)
+    fault = attempt(lambda: dist.all_reduce(torch.zeros(1), group=pairs[rank]))
+    if rank == 0:
+        return fault
+    dist.distributed_c10d._get_default_group().shutdown()
+    time.sleep(2.0)
+    return None
+
+
+def test_the_one_who_died_first_is_blamed_by_a_rank_that_is_half_way_out() -> None:
+    with Job(half_way_out, 3) as job:
+        fault = job.results(10)[0]
+        pid = job.pid(2)
+    fault.says("PeerLostError", rf"can not end: rank 1 missing: rank 2 \(pid {pid} on {HOST}\) is dead: [^;]*; rank 1 ")
+
+
 def paused(rank: int, world_size: int) -> list[Any]:
     """A rank stopped for seconds is late, not lost."""
     dist.barrier()

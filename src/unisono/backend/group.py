@@ -14,7 +14,7 @@ from unisono.backend.moving import Moving
 from unisono.backend.options import Options
 from unisono.backend.reducing import Reducing
 from unisono.backend.roll import Roll
-from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
+from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.run.collectives import CollectiveLane
 from unisono.run.point_to_point import PointToPointLane
 from unisono.transport.board import Board
@@ -31,7 +31,7 @@ from unisono.transport.segment import (
     attach,
     create,
 )
-from unisono.watch.farewell import farewell, first_line
+from unisono.watch.farewell import farewell, first_line, lost
 from unisono.watch.page import close_watch
 
 __all__ = ["Group", "Operations"]
@@ -141,9 +141,9 @@ class Group:
 
     def _check_missing(self, segment: Segment) -> None:
         """Raises `PeerLostError` if a rank has died before it joined, `MismatchError` if it waits in another group."""
-        gone = [(rank, words) for rank in range(self.size) if (words := self._roll.gone(rank))]
-        if lost := [words for rank, words in gone if segment.state(rank) == ABSENT]:
-            raise PeerLostError(f"{self.label} can not be joined: {'; '.join(lost)}")
+        gone = [(rank, loss) for rank in range(self.size) if (loss := self._roll.gone(rank)).words]
+        if losses := [loss for rank, loss in gone if segment.state(rank) == ABSENT]:
+            raise lost(f"{self.label} can not be joined", losses)
         if words := self._roll.complaint():
             raise MismatchError(words)
 

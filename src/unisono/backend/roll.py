@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from unisono.errors import MismatchError, PeerLostError
 from unisono.transport.process import Identity, alive, fate
 from unisono.transport.segment import ABSENT, FAREWELL, LEFT, Segment, StoreLike
-from unisono.watch.farewell import spoken
+from unisono.watch.farewell import Loss, lost, read_farewell
 
 __all__ = ["JobStore", "Roll"]
 
@@ -104,20 +104,20 @@ class Roll:
             return _default.identity(self._names[rank])
         return Identity(0, 0)
 
-    def gone(self, rank: int) -> str:
-        """Words on group rank ``rank`` if it will not join any more: its process ended, or left the default group."""
+    def gone(self, rank: int) -> Loss:
+        """Why group rank ``rank`` will not join any more: its process ended, or left the default group; else empty."""
         who = self.identity(rank)
         if not who.pid:
-            return ""
-        dead, state, words = not alive(who), ABSENT, ""
+            return Loss("")
+        dead, state, left = not alive(who), ABSENT, Loss("")
         world = _default._memory() if self._counted and _default is not None else None
         name = self._names[rank]
         if world is not None and name < world.layout.world_size and world.identity(name) == who:
-            state, words = world.state(name), spoken(world.text(name, FAREWELL))
+            state, left = world.state(name), read_farewell(world.text(name, FAREWELL))
         start = f"rank {name} (pid {who.pid} on {socket.gethostname()})"
         if dead:
-            return f"{start} is dead{'; it ' + words if words else ': ' + fate(who)}"
-        return f"{start} {words}" if state == LEFT else ""
+            return Loss(f"{start} is dead{'; it ' + left.words if left.words else ': ' + fate(who)}", left.cause)
+        return Loss(f"{start} {left.words}", left.cause) if state == LEFT else Loss("")
 
     def absent(self) -> list[int]:
         """The global ranks that have not made this group."""
@@ -130,10 +130,8 @@ class Roll:
         """
         if words := self.complaint():
             raise MismatchError(words)
-        if words := self.gone(0):
-            raise PeerLostError(
-                f"rank {self._names[self._rank]} can not join group {self._label} {self._names}: {words}"
-            )
+        if (first := self.gone(0)).words:
+            raise lost(f"rank {self._names[self._rank]} can not join group {self._label} {self._names}", [first])
 
     def complaint(self) -> str:
         """Which ranks made other groups at the point where this rank made this one, or nothing."""

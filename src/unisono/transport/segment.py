@@ -88,11 +88,11 @@ class StoreLike(Protocol):
 
 
 class Absentees(Protocol):
-    """What is known of ranks that have not joined a segment."""
+    """What is known of ranks that have not joined a segment; of one that is ``gone`` the words and the first cause."""
 
     def identity(self, rank: int) -> Identity: ...  # noqa: D102
     def absent(self) -> list[int]: ...  # noqa: D102
-    def gone(self, rank: int) -> str: ...  # noqa: D102
+    def gone(self, rank: int) -> tuple[str, str]: ...  # noqa: D102
     def complaint(self) -> str: ...  # noqa: D102
     def check(self) -> None: ...  # noqa: D102
 

@@ -39,8 +39,8 @@ class _Strangers:
     def absent(self) -> list[int]:
         return []
 
-    def gone(self, rank: int) -> str:
-        return ""
+    def gone(self, rank: int) -> tuple[str, str]:
+        return "", ""
 
     def complaint(self) -> str:
         return ""

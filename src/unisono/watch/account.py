@@ -24,9 +24,10 @@ def loss(segment: Segment, rank: int, name: int) -> Loss | None:
     if not who.pid:
         return None
     if state == ABSENT and segment.absentees is not None:
-        words = segment.absentees.complaint() or segment.absentees.gone(rank)
+        complaint = segment.absentees.complaint()
+        absent = Loss(complaint) if complaint else Loss(*segment.absentees.gone(rank))
         # What it did in the meantime is no longer true of a rank that has joined since.
-        return Loss(words) if words and segment.state(rank) == ABSENT else None
+        return absent if absent.words and segment.state(rank) == ABSENT else None
     dead = not alive(who)
     while True:
         left = read_farewell(segment.text(rank, FAREWELL))
