@@ -1,0 +1,164 @@
+"""One transformer over a mesh of ranks, dp × tp × pp × sp at once: loss and gradients are those of one process.
+
+    mesh = TrainingMesh(MeshShape(dp=2, tp=2, pp=2))
+    model = MeshTransformer(Transformer(width=96, layers=4, heads=4, context=96), mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for windows in batches:                    # the whole batch, the same on every rank
+        loss = model.step(windows)             # the same on every rank
+        model.clip_grad_norm(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+The parts are those of the other modules: a pipeline along pp of stages whose layers are split along tp, ring attention
+along sp, and at the end of each step a sum of all gradients along sp and dp.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from unisono.errors import UsageError
+from unisono.parallel.cross_entropy import parallel_cross_entropy
+from unisono.parallel.layers import divide_layers
+from unisono.parallel.mesh import TrainingMesh, agree
+from unisono.parallel.mesh_gradients import Piece, clip_gradients, pieces_of, sum_gradients_over
+from unisono.parallel.pipeline import Pipeline
+from unisono.parallel.pipeline_report import PipelineReport
+from unisono.parallel.pipeline_schedules import build_pipeline, usual_stages_per_rank
+from unisono.parallel.sequence_layout import sequence_positions
+from unisono.parallel.shards import own_part, split_evenly
+from unisono.parallel.transformer import Transformer
+from unisono.parallel.transformer_stage import TransformerStage
+
+__all__ = ["MeshTransformer", "default_microbatches"]
+
+TIED = "embedding.weight"
+
+
+class MeshTransformer:
+    """This rank's share of a transformer, and the steps that all ranks take together.
+
+    whole: equal on all ranks (draw it with one seed); its weights are copied. microbatches: of each dp rank's rows in a
+    step; by default 2 · pp with a pipeline, else 1. schedule: a name of `pipeline_schedules.SCHEDULES`.
+
+    Making one is collective. Raises UsageError on every rank, before anything is cut or sent, if there are more stages
+    than layers, if heads do not divide by tp, or if the context is too short for sp; MismatchError if the ranks' models
+    or options differ in shape.
+    """
+
+    def __init__(
+        self,
+        whole: Transformer,
+        mesh: TrainingMesh,
+        *,
+        schedule: str = "1f1b",
+        microbatches: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.mesh, self.context, self.vocabulary = mesh, whole.context, whole.vocabulary
+        self.microbatches = default_microbatches(mesh.shape.pp) if microbatches is None else microbatches
+        self._check(whole, schedule)
+        plan = build_pipeline(schedule, mesh.shape.pp, self.microbatches)
+        parts = divide_layers(len(whole.blocks), plan.num_stages)
+        self.layers = [parts[stage] for stage in plan.stages_of(mesh.places["pp"].rank)]
+        self.stages = [TransformerStage(whole, layers, mesh).to(device) for layers in self.layers]
+        self.device, self._share = torch.device(device), 1.0
+        last = plan.num_stages - 1
+        self.pipeline = Pipeline(
+            self.stages,
+            plan,
+            self._loss,
+            group=mesh.groups["pp"],
+            device=device,
+            reduction="sum",
+            tied=[{0: TIED, last: TIED}] if last else [],
+            infer=_infer,
+        )
+
+    def _check(self, whole: Transformer, schedule: str) -> None:
+        """Refuse on every rank what any of them finds wrong."""
+        sizes = {name: getattr(whole, name) for name in ("heads", "context", "vocabulary")}
+
+        def check() -> None:
+            v = usual_stages_per_rank(schedule)
+            self.mesh.shape.check_model(layers=len(whole.blocks), stages_per_rank=v, **sizes)
+            self.mesh.shape.check_batch(self.mesh.shape.dp * self.microbatches, self.microbatches)
+
+        agree(
+            check,
+            f"{schedule}, {self.microbatches} microbatches, {sizes}, {len(whole.blocks)} layers of width {whole.width}",
+        )
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """This rank's parameters, for its optimizer."""
+        return chain.from_iterable(stage.parameters() for stage in self.stages)
+
+    def pieces(self) -> list[Piece]:
+        """This rank's parameters with their names in the whole model; a rank with both ends has the tied one twice."""
+        return [piece for stage in self.stages for piece in pieces_of(stage, copies=() if stage.is_first else (TIED,))]
+
+    def step(self, windows: Tensor) -> Tensor:
+        """Forward and backward of one batch: (sequences, context + 1) tokens, the same on every rank. Collective.
+
+        Gradients are added to `.grad`. Returns the mean loss over all positions of the batch in nats per token, a
+        detached float32 scalar, the same on every rank. Raises UsageError for a batch that does not fit the mesh.
+        """
+        loss = self.pipeline.step(*self._own(windows))
+        sum_gradients_over(list(self.parameters()), self.mesh, "sp", "dp")
+        return self._total(loss)
+
+    def evaluate(self, windows: Tensor) -> Tensor:
+        """The loss of a batch as `step` returns it, without gradients. Collective."""
+        return self._total(self.pipeline.evaluate(*self._own(windows)))
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that the norm of the whole model's is at most max_norm; returns the norm before.
+
+        Collective. Raises UsageError if max_norm is not positive.
+        """
+        return clip_gradients(self.pieces(), self.mesh, max_norm)
+
+    def report(self) -> PipelineReport:
+        """The bubble of the last step of this rank's pipeline, measured and predicted. Collective over pp."""
+        return self.pipeline.report()
+
+    def _own(self, windows: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's rows and positions of a batch: what goes in and what shall come out."""
+        if windows.dim() != 2 or windows.shape[1] != self.context + 1:
+            raise UsageError(
+                f"windows of shape {list(windows.shape)}, expected [sequences, {self.context + 1}]: the context of "
+                f"{self.context} and the token after it"
+            )
+        shape, (rank, world_size) = self.mesh.shape, self.mesh.places["dp"]
+        shape.check_batch(len(windows), self.microbatches)
+        self._share = 1 / (len(windows) * self.context)
+        rows = own_part(windows, 0, split_evenly(len(windows), world_size), rank).long().to(self.device)
+        inputs, targets = rows[:, :-1], rows[:, 1:]
+        if shape.sp > 1:
+            mine = sequence_positions(self.context, self.mesh.groups["sp"]).to(self.device)
+            inputs, targets = inputs[:, mine], targets[:, mine]
+        return inputs.contiguous(), targets.contiguous()
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The part of the batch's mean that one microbatch makes."""
+        if logits.is_meta:  # asked for its form alone
+            return logits.new_empty(())
+        group = self.mesh.groups["tp"]
+        return self._share * parallel_cross_entropy(logits, targets, self.vocabulary, group=group, reduction="sum")
+
+    def _total(self, loss: Tensor | None) -> Tensor:
+        """Every rank's part put together; along tp all have the same."""
+        mine = torch.zeros((), device=self.device) if loss is None else loss.float()
+        return self.mesh.sum(mine, "sp", "dp", "pp")
+
+
+def default_microbatches(pp: int) -> int:
+    """Two per stage: the bubble of 1F1B is then below a third. One without a pipeline."""
+    return 2 * pp if pp > 1 else 1
+
+
+def _infer(stage: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(stage, TransformerStage)
+    return stage.infer(x)

@@ -1,0 +1,79 @@
+"""The share of a transformer that one rank of a mesh holds: some layers (pp), of those some heads and features (tp).
+
+A stage's parameters have the names they have in the whole model. Embedding and output layer share their weights; in a
+pipeline the first and the last stage have a copy each, under the one name, which `TiedWeight` keeps equal.
+"""
+
+import copy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from unisono.parallel.attention import Attend, ParallelAttention
+from unisono.parallel.mesh import TrainingMesh
+from unisono.parallel.mlp import ParallelMLP
+from unisono.parallel.ring_attention import ring_attention
+from unisono.parallel.sequence_layout import Layout, sequence_positions
+from unisono.parallel.transformer import Block, Rotary, Transformer
+from unisono.parallel.vocabulary import VocabularyParallelEmbedding
+
+__all__ = ["TransformerStage"]
+
+
+class TransformerStage(nn.Module):
+    """Consecutive layers of a transformer, this rank's share of each, copied from the whole model.
+
+    The stage with layer 0 takes tokens, int64 [batch, time]; others what the stage before returns, [batch, time,
+    width]. The one with the last layer returns this tp rank's share of the logits, [batch, time, share of vocabulary].
+    Time is the whole context; with an sp axis it is this rank's positions, as `sequence_positions` has them.
+    """
+
+    def __init__(self, whole: Transformer, layers: range, mesh: TrainingMesh) -> None:
+        super().__init__()
+        self.is_first, self.is_last = layers.start == 0, layers.stop == len(whole.blocks)
+        self.width = whole.width
+        group = mesh.groups["tp"]
+        if self.is_first or self.is_last:
+            self.embedding = VocabularyParallelEmbedding.from_embedding(whole.embedding, group=group)
+        positions, attend = torch.arange(whole.context), None
+        if "sp" in mesh.axes:
+            positions, attend = sequence_positions(whole.context, mesh.groups["sp"]), _ring(whole.context, mesh)
+        rotate = Rotary(whole.width // whole.heads, positions)
+        self.blocks = nn.ModuleDict()
+        for layer in layers:
+            source = whole.get_submodule(f"blocks.{layer}")
+            attention = ParallelAttention(
+                source.get_submodule("attention.query_key_value"),  # type: ignore[arg-type]
+                source.get_submodule("attention.out"),  # type: ignore[arg-type]
+                whole.heads,
+                group=group,
+                causal=True,
+                rotate=rotate,
+                attend=attend,
+            )
+            hidden, out = source.get_submodule("mlp.hidden"), source.get_submodule("mlp.out")
+            mlp = ParallelMLP(hidden, out, group=group)  # type: ignore[arg-type]
+            norms = [copy.deepcopy(source.get_submodule(name)) for name in ("attention_norm", "mlp_norm")]
+            self.blocks[str(layer)] = Block(norms[0], attention, norms[1], mlp)
+        if self.is_last:
+            self.norm = copy.deepcopy(whole.norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layers."""
+        if self.is_first:
+            x = self.embedding(x)
+        for block in self.blocks.values():
+            x = block(x)
+        return self.embedding.logits(self.norm(x)) if self.is_last else x
+
+    def infer(self, x: Tensor) -> Tensor:
+        """A tensor without data of the form that `forward` returns for `x`; nothing is computed or sent."""
+        features = self.embedding.weight.shape[0] if self.is_last else self.width
+        dtype = next(self.parameters()).dtype
+        return torch.empty(*x.shape[:2], features, dtype=dtype, device="meta")
+
+
+def _ring(context: int, mesh: TrainingMesh) -> Attend:
+    lengths = Layout("zigzag", context, mesh.shape.sp).lengths
+    return partial(ring_attention, group=mesh.groups["sp"], causal=True, lengths=lengths)

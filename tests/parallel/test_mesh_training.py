@@ -1,0 +1,129 @@
+"""A transformer over a mesh against the same transformer in one process, for every way to factor the ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel.mesh_models import CONTEXT, MAX_NORM, ROWS, Reference, adam, batches, one_process, whole
+from ranks import ranks
+from unisono.errors import MismatchError, UsageError
+from unisono.parallel.mesh import TrainingMesh
+from unisono.parallel.mesh_shape import MeshShape, factorisations
+from unisono.parallel.mesh_training import MeshTransformer
+from unisono.parallel.pipeline_schedules import usual_stages_per_rank
+
+Case = tuple[MeshShape, str]
+FOUR = [(shape, "1f1b") for shape in factorisations(4, axes=4)]
+EIGHT = [(shape, "1f1b") for shape in factorisations(8)]
+OTHERS = [
+    (MeshShape(tp=2, pp=2), "zb-v"),
+    (MeshShape(dp=2, pp=2), "interleaved"),
+    (MeshShape(sp=2, pp=2), "zb-h1"),
+]
+ON_GLOO = [(MeshShape(dp=2, pp=2), "1f1b"), (MeshShape(tp=2, sp=2), "1f1b"), (MeshShape(tp=2, pp=2), "zb-v")]
+
+
+def layers_for(shape: MeshShape, schedule: str) -> int:
+    """As few as there are stages, but two at least."""
+    return max(2, shape.pp * usual_stages_per_rank(schedule))
+
+
+def on_ranks_train(rank: int, world_size: int, cases: list[Case], references: dict[int, Reference]) -> list[str]:
+    """Train on every mesh; the gradients of the first step, and all losses and norms, are those of one process."""
+    done = []
+    for shape, schedule in cases:
+        mesh = TrainingMesh(shape)
+        wanted = references[layers_for(shape, schedule)]
+        model = MeshTransformer(whole(layers_for(shape, schedule)), mesh, schedule=schedule, microbatches=shape.pp)
+        optimizer = adam(model.parameters())
+        losses, norms = [], []
+        for windows in batches():
+            optimizer.zero_grad()
+            losses.append(model.step(windows).item())
+            if len(losses) == 1:
+                _compare_gradients(model, wanted.gradients, str(shape))
+            norms.append(model.clip_grad_norm(MAX_NORM).item())
+            optimizer.step()
+        assert losses == pytest.approx(wanted.losses, rel=0, abs=1e-5), shape
+        assert norms == pytest.approx(wanted.norms, rel=1e-4), shape
+        assert model.evaluate(windows).item() < losses[-1]
+        mesh.close()
+        done.append(f"{shape} {schedule}")
+    return done
+
+
+def _compare_gradients(model: MeshTransformer, wanted: dict[str, torch.Tensor], mesh: str) -> None:
+    place = model.mesh.places["tp"].rank
+    for name, parameter, split, _ in model.pieces():
+        mine = wanted[name] if split is None else split.take(wanted[name], place)
+        torch.testing.assert_close(parameter.grad, mine, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{mesh} {n}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "backend", "cases"),
+    [(4, "unisono", FOUR + OTHERS), (4, "gloo", ON_GLOO), (8, "unisono", EIGHT)],
+    ids=["4 ranks", "gloo", "8 ranks"],
+)
+def test_the_loss_curve_of_every_mesh_is_that_of_one_process(world_size: int, backend: str, cases: list[Case]) -> None:
+    references = {layers: one_process(layers) for layers in {layers_for(*case) for case in cases}}
+    done = ranks(world_size, backend=backend).run(on_ranks_train, cases, references, timeout=200)
+    assert done == [[f"{shape} {schedule}" for shape, schedule in cases]] * world_size
+
+
+def on_ranks_refuse(rank: int, world_size: int) -> list[str]:
+    """What every rank is told of configurations that cannot be; the group works afterwards."""
+    said = []
+    for shape in (MeshShape(dp=3), MeshShape(dp=2, tp=2, pp=2), MeshShape(dp=4, tp=0)):
+        with pytest.raises(UsageError) as refusal:
+            TrainingMesh(shape)
+        said.append(str(refusal.value))
+    with pytest.raises(MismatchError) as mismatch:
+        TrainingMesh(MeshShape(dp=2, tp=2) if rank else MeshShape(dp=4))
+    said.append(str(mismatch.value))
+    pipe = TrainingMesh(MeshShape(pp=4))
+    tensor = TrainingMesh(MeshShape(tp=4))
+    for mesh, layers, heads, options in (
+        (pipe, 3, 2, {}),
+        (pipe, 4, 2, {"schedule": "zb-v"}),
+        (pipe, 4, 2, {"microbatches": 0}),
+        (tensor, 4, 2, {}),
+        (tensor, 4, 8 if rank else 4, {}),
+        (tensor, 4, 4, {"microbatches": 1 + rank}),
+    ):
+        model = whole(layers)
+        model.heads = heads
+        with pytest.raises((UsageError, MismatchError)) as failure:
+            MeshTransformer(model, mesh, **options)
+        said.append(str(failure.value))
+    model = MeshTransformer(whole(), tensor)
+    with pytest.raises(UsageError, match=rf"shape \[{ROWS}, {CONTEXT}\], expected \[sequences, {CONTEXT + 1}\]"):
+        model.step(torch.zeros(ROWS, CONTEXT))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == world_size
+    pipe.close()
+    tensor.close()
+    return said
+
+
+def test_what_cannot_be_split_is_one_error_on_every_rank() -> None:
+    said = ranks(4).run(on_ranks_refuse)
+    assert all(words == said[0] for words in said)
+    for words, expected in zip(
+        said[0],
+        [
+            "dp · tp · pp · sp = 3 · 1 · 1 · 1 has 3 ranks, not 4",
+            "2 · 2 · 2 · 1 has 8 ranks, not 4",
+            "tp = 0, expected 1 or more",
+            "expected one for all: rank 0: the mesh dp4, rank 1: the mesh dp2 tp2",
+            "4 stages for 3 layers",
+            "8 stages for 4 layers",
+            "0 microbatches",
+            "2 attention heads do not divide by tp = 4",
+            "different configurations",
+            "different configurations",
+        ],
+        strict=True,
+    ):
+        assert expected in words
+        assert "\n" not in words
