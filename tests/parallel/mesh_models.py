@@ -26,11 +26,11 @@ def whole(layers: int = 4, seed: int = 3) -> Transformer:
     return Transformer(width=16, layers=layers, heads=8, context=CONTEXT, vocabulary=VOCABULARY)
 
 
-def batches(steps: int = STEPS) -> list[Tensor]:
+def batches() -> list[Tensor]:
     """Sequences that count up by 1, 2 or 3: (ROWS, CONTEXT + 1) each."""
     generator = torch.Generator().manual_seed(4)
-    start = torch.randint(VOCABULARY, (steps, ROWS, 1), generator=generator)
-    pace = torch.randint(1, 4, (steps, ROWS, 1), generator=generator)
+    start = torch.randint(VOCABULARY, (STEPS, ROWS, 1), generator=generator)
+    pace = torch.randint(1, 4, (STEPS, ROWS, 1), generator=generator)
     return list((start + pace * torch.arange(CONTEXT + 1)) % VOCABULARY)
 
 
