@@ -72,6 +72,24 @@ def goes_on_while_this_rank_computes(rank: int, world_size: int) -> float:
     return time.monotonic() - start
 
 
+def forgotten_after_many_that_were_not(rank: int, world_size: int) -> float:
+    """The worker has stayed up for calls that did not need it, or has just gone to sleep: it still sees the next."""
+    longest = 0.0
+    for pause in (0.0, 0.0005, 0.001, 0.002, 0.003, 0.005):
+        x = torch.ones(10)
+        for _ in range(20):
+            dist.all_reduce(x, dist.ReduceOp.MAX, async_op=True).wait()
+        time.sleep(pause)
+        start = time.monotonic()
+        work = dist.all_reduce(x, async_op=True)
+        if rank == 0:
+            time.sleep(0.3)
+        work.wait()
+        assert x.eq(world_size).all()
+        longest = max(longest, time.monotonic() - start)
+    return longest
+
+
 def futures_chain(rank: int, world_size: int) -> list[float]:
     """The future holds the list of tensors; then() sees them and may chain."""
     x = torch.ones(3)
@@ -145,6 +163,12 @@ def test_progress_in_the_background(world_size: int) -> None:
     sleeper, *others = ranks(world_size).run(goes_on_while_this_rank_computes)
     assert sleeper >= 1.5
     assert max(others) < 1.0, "the call made no progress while one of its ranks computed"
+
+
+def test_the_worker_stays_awake_and_falls_asleep() -> None:
+    sleeper, *others = ranks(2).run(forgotten_after_many_that_were_not)
+    assert sleeper >= 0.3
+    assert max(others) < 0.25, "a call made no progress while one of its ranks computed"
 
 
 @pytest.mark.parametrize("world_size", [2, 3], indirect=True)

@@ -14,13 +14,13 @@ import torch
 from unisono.backend.operations import Builder
 from unisono.backend.options import chosen
 from unisono.errors import UsageError
-from unisono.run.collectives import Ticket
-from unisono.run.desk import Desk, Order
+from unisono.run.collectives import Prepared, Ticket
+from unisono.run.desk import Desk
 from unisono.run.programs import one_shot
 from unisono.run.reduce import reducer
 from unisono.watch.call import Call, name_of_dtype
 
-__all__ = ["Express", "Maker", "Prepared"]
+__all__ = ["Express", "Maker"]
 
 _KEPT = 512  # tickets kept for reuse
 
@@ -29,7 +29,6 @@ def _nothing(half: int, output: torch.Tensor, tensor: torch.Tensor) -> None:
     """Nothing to stage, or to collect."""
 
 
-Prepared = Ticket | Order
 Maker = Callable[["Express", torch.Tensor, torch.Tensor, Any], Prepared | None]
 
 

@@ -15,14 +15,14 @@ from torch._C._distributed_c10d import Work
 from torch.autograd import profiler
 
 from unisono.backend.dynamo import keep_from_dynamo
-from unisono.backend.express import Express, Maker, Prepared
+from unisono.backend.express import Express, Maker
 from unisono.backend.group import Group
 from unisono.backend.operations import Operation, Tensors
 from unisono.backend.sparse import all_reduce_sparse
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
-from unisono.run.collectives import Ticket
+from unisono.run.collectives import Prepared, Ticket
 from unisono.run.lane import Task, telling
 from unisono.run.point_to_point import Message
 
@@ -173,27 +173,23 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             return self._go(prepared, output, tensor, options)
 
     def _go(self, prepared: Prepared, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
-        lane = self._group.collectives
+        lane, background = self._group.collectives, options.asyncOp and not telling()
+        into, source = output, tensor
         if isinstance(prepared, Ticket):
             into = output.data
             source = into if output is tensor else tensor.data
-            quick = not options.asyncOp and lane.express(prepared, into, source, lambda: self._seconds(options))
-            if lane.refused[0] and quick:
-                lane.hear()
-            return DONE if quick else None
-        if type(output) not in _PLAIN or type(tensor) not in _PLAIN:
+        elif type(output) not in _PLAIN or type(tensor) not in _PLAIN:
             return None  # a subclass may have its data elsewhere, or none: fake tensors, DTensors
-        if output is not tensor and not prepared.fits(output.data_ptr(), tensor.data_ptr()):
+        elif output is not tensor and not prepared.fits(output.data_ptr(), tensor.data_ptr()):
             return None
-        task = lane.compiled(
-            prepared, output, tensor, lambda: self._seconds(options), background=options.asyncOp and not telling()
-        )
-        if task is None and options.asyncOp:
+        task = lane.at_once(prepared, into, source, lambda: self._seconds(options), background)
+        if task is None:
+            if isinstance(prepared, Ticket) or not options.asyncOp:
+                return None
             task = lane.order(prepared, output, tensor, self._seconds(options))
             lane.submit(task, True)
-        if task is None:
-            return None
         if not task.done or task.error is not None:
+            task.outputs = [output]
             return PendingWork(lane, task)
         if lane.refused[0]:
             lane.hear()

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -29,8 +30,9 @@ from unisono.watch.farewell import Loss, lost
 from unisono.watch.flight import CollectiveRecord
 from unisono.watch.guard import Disagreement, disagreement
 
-__all__ = ["CollectiveLane", "Ticket"]
-_PATIENCE = int(1e9 * LINGER)
+__all__ = ["CollectiveLane", "Prepared", "Ticket"]
+_BRIEFLY = 2e-5
+"""Seconds that a call in the background waits for its peers when it is issued."""
 
 _Step = Callable[[int, torch.Tensor, torch.Tensor], object]
 
@@ -45,6 +47,9 @@ class Ticket:
     call: Call
     stage: _Step
     collect: _Step
+
+
+Prepared = Ticket | Order
 
 
 class CollectiveLane(Lane):
@@ -92,66 +97,35 @@ class CollectiveLane(Lane):
         flight.calls[place], flight.moments[place] = call, now
         self._longs[self._issued_at] = number
 
-    def express(self, ticket: Ticket, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float]) -> bool:
-        """Carries a synchronous call of one meeting out, if the lane is free; else returns False, nothing done.
-
-        Raises the call's error. Where the peers do not come at once it becomes a task like any other; only then is it
-        asked what the ``timeout`` is (seconds).
-        """
-        board, call = self._board, ticket.call
-        with self._lock:
-            if self._queue or self.failed is not None:
-                return False
-            half = board.meetings & 1
-            self._count(call)
-            ticket.stage(half, output, tensor)
-            try:
-                self._post(call)
-                board.arrive()
-                self._arrived = True
-                if board.linger():
-                    self._fresh = self._arrived = False
-                    self._check(call, None)
-                    ticket.collect(half, output, tensor)
-                    self._account()
-                    return True
-                task = Task(call, _collect(ticket, half, output, tensor), [output], timeout())
-                self._queue.append(task)
-            except (MismatchError, UsageError):  # all ranks have met over it: the group stays usable
-                self._account()
-                raise
-            except BaseException as error:
-                self._give_up(error if isinstance(error, UnisonoError) else _broken(error))
-                raise
-        self.finish(task, held=False)
-        return True
-
     def order(self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: float) -> Task:
         """The call of an order as a task, for a lane that is not free."""
         return Task(order.call, self.desk.steps(order, output, tensor), [output], timeout)
 
-    def compiled(
+    def at_once(
         self,
-        order: Order,
+        prepared: Prepared,
         output: torch.Tensor,
         tensor: torch.Tensor,
         timeout: Callable[[], float],
         background: bool = False,
     ) -> Task | None:
-        """As `express`, all of it in one call of the compiled loops; None if the lane is not free.
+        """Carries a prepared call out, if the lane is free; else returns None, nothing done. Raises the call's error.
 
-        In the ``background`` it waits for nobody, and the task it returns may be under way.
+        Where the peers do not come at once it becomes a task like any other; only then is it asked what the ``timeout``
+        is (seconds). In the ``background`` it waits `_BRIEFLY` at a meeting, since calls of ranks that walk in step are
+        then done when they return; the task it returns may be under way, or have an error.
         """
+        begin: Any = self._run if isinstance(prepared, Order) else self._express
         with self._lock:
             if self._queue or self.failed is not None:
                 return None
             try:
-                task = self._run(order, output, tensor, timeout, 0 if background else _PATIENCE)
+                task: Task = begin(prepared, output, tensor, timeout, _BRIEFLY if background else LINGER)
             except (MismatchError, UsageError) as error:  # all ranks have met over it: the group stays usable
                 self._account()
                 if not background:
                     raise
-                task = Task(order.call, None, [output], 0.0)
+                task = Task(prepared.call, None, [output], 0.0)
                 self._end(task, error)
             except BaseException as error:
                 self._give_up(error if isinstance(error, UnisonoError) else _broken(error))
@@ -168,15 +142,34 @@ class CollectiveLane(Lane):
             self.finish(task, held=False)
         return task
 
-    def _run(
-        self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float], patience: int
+    def _express(
+        self, ticket: Ticket, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float], patience: float
     ) -> Task:
-        """The task of a call that has been carried as far as it goes. Raises what its headers tell. Lock held."""
+        """The task of a call of one meeting that has been carried as far as it goes. Lock held."""
+        board, call = self._board, ticket.call
+        half = board.meetings & 1
+        self._count(call)
+        ticket.stage(half, output, tensor)
+        self._post(call)
+        board.arrive()
+        self._arrived = True
+        if not board.linger(patience):
+            return Task(call, _collect(ticket, half, output, tensor), [output], timeout())
+        self._fresh = self._arrived = False
+        self._check(call, None)
+        ticket.collect(half, output, tensor)
+        self._account()
+        return _ENDED
+
+    def _run(
+        self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float], patience: float
+    ) -> Task:
+        """As `_express`, all of it in one call of the compiled loops. Raises what its headers tell. Lock held."""
         board, desk, calls = self._board, self.desk, self._flight.calls
         number, meeting = self._issued + 1, board.meetings
         self._issued, calls[number % len(calls)] = number, order.call
         outcome = desk.run(
-            desk.address, order.address, order.header, number, self.calls, meeting, patience,
+            desk.address, order.address, order.header, number, self.calls, meeting, int(1e9 * patience),
             output.data_ptr(), tensor.data_ptr(), order.sample,
         )  # fmt: skip
         if outcome == desk.done:

@@ -32,6 +32,7 @@ _SLICE = 0.05  # s: how long anybody sleeps before looking around
 _SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
 _PATIENCE = 0.3  # s: how long a failing rank waits for the others to write their flight records
 _GRACE = 0.0003  # s: how long the worker leaves a new call to its caller
+_LONGEST_GRACE = 0.002  # s: the same after calls that their callers carried
 
 
 class _Telling(threading.local):
@@ -346,20 +347,30 @@ class Lane(ABC):
         _lanes.discard(self)
 
     def _work(self) -> None:
-        look = 0.0
+        """Stays up for a while after calls that their callers carried: waking a thread costs more than such a call."""
+        look, pause = 0.0, _GRACE
         while not self._closed:
             self._work_there.wait()
-            self._work_there.clear()
-            time.sleep(_GRACE)
-            while self.busy() and not self._waiters and not self._closed:
+            time.sleep(pause)
+            pause = 2 * pause if self._idle() else _GRACE
+            if pause > _LONGEST_GRACE:
+                self._work_there.clear()
+                pause = _GRACE
+                if not self._idle():  # a call that came before this word was cleared
+                    self._work_there.set()
+            while not self._idle() and not self._closed:
                 with self._lock:
                     self._carry(linger=False)
                     if self.busy() and time.monotonic() >= look:
                         self._look_around()
                         look = time.monotonic() + _SLICE
                 self._settle()
-                if self.busy() and not self._waiters:
+                if not self._idle():
                     self._nap(_SLICE)
+
+    def _idle(self) -> bool:
+        """Whether there is nothing here for the worker."""
+        return bool(self._waiters) or not self.busy()
 
     def _save_record(self, error: BaseException) -> None:
         """Writes this rank's flight record and asks the others for theirs, if that is wanted and the error serious."""

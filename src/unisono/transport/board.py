@@ -72,13 +72,16 @@ class Board:
         """Whether all ranks have come, without passing on."""
         return bool(self._words[self._counters[self.meetings & 3].index] == self.size)
 
-    def linger(self) -> bool:
-        """Waits for the meeting while that is cheap: a few reads, then giving way to whoever wants this core."""
+    def linger(self, seconds: float = futex.LINGER) -> bool:
+        """Waits for the meeting while that is cheap: a few reads, then giving way to whoever wants this core.
+
+        At most ``seconds``, and the yield that they end in.
+        """
         words, index, size = self._words, self._counters[self.meetings & 3].index, self.size
         for _ in range(_SPINS):
             if words[index] == size:
                 return self.complete()
-        limit = time.perf_counter() + futex.LINGER
+        limit = time.perf_counter() + seconds
         for _ in range(_YIELDS):
             os.sched_yield()
             if words[index] == size:
