@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from ranks import ranks
+from hangs.job import end_with_parent
+from ranks import FORKS, ranks
+from unisono.backend import roll
+from unisono.transport import segment
 
 FOLDER = Path(__file__).parent.parent / "examples"
 BACKENDS = ("unisono", "gloo")
@@ -66,6 +69,8 @@ EXAMPLES = [
     ),
 ]
 
+TWO_HOSTS = "09_two_hosts.py"  # its own test: it is for two agents of torchrun, not for ranks that are given to it
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -101,8 +106,44 @@ def test_example(example: Example, backend: str, tmp_path: Path, monkeypatch: py
     assert re.search(".*".join(example.prints), printed, re.DOTALL), printed
 
 
+def be_agent(host: int, command: str, printed: str) -> None:
+    """Be torchrun on one of the hosts, which has a boot id of its own, as hosts do."""
+    from torch.distributed.run import main as torchrun
+
+    end_with_parent()
+    with open(printed, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    for module in (segment, roll):
+        module.boot_id = lambda: f"host-{host}"
+    torchrun(command.split()[1:])
+
+
+def test_two_hosts(tmp_path: Path) -> None:
+    """The commands that the example shows, as two agents on this host, which fork their ranks to save the imports."""
+    place = f"--master-addr 127.0.0.1 --master-port {free_port()}"
+    commands = re.findall(r"^    (torchrun .*)$", (FOLDER / TWO_HOSTS).read_text(), re.MULTILINE)
+    how = f"{place} --run-path --start-method fork {FOLDER}"
+    commands = [command.replace("--master-addr 10.0.0.1 examples", how) for command in commands]
+    files = [tmp_path / f"host {host}" for host in range(2)]
+    jobs = [(host, command, str(file)) for host, (command, file) in enumerate(zip(commands, files, strict=True))]
+    agents = [FORKS.Process(target=be_agent, args=job) for job in jobs]
+    for agent in agents:
+        agent.start()
+    for agent in agents:
+        agent.join(60)
+        agent.terminate()  # unless it has ended: its ranks with it
+    printed = [file.read_text() for file in files]
+    assert [agent.exitcode for agent in agents] == [0, 0], printed
+    for host, text in enumerate(printed):
+        found = re.findall(rf"rank (\d), number (\d) on host {host}: equal to a flat all_reduce", text)
+        assert sorted(found) == [(str(2 * host), "0"), (str(2 * host + 1), "1")], text
+    flat, by_hosts = re.findall(r"DDP, .*: loss (0\.0\d+) on rank 0", printed[0])
+    assert abs(float(flat) - float(by_hosts)) < 1e-4
+
+
 def test_every_example_is_in_the_table_and_short() -> None:
     files = sorted(file.name for file in FOLDER.glob("*.py"))
-    assert files == sorted({example.file for example in EXAMPLES})
+    assert files == sorted({example.file for example in EXAMPLES} | {TWO_HOSTS})
     for file in files:
         assert (FOLDER / file).read_text().count("\n") < 80, file

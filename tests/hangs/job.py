@@ -36,6 +36,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from ranks import FORKS
+
 __all__ = ["DUMP_STACKS", "Fault", "Job", "attempt", "end_with_parent", "init", "line_of", "tell"]
 
 DUMP_STACKS = signal.SIGRTMIN + 7
@@ -119,17 +121,15 @@ class Job:
         self.meeting = str(self.folder / "meeting")
 
     def __enter__(self) -> "Job":
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "pytest"])
         for rank in range(self.world_size):
             if rank in self.scripts:
                 self._start_program(rank)
                 continue
-            ours, theirs = context.Pipe()
+            ours, theirs = FORKS.Pipe()
             how = (self.meeting, self.timeout) if self.group else None
             arguments = (theirs, str(self.folder), how, rank, self.world_size)
             payload = pickle.dumps((self.fn, self.args))
-            process = context.Process(target=_serve, args=(*arguments, list(sys.path), payload), daemon=True)
+            process = FORKS.Process(target=_serve, args=(*arguments, list(sys.path), payload), daemon=True)
             process.start()
             theirs.close()
             self._processes[rank], self._pipes[ours] = process, rank
