@@ -131,7 +131,7 @@ class Desk:
             return None
         if op == "AVG" and not tensor.dtype.is_floating_point:
             return None  # refused the long way
-        if not loops.serve(sample.dtype, at_once=self._mode == _AT_ONCE):
+        if not loops.serve(sample.dtype.name, at_once=self._mode == _AT_ONCE):
             return None
         if self._words is None:
             self._set_up()

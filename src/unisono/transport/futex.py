@@ -26,14 +26,14 @@ from collections.abc import Callable
 
 from unisono.errors import UsageError
 
-__all__ = ["EVERYBODY", "FUTEX_WAKE", "LINGER", "NUMBERS", "Counter", "acquire", "release"]
+__all__ = ["EVERYBODY", "FUTEX_WAIT", "FUTEX_WAKE", "LINGER", "NUMBERS", "Counter", "acquire", "release"]
 
 LINGER = 0.001
 """Seconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond where
 ranks have the cores to themselves, but several milliseconds for each time that others want this core: a hundred yields,
 meant to be cheap, took 0.8 s on a busy machine, in which nobody looked whether the peers live."""
 
-_FUTEX_WAIT, FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
+FUTEX_WAIT, FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
 _OP_ADD, _CMP_EQ = 1, 0
 EVERYBODY = 2**31 - 1
 NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
@@ -88,7 +88,7 @@ class Counter:
             ctypes.c_void_p(here),
             ctypes.c_uint32(operation),
         )
-        self._sleep_args = (number, ctypes.c_void_p(here), ctypes.c_int(_FUTEX_WAIT))
+        self._sleep_args = (number, ctypes.c_void_p(here), ctypes.c_int(FUTEX_WAIT))
 
     def value(self) -> int:
         """The word as it is now (a plain load: call `acquire` before reading what it announces)."""
