@@ -7,13 +7,14 @@ import re
 import runpy
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from hangs.job import end_with_parent
-from ranks import FORKS, ranks
+import agents
+from ranks import ranks
 from unisono.backend import roll
 from unisono.transport import segment
 
@@ -106,35 +107,24 @@ def test_example(example: Example, backend: str, tmp_path: Path, monkeypatch: py
     assert re.search(".*".join(example.prints), printed, re.DOTALL), printed
 
 
-def be_agent(host: int, command: str, printed: str) -> None:
-    """Be torchrun on one of the hosts, which has a boot id of its own, as hosts do."""
-    from torch.distributed.run import main as torchrun
-
-    end_with_parent()
-    with open(printed, "w") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
+def another_host(host: int) -> None:
+    """Has a boot id of its own, as hosts do."""
     for module in (segment, roll):
         module.boot_id = lambda: f"host-{host}"
-    torchrun(command.split()[1:])
 
 
 def test_two_hosts(tmp_path: Path) -> None:
     """The commands that the example shows, as two agents on this host, which fork their ranks to save the imports."""
     place = f"--master-addr 127.0.0.1 --master-port {free_port()}"
-    commands = re.findall(r"^    (torchrun .*)$", (FOLDER / TWO_HOSTS).read_text(), re.MULTILINE)
     how = f"{place} --run-path --start-method fork {FOLDER}"
+    commands = re.findall(r"^    torchrun (.*)$", (FOLDER / TWO_HOSTS).read_text(), re.MULTILINE)
     commands = [command.replace("--master-addr 10.0.0.1 examples", how) for command in commands]
-    files = [tmp_path / f"host {host}" for host in range(2)]
-    jobs = [(host, command, str(file)) for host, (command, file) in enumerate(zip(commands, files, strict=True))]
-    agents = [FORKS.Process(target=be_agent, args=job) for job in jobs]
-    for agent in agents:
-        agent.start()
-    for agent in agents:
-        agent.join(60)
-        agent.terminate()  # unless it has ended: its ranks with it
+    files = [tmp_path / f"host {host}" for host in range(len(commands))]
+    starts = enumerate(zip(commands, files, strict=True))
+    running = [agents.start(command, file, partial(another_host, host)) for host, (command, file) in starts]
+    codes = [agents.end(agent) for agent in running]
     printed = [file.read_text() for file in files]
-    assert [agent.exitcode for agent in agents] == [0, 0], printed
+    assert codes == [0, 0], printed
     for host, text in enumerate(printed):
         found = re.findall(rf"rank (\d), number (\d) on host {host}: equal to a flat all_reduce", text)
         assert sorted(found) == [(str(2 * host), "0"), (str(2 * host + 1), "1")], text

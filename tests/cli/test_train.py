@@ -1,4 +1,5 @@
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+import agents
 from unisono.cli.main import app
 
 COMMAND = [sys.executable, "-m", "unisono.cli", "train"]
@@ -22,9 +24,9 @@ def _environment(folder: Path) -> dict[str, str]:
     return os.environ | {"TMPDIR": str(temporary), "COLUMNS": "120"}
 
 
-def _train(folder: Path, *arguments: str, command: list[str] = COMMAND) -> subprocess.CompletedProcess[str]:
+def _train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*command, *TINY, *arguments], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=100
+        [*COMMAND, *TINY, *arguments], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=100
     )
 
 
@@ -105,11 +107,12 @@ def test_compare_runs_both_backends_and_prints_one_table(tmp_path: Path) -> None
 
 
 def test_under_torchrun_the_processes_join(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    result = _train(tmp_path, "--steps", "6", "--compare", "gloo", command=[*torchrun, *COMMAND[2:]])
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("held-out loss") == 1
-    assert "2 ranks" in result.stdout
+    command = f"--standalone --nproc-per-node 2 -m {shlex.join([*COMMAND[2:], *TINY])} --steps 6 --compare gloo"
+    agent = agents.start(command, tmp_path / "printed", environment=_environment(tmp_path), folder=tmp_path)
+    code, printed = agents.end(agent), (tmp_path / "printed").read_text()
+    assert code == 0, printed
+    assert printed.count("held-out loss") == 1
+    assert "2 ranks" in printed
     assert (tmp_path / "unisono-train.png").exists()
 
 
