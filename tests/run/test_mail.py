@@ -16,7 +16,8 @@ SIZES = (0, 1, 63, 64, 65, 4096, RING - 65, RING - 64, RING - 63, RING, 3 * RING
 
 
 def pattern(size: int, seed: int) -> torch.Tensor:
-    return ((torch.arange(size) * 31 + seed) % 251).to(torch.uint8)
+    period = ((torch.arange(251) * 31 + seed) % 251).to(torch.uint8)
+    return period.repeat(size // 251 + 1)[:size]
 
 
 def exchange(rank: int, world_size: int, path: str, modes: list[str]) -> tuple[list[int], list[int], int, int]:
