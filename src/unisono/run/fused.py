@@ -21,7 +21,7 @@ from numba.extending import overload
 from numba.np.numpy_support import carray
 
 from unisono.transport.atomics import clear, count_up, look, pointer, tell, types
-from unisono.transport.native import copy, give_way, note, now, wake
+from unisono.transport.native import copy, note, now, pause, wake
 
 __all__ = [
     "ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "BARRIER", "BLOCK", "BROADCAST", "DESK", "DIFFERS", "DONE", "ONE_SHOT",
@@ -34,12 +34,12 @@ DONE, WAITS, DIFFERS = range(3)
 """How `run` ends: all done; at a meeting that not all have come to; headers of the ranks differ. Plus 4 × step."""
 DESK = (
     "rank", "size", "counters", "headers", "header", "stages", "stage", "begun", "issued", "completed", "completed_at",
-    "header_at", "issued_at", "issued_kept", "moments", "ends", "kept", "base", "scratch",
+    "header_at", "issued_at", "issued_kept", "moments", "ends", "kept", "base", "scratch", "crowded",
 )  # fmt: skip
 """The words of a desk (int64), in order: who works there and where things lie. Addresses, but for ``rank``, ``size``,
 the bytes of a ``header`` and a ``stage``, and how many moments the rank's record and its flight record keep."""
 RANK, SIZE, COUNTERS, HEADERS, HEADER, STAGES, STAGE, BEGUN, ISSUED, COMPLETED, COMPLETED_AT = range(11)
-HEADER_AT, ISSUED_AT, ISSUED_KEPT, MOMENTS, ENDS, KEPT, BASE, SCRATCH = range(11, 19)
+HEADER_AT, ISSUED_AT, ISSUED_KEPT, MOMENTS, ENDS, KEPT, BASE, SCRATCH, CROWDED = range(11, 20)
 ORDER = ("kind", "meetings", "nbytes", "op")
 """The words of an order (int64): a kind of call, prepared; see `step`."""
 KIND, MEETINGS, NBYTES, OP = range(4)
@@ -293,7 +293,7 @@ def step(desk_at: int, order_at: int, k: int, meeting: int, target: int, source:
 
 @_inner
 def _meet(desk: Any, meeting: int, patience: int) -> bool:
-    """Arrives at a meeting and gives way to others for ``patience`` ns at most; whether all have come."""
+    """Arrives at a meeting and waits for the others for ``patience`` ns at most; whether all have come."""
     size = desk[SIZE]
     here = desk[COUNTERS] + 64 * (meeting & 3)
     before = count_up(here)
@@ -306,10 +306,12 @@ def _meet(desk: Any, meeting: int, patience: int) -> bool:
                 break
         else:
             limit = now() + patience
-            while look(here) != size:
+            there = look(here)
+            while there != size:
                 if now() > limit:
                     return False
-                give_way()
+                pause(here, there, limit, desk[CROWDED])
+                there = look(here)
     if desk[RANK] == 0:  # nobody looks at the previous meeting's counter any more
         clear(desk[COUNTERS] + 64 * ((meeting - 1) & 3))
     return True

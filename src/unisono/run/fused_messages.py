@@ -12,15 +12,15 @@ from numba import njit
 from numba.np.numpy_support import carray
 
 from unisono.transport.atomics import count_up, look, pointer, read, tell
-from unisono.transport.native import copy, give_way, note, now, sleep, wake
+from unisono.transport.native import copy, note, now, pause, sleep, wake
 from unisono.transport.ring import UNIT
 
 __all__ = ["OTHER", "SILENT", "TABLE", "nap", "recv", "send"]
 
-TABLE = ("capacity", "rings", "controls", "control", "bells", "rank", "size")
+TABLE = ("capacity", "rings", "controls", "control", "bells", "rank", "size", "crowded")
 """The words of a table (int64), in order: bytes of a ring, where the rings' data and their controls begin, bytes of a
-control, where the bells begin, who this is among how many."""
-CAPACITY, RINGS, CONTROLS, CONTROL, BELLS, RANK, SIZE = range(7)
+control, where the bells begin, who this is among how many, where `CROWDED` of futex.py lies."""
+CAPACITY, RINGS, CONTROLS, CONTROL, BELLS, RANK, SIZE, CROWDED = range(8)
 SILENT, OTHER = -1, -2
 """Instead of the bytes moved: nothing has come, or can go; another message has come than the one that is expected."""
 
@@ -47,17 +47,19 @@ def _tell(table: Any, count: int, total: int, peer: int) -> None:
 
 
 @_inner
-def _wait(ours: int, theirs: int, sign: int, least: int, patience: int) -> Any:
-    """Waits until ``sign`` * (their count - ours) is at least ``least``; how much it is then."""
+def _wait(table: Any, ours: int, theirs: int, least: int, patience: int) -> Any:
+    """Waits until their count is ahead of ours by ``least``; by how much it is then."""
     for _ in range(_SPINS):
-        there = sign * (read(theirs) - ours)
-        if there >= least:
-            return there
-    limit = now() + patience
-    while there < least and now() <= limit:
-        give_way()
-        there = sign * (read(theirs) - ours)
-    return there
+        ahead = read(theirs) - ours
+        if ahead >= least:
+            return ahead
+    bell, limit = table[BELLS] + 64 * table[RANK], now() + patience
+    while True:
+        heard = look(bell)
+        ahead = read(theirs) - ours
+        if ahead >= least or now() > limit:
+            return ahead
+        pause(bell, heard, limit, table[CROWDED])
 
 
 @_entry
@@ -70,7 +72,7 @@ def send(table_at: int, peer: int, head_at: int, source: int, nbytes: int, patie
     pair, capacity = table[RANK] * table[SIZE] + peer, table[CAPACITY]
     control, data = table[CONTROLS] + pair * table[CONTROL], table[RINGS] + pair * capacity
     written, taken, moved = read(control), control + 64, 0
-    if capacity + _wait(written, taken, 1, _UNIT - capacity, patience) < _UNIT:
+    if capacity + _wait(table, written, taken, _UNIT - capacity, patience) < _UNIT:
         return SILENT
     _add(control + 8, 1)
     copy(data + written % capacity, head_at, _UNIT)
@@ -87,7 +89,7 @@ def send(table_at: int, peer: int, head_at: int, source: int, nbytes: int, patie
             told = written
         if moved == nbytes:
             return moved
-        if part <= 0 and capacity + _wait(written, taken, 1, _UNIT - capacity, patience) < _UNIT:
+        if part <= 0 and capacity + _wait(table, written, taken, _UNIT - capacity, patience) < _UNIT:
             return moved
 
 
@@ -106,7 +108,7 @@ def recv(table_at: int, peer: int, head_at: int, target: int, nbytes: int, patie
     opened, wanted = place + 8, place + 16
     _add(wanted, 1)
     outcome = 0
-    if _wait(taken, control, 1, _UNIT, patience) < _UNIT:
+    if _wait(table, taken, control, _UNIT, patience) < _UNIT:
         outcome = SILENT
     elif not _same(data + taken % capacity, head_at):
         outcome = OTHER
@@ -127,7 +129,7 @@ def recv(table_at: int, peer: int, head_at: int, target: int, nbytes: int, patie
         if moved == nbytes:
             _add(wanted, -1)
             return moved
-        if part <= 0 and _wait(taken, control, 1, _UNIT, patience) < _UNIT:
+        if part <= 0 and _wait(table, taken, control, _UNIT, patience) < _UNIT:
             return moved
 
 

@@ -4,6 +4,7 @@ Each end of a message may decide for itself whether it uses the loops: the wire 
 loops.py.
 """
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from unisono.run.loops import MESSAGES, WARM, loops, wanted
 from unisono.run.message import head
+from unisono.transport.futex import CROWDED
 from unisono.transport.segment import Segment
 from unisono.watch.call import Call
 
@@ -72,6 +74,7 @@ class Mail:
             "bells": base + layout.bells,
             "rank": self._rank,
             "size": layout.world_size,
+            "crowded": ctypes.addressof(CROWDED),
         }
         self._table = np.array([places[name] for name in fused.TABLE], np.int64)
         self._at = int(self._table.ctypes.data)

@@ -6,7 +6,6 @@ tag waits behind it: then it is set aside in this rank's own memory. A send is d
 so that small messages need no receiver; longer ones flow as the receiver takes them.
 """
 
-import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -178,10 +177,8 @@ class PointToPointLane(Lane):
                 self._pull(peer)
             if not linger or not self.busy():
                 return
-            if attempt >= _SPINS:
-                if time.perf_counter() > limit:
-                    return
-                os.sched_yield()
+            if attempt >= _SPINS and (time.perf_counter() > limit or not futex.give_way()):
+                return
 
     def _wanted(self) -> Sequence[int]:
         """The sources from which something is expected."""

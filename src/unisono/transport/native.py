@@ -10,19 +10,18 @@ import numpy as np
 from numba import njit
 from numba.np.numpy_support import carray
 
-from unisono.transport.atomics import pointer, types
-from unisono.transport.futex import EVERYBODY, FUTEX_WAIT, FUTEX_WAKE, NUMBERS
+from unisono.transport.atomics import pointer, read, types
+from unisono.transport.futex import DEAR, EVERYBODY, FUTEX_WAIT, FUTEX_WAKE, MEANWHILE, NUMBERS
 
-__all__ = ["copy", "give_way", "note", "now", "sleep", "wake"]
+__all__ = ["copy", "note", "now", "pause", "sleep", "wake"]
 
 _NUMBER, _WAIT, _WAKE, _ALL = NUMBERS.get(platform.machine(), 0), FUTEX_WAIT, FUTEX_WAKE, EVERYBODY
+_DEAR, _MEANWHILE = DEAR, MEANWHILE
 _inner = njit(nogil=True)
 _memcpy = types.ExternalFunction("memcpy", types.voidptr(types.voidptr, types.voidptr, types.intp))
 _syscall = types.ExternalFunction("syscall", types.intp(*[types.intp] * 7))
 _clock = types.ExternalFunction("clock_gettime", types.intc(types.intc, types.voidptr))
-
-give_way: Any = types.ExternalFunction("sched_yield", types.intc())
-"""Lets others have this core, if any wants it."""
+_yield = types.ExternalFunction("sched_yield", types.intc())
 
 
 @_inner
@@ -59,3 +58,19 @@ def sleep(address: int, seen: int, nanoseconds: int) -> None:
     """
     limit = np.array([0, nanoseconds], np.int64)
     _syscall(_NUMBER, address, _WAIT, seen, limit.ctypes.data, 0, 0)
+
+
+@_inner
+def pause(address: int, seen: int, limit: int, crowded: int) -> None:
+    """Gives way once to others who want this core, or sleeps as `sleep` does, but not beyond ``limit``: see CROWDED in
+    futex.py, which lies at ``crowded``.
+    """
+    begun = now()
+    if begun < read(crowded):
+        if begun < limit:
+            sleep(address, seen, limit - begun)
+        return
+    _yield()
+    moment = now()
+    if moment - begun > _DEAR:
+        note(crowded, moment + _MEANWHILE)
