@@ -65,6 +65,7 @@ def on_ranks_hand_over(rank: int, world_size: int, pairs: list[tuple[MeshShape, 
         stored = whole_weights(folder)
         compare_weights(model, stored)
         compare_weights(other, stored)
+        assert all(torch.equal(weight, stored[f"model.{name}"]) for name, weight in other.full_state_dict().items())
         onward = slice(STEPS, STEPS + 2)
         assert train(other, other_optimizer, onward) == pytest.approx(train(model, optimizer, onward), rel=0, abs=1e-5)
         model.mesh.close()

@@ -53,21 +53,26 @@ class CommunicationMeter:
         self.traffic = {name: Traffic() for name in groups}
         self._names = {group.group_name: name for name, group in groups.items()}
         self._originals = ExitStack()
+        there = {name: payload for name, payload in _CALLS.items() if hasattr(dist, name)}
+        self._noting: dict[str, Callable[..., Any]] = {
+            **{name: self._noted(getattr(dist, name), payload) for name, payload in there.items()},
+            "batch_isend_irecv": self._batch(dist.batch_isend_irecv),
+            "P2POp": _point_to_point(dist.P2POp),
+        }
 
     def __enter__(self) -> Self:
-        for name, payload in _CALLS.items():
-            if hasattr(dist, name):
-                self._replace(name, self._noted(getattr(dist, name), payload))
-        self._replace("batch_isend_irecv", self._batch(dist.batch_isend_irecv))
-        self._replace("P2POp", _point_to_point(dist.P2POp))
+        for name, function in self._noting.items():
+            self._originals.callback(setattr, dist, name, getattr(dist, name))
+            setattr(dist, name, function)
         return self
 
     def __exit__(self, *details: object) -> None:
         self._originals.close()
 
-    def _replace(self, name: str, function: Callable[..., Any]) -> None:
-        self._originals.callback(setattr, dist, name, getattr(dist, name))
-        setattr(dist, name, function)
+    @property
+    def seconds(self) -> float:
+        """Along all axes, since the meter was made; it may be opened again and again."""
+        return sum(traffic.seconds for traffic in self.traffic.values())
 
     def _of(self, group: dist.ProcessGroup | None) -> Traffic | None:
         name = self._names.get((group or dist.distributed_c10d._get_default_group()).group_name)
