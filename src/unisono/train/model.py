@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from unisono.parallel.transformer import Transformer
-from unisono.train.settings import VOCABULARY, ModelShape
+from unisono.train.settings import ModelShape
 
 __all__ = ["ByteTransformer"]
+
+VOCABULARY = 256
 
 
 class ByteTransformer(Transformer):
