@@ -15,6 +15,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 
 from unisono.algorithms.formula import Formula
@@ -143,8 +144,9 @@ def entries() -> list[Entry]:
     return sorted(_entries.values(), key=lambda e: (COLLECTIVES.index(e.collective), e.name))
 
 
+@cache
 def _load() -> None:
-    """Import every file of this package, so that a new one needs no mention anywhere."""
+    """Once, import every file of this package, so that a new one needs no mention anywhere."""
     import unisono.algorithms as package
 
     for module in pkgutil.iter_modules(package.__path__):
