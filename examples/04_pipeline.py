@@ -16,7 +16,7 @@ from torch import nn
 from unisono.parallel.pipeline import Pipeline, stages_from_layers
 from unisono.parallel.pipeline_schedules import build_pipeline
 
-WIDTH, ROWS, MICROBATCHES, STEPS = 128, 64, 8, 30
+WIDTH, ROWS, MICROBATCHES, STEPS = 128, 64, 8, 20
 
 
 def layers() -> list[nn.Module]:
