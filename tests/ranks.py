@@ -34,7 +34,11 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["BACKEND", "RankFailure", "Ranks", "ranks"]
+__all__ = ["BACKEND", "FORKS", "RankFailure", "Ranks", "ranks"]
+
+FORKS = multiprocessing.get_context("forkserver")
+"""Where every test gets its processes from: the one server has imported what takes long, and the processes share it."""
+FORKS.set_forkserver_preload(["torch._dynamo", "torch.distributed", "pytest", "unisono.run.loaded"])
 
 BACKEND = "unisono"
 TIMEOUT = 60.0  # seconds one run() may take, unless it says otherwise
@@ -127,12 +131,10 @@ class Pool:
     def _start(self, world_size: int) -> None:
         if self.directory is None:
             self.directory = Path(tempfile.mkdtemp(prefix="unisono-ranks-"))
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "pytest", "unisono.run.loaded"])
         for rank in range(len(self.workers), world_size):
-            ours, theirs = context.Pipe()
+            ours, theirs = FORKS.Pipe()
             stack_file = self.directory / f"stack-{rank}"
-            process = context.Process(target=_serve, args=(rank, theirs, str(stack_file)), daemon=True)
+            process = FORKS.Process(target=_serve, args=(rank, theirs, str(stack_file)), daemon=True)
             process.start()
             theirs.close()
             self.workers.append(Worker(process, ours, stack_file))

@@ -7,12 +7,16 @@ import re
 import runpy
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+import agents
 from ranks import ranks
+from unisono.backend import roll
+from unisono.transport import segment
 
 FOLDER = Path(__file__).parent.parent / "examples"
 BACKENDS = ("unisono", "gloo")
@@ -66,6 +70,8 @@ EXAMPLES = [
     ),
 ]
 
+TWO_HOSTS = "09_two_hosts.py"  # its own test: it is for two agents of torchrun, not for ranks that are given to it
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -101,8 +107,33 @@ def test_example(example: Example, backend: str, tmp_path: Path, monkeypatch: py
     assert re.search(".*".join(example.prints), printed, re.DOTALL), printed
 
 
+def another_host(host: int) -> None:
+    """Has a boot id of its own, as hosts do."""
+    for module in (segment, roll):
+        module.boot_id = lambda: f"host-{host}"
+
+
+def test_two_hosts(tmp_path: Path) -> None:
+    """The commands that the example shows, as two agents on this host, which fork their ranks to save the imports."""
+    place = f"--master-addr 127.0.0.1 --master-port {free_port()}"
+    how = f"{place} --run-path --start-method fork {FOLDER}"
+    commands = re.findall(r"^    torchrun (.*)$", (FOLDER / TWO_HOSTS).read_text(), re.MULTILINE)
+    commands = [command.replace("--master-addr 10.0.0.1 examples", how) for command in commands]
+    files = [tmp_path / f"host {host}" for host in range(len(commands))]
+    starts = enumerate(zip(commands, files, strict=True))
+    running = [agents.start(command, file, partial(another_host, host)) for host, (command, file) in starts]
+    codes = [agents.end(agent) for agent in running]
+    printed = [file.read_text() for file in files]
+    assert codes == [0, 0], printed
+    for host, text in enumerate(printed):
+        found = re.findall(rf"rank (\d), number (\d) on host {host}: equal to a flat all_reduce", text)
+        assert sorted(found) == [(str(2 * host), "0"), (str(2 * host + 1), "1")], text
+    flat, by_hosts = re.findall(r"DDP, .*: loss (0\.0\d+) on rank 0", printed[0])
+    assert abs(float(flat) - float(by_hosts)) < 1e-4
+
+
 def test_every_example_is_in_the_table_and_short() -> None:
     files = sorted(file.name for file in FOLDER.glob("*.py"))
-    assert files == sorted({example.file for example in EXAMPLES})
+    assert files == sorted({example.file for example in EXAMPLES} | {TWO_HOSTS})
     for file in files:
         assert (FOLDER / file).read_text().count("\n") < 80, file

@@ -9,8 +9,9 @@ import unisono
 from ranks import ranks
 
 
-def cores_of_pinned_ranks(rank: int, world_size: int, path: str, by_option: bool) -> tuple[list[int], float]:
-    before = os.sched_getaffinity(0)
+def cores_of_pinned_ranks(rank: int, world_size: int, path: str, by_option: bool) -> tuple[list[int], int, float]:
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    torch.set_num_threads(64)
     try:
         if not by_option:
             os.environ["UNISONO_PIN"] = "1"
@@ -19,10 +20,11 @@ def cores_of_pinned_ranks(rank: int, world_size: int, path: str, by_option: bool
         x = torch.ones(3)
         dist.all_reduce(x)
         dist.destroy_process_group()
-        return sorted(os.sched_getaffinity(0)), x.sum().item()
+        return sorted(os.sched_getaffinity(0)), torch.get_num_threads(), x.sum().item()
     finally:
         os.environ.pop("UNISONO_PIN", None)
         os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)
 
 
 def test_ranks_that_fit_keep_to_cores_of_their_own(tmp_path) -> None:
@@ -31,10 +33,10 @@ def test_ranks_that_fit_keep_to_cores_of_their_own(tmp_path) -> None:
     for by_option in (True, False):
         found = ranks(2, group=False).run(cores_of_pinned_ranks, str(tmp_path / str(by_option)), by_option)
         expected = [free[:share], free[share : 2 * share]] if share else [free, free]
-        assert found == [(cores, 6.0) for cores in expected]
+        assert found == [(cores, share or 64, 6.0) for cores in expected]
 
 
 def test_more_ranks_than_cores_are_not_pinned(tmp_path) -> None:
     many = len(os.sched_getaffinity(0)) + 1
     found = ranks(many, group=False).run(cores_of_pinned_ranks, str(tmp_path / "meeting"), True)
-    assert found == [(sorted(os.sched_getaffinity(0)), 3.0 * many)] * many
+    assert found == [(sorted(os.sched_getaffinity(0)), 64, 3.0 * many)] * many

@@ -1,4 +1,5 @@
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,10 +10,11 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+import agents
 from unisono.cli.main import app
 
 COMMAND = [sys.executable, "-m", "unisono.cli", "train"]
-TINY = ["--ranks", "2", "--width", "12", "--layers", "1", "--context", "16", "--batch", "4"]
+TINY = ["--ranks", "2", "--width", "16", "--layers", "1", "--context", "16", "--batch", "4"]
 BOX = ("│", "┃")
 
 
@@ -22,9 +24,9 @@ def _environment(folder: Path) -> dict[str, str]:
     return os.environ | {"TMPDIR": str(temporary), "COLUMNS": "120"}
 
 
-def _train(folder: Path, *arguments: str, command: list[str] = COMMAND) -> subprocess.CompletedProcess[str]:
+def _train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*command, *TINY, *arguments], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=100
+        [*COMMAND, *TINY, *arguments], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=100
     )
 
 
@@ -42,6 +44,17 @@ def _train(folder: Path, *arguments: str, command: list[str] = COMMAND) -> subpr
         (["--text", "/dev/null"], "cannot read the text /dev/null: it is no regular file"),
         (["--plot", "/"], "cannot write the plot /: it is a directory"),
         (["--plot", "missing/curve.png"], "the directory missing does not exist"),
+        (["--ranks", "4", "--tp", "3"], "a mesh of dp · tp · pp · sp = 1 · 3 · 1 · 1 has 3 ranks, not 4"),
+        (["--ranks", "8", "--dp", "2", "--tp", "2"], "has 4 ranks, not 8"),
+        (["--tp", "0", "--ranks", "4"], "tp = 0, expected 1 or more"),
+        (["--tp", "3"], "4 attention heads do not divide by tp = 3"),
+        (["--pp", "4"], "4 stages for 3 layers"),
+        (["--pp", "2", "--schedule", "zb-v"], "4 stages for 3 layers"),
+        (["--pp", "2", "--schedule", "zigzag"], "unknown pipeline schedule 'zigzag': expected one of gpipe, 1f1b"),
+        (["--sp", "64"], "a context of 96 positions makes no 128 pieces"),
+        (["--dp", "4", "--pp", "2", "--batch", "15"], "does not fill 4 microbatches on each of dp = 4 ranks"),
+        (["--microbatches", "4"], "--microbatches is for training on a mesh"),
+        (["--schedule", "gpipe"], "--schedule is for training on a mesh"),
         (["--sideways"], "No such option: --sideways"),
     ],
 )
@@ -66,6 +79,7 @@ def test_a_small_text_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     [
         ({"RANK": "0", "WORLD_SIZE": "2"}, ["--ranks", "3"], "leave --ranks out under torchrun"),
         ({"RANK": "zero", "WORLD_SIZE": "2"}, [], "expected whole numbers"),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, ["--pp", "3"], "1 · 1 · 3 · 1 has 3 ranks, not 4"),
     ],
 )
 def test_a_place_given_by_torchrun_that_does_not_fit(
@@ -104,12 +118,27 @@ def test_compare_runs_both_backends_and_prints_one_table(tmp_path: Path) -> None
     assert (tmp_path / "both.png").exists()
 
 
-def test_under_torchrun_the_processes_join(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    result = _train(tmp_path, "--steps", "6", "--compare", "gloo", command=[*torchrun, *COMMAND[2:]])
+def test_on_a_mesh_it_tells_who_holds_what_and_who_waits(tmp_path: Path) -> None:
+    result = _train(tmp_path, "--steps", "6", "--layers", "2", "--pp", "2", "--compare", "gloo")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("held-out loss") == 1
-    assert "2 ranks" in result.stdout
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "who holds what on the mesh pp2" in lines
+    assert "rank pp layers parameters states activations" in lines
+    assert [line[:5] for line in lines if line.startswith(("0 0 0", "1 1 1"))] == ["0 0 0", "1 1 1"]
+    for backend in ("unisono", "gloo"):
+        assert f"communication of a rank in a step on {backend}, waits included" in lines
+    bubbles = [line for line in lines if line.startswith("bubble of 1f1b, 4 microbatches: ")]
+    assert len(bubbles) == 2
+    assert all(line.endswith("% predicted") for line in bubbles)
+
+
+def test_under_torchrun_the_processes_join(tmp_path: Path) -> None:
+    command = f"--standalone --nproc-per-node 2 -m {shlex.join([*COMMAND[2:], *TINY])} --steps 6 --compare gloo"
+    agent = agents.start(command, tmp_path / "printed", environment=_environment(tmp_path), folder=tmp_path)
+    code, printed = agents.end(agent), (tmp_path / "printed").read_text()
+    assert code == 0, printed
+    assert printed.count("held-out loss") == 1
+    assert "2 ranks" in printed
     assert (tmp_path / "unisono-train.png").exists()
 
 

@@ -1,10 +1,7 @@
 """Every way to start: env://, tcp://, file://, mp.spawn, a plain Process, and torchrun with an unmodified script."""
 
-import multiprocessing
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ranks import BACKEND, ranks
+import agents
+from ranks import BACKEND, FORKS, ranks
 
 UNMODIFIED = """
 import sys
@@ -74,8 +72,7 @@ def test_mp_spawn(tmp_path: Path) -> None:
 
 def test_plain_process(tmp_path: Path) -> None:
     meeting_file = str(tmp_path / "meeting")
-    context = multiprocessing.get_context("forkserver")
-    processes = [context.Process(target=from_spawn, args=(rank, 2, meeting_file)) for rank in range(2)]
+    processes = [FORKS.Process(target=from_spawn, args=(rank, 2, meeting_file)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -87,16 +84,8 @@ def test_plain_process(tmp_path: Path) -> None:
 def test_torchrun_runs_an_unmodified_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(UNMODIFIED)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(script),
-        BACKEND,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    printed = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    agent = agents.start(f"--standalone --nproc_per_node=2 {script} {BACKEND}", tmp_path / "printed")
+    code, said = agents.end(agent), (tmp_path / "printed").read_text()
+    assert code == 0, said
+    printed = sorted(line for line in said.splitlines() if line.startswith("rank"))
     assert printed == ["rank 0 of 2: 3 unisono", "rank 1 of 2: 3 unisono"]

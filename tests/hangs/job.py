@@ -36,6 +36,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from ranks import FORKS
+
 __all__ = ["DUMP_STACKS", "Fault", "Job", "attempt", "end_with_parent", "init", "line_of", "tell"]
 
 DUMP_STACKS = signal.SIGRTMIN + 7
@@ -84,12 +86,21 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def init(meeting: str, rank: int, world_size: int, timeout: float, backend: str = "unisono") -> None:
+def init(meeting: str, rank: int, world_size: int, timeout: float = 30.0, backend: str = "unisono") -> None:
     """Joins the default group that meets at a file."""
     import torch.distributed as dist
 
     limit = datetime.timedelta(seconds=timeout)
     dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world_size, timeout=limit)
+
+
+def hurry(seconds: float) -> None:
+    """From now on calls of the default group, whose making may take its time, end after ``seconds``."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    assert dist.group.WORLD is not None
+    dist.group.WORLD.set_timeout(datetime.timedelta(seconds=seconds))
 
 
 class Job:
@@ -105,11 +116,10 @@ class Job:
         world_size: int,
         *args: Any,
         group: bool = True,
-        timeout: float = 30.0,
         scripts: Mapping[int, str] | None = None,
     ) -> None:
         self.fn, self.world_size, self.args = fn, world_size, args
-        self.group, self.timeout, self.scripts = group, timeout, scripts or {}
+        self.group, self.scripts = group, scripts or {}
         self.told: dict[int, set[str]] = {rank: set() for rank in range(world_size)}
         self._results: dict[int, Any] = {}
         self._pipes: dict[connection.Connection, int] = {}
@@ -119,17 +129,15 @@ class Job:
         self.meeting = str(self.folder / "meeting")
 
     def __enter__(self) -> "Job":
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "pytest"])
         for rank in range(self.world_size):
             if rank in self.scripts:
                 self._start_program(rank)
                 continue
-            ours, theirs = context.Pipe()
-            how = (self.meeting, self.timeout) if self.group else None
-            arguments = (theirs, str(self.folder), how, rank, self.world_size)
+            ours, theirs = FORKS.Pipe()
+            meeting = self.meeting if self.group else None
+            arguments = (theirs, str(self.folder), meeting, rank, self.world_size)
             payload = pickle.dumps((self.fn, self.args))
-            process = context.Process(target=_serve, args=(*arguments, list(sys.path), payload), daemon=True)
+            process = FORKS.Process(target=_serve, args=(*arguments, list(sys.path), payload), daemon=True)
             process.start()
             theirs.close()
             self._processes[rank], self._pipes[ours] = process, rank
@@ -156,7 +164,7 @@ class Job:
             f"sys.path[:] = {list(sys.path)!r}\n"
             "from hangs.job import attempt, init\n"
             f"meeting, rank, world_size = {self.meeting!r}, {rank}, {self.world_size}\n"
-            + (f"init(meeting, rank, world_size, {self.timeout})\n" if self.group else "")
+            + ("init(meeting, rank, world_size)\n" if self.group else "")
             + self.scripts[rank]
         )
         path = self.folder / f"program_{rank}.py"
@@ -261,7 +269,7 @@ def tell(word: str) -> None:
 def _serve(
     pipe: connection.Connection,
     folder: str,
-    how: tuple[str, float] | None,
+    meeting: str | None,
     rank: int,
     world_size: int,
     path: list[str],
@@ -278,7 +286,7 @@ def _serve(
 
     torch.set_num_threads(1)
     fn, args = pickle.loads(payload)
-    if how is not None:
-        init(how[0], rank, world_size, how[1])
+    if meeting is not None:
+        init(meeting, rank, world_size)
     result = fn(rank, world_size, *args)
     pipe.send_bytes(pickle.dumps(("result", result)))

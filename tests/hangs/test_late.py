@@ -8,7 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from hangs.job import Fault, Job, attempt, line_of, tell
+from hangs.job import Fault, Job, attempt, hurry, line_of, tell
 
 LIMIT = datetime.timedelta(seconds=0.5)
 
@@ -20,7 +20,7 @@ def dawdle() -> None:
 
 
 def group_timeout(rank: int, world_size: int) -> Fault:
-    dist.barrier()
+    hurry(0.5)
     dist.all_reduce(torch.zeros(2, 3))
     if rank == 1:
         dawdle()
@@ -30,7 +30,7 @@ def group_timeout(rank: int, world_size: int) -> Fault:
 
 
 def test_group_timeout() -> None:
-    with Job(group_timeout, 3, timeout=0.5) as job:
+    with Job(group_timeout, 3) as job:
         first, second, third = job.results(15)
         pid = job.pid(1)
     for fault in (first, third):
@@ -91,6 +91,7 @@ def test_new_group_with_a_timeout() -> None:
 
 
 def messages(rank: int, world_size: int) -> list[Fault]:
+    hurry(1.5)
     if rank == 1:
         dawdle()
         return []
@@ -104,7 +105,7 @@ def messages(rank: int, world_size: int) -> list[Fault]:
 
 
 def test_messages() -> None:
-    with Job(messages, 2, timeout=1.5) as job:
+    with Job(messages, 2) as job:
         waited, sent, own = job.results(15)[0]
     place = line_of(dawdle, "where the late rank is")
     waited.says("CollectiveTimeout", r"recv\(float32 \[3000000\]\) from rank 1", r"0\.5 s", place)
@@ -113,7 +114,7 @@ def test_messages() -> None:
 
 
 def stopped(rank: int, world_size: int) -> Fault:
-    dist.barrier()
+    hurry(0.8)
     tell("ready")
     if rank == 1:
         time.sleep(60)
@@ -121,7 +122,7 @@ def stopped(rank: int, world_size: int) -> Fault:
 
 
 def test_a_stopped_rank_is_said_to_be_stopped() -> None:
-    with Job(stopped, 2, timeout=0.8) as job:
+    with Job(stopped, 2) as job:
         job.hear("ready")
         job.signal(1, signal.SIGSTOP)
         fault = job.result(0)
@@ -130,7 +131,7 @@ def test_a_stopped_rank_is_said_to_be_stopped() -> None:
 
 def busy(rank: int, world_size: int) -> Fault:
     """The late rank computes in one long call that keeps the interpreter lock."""
-    dist.barrier()
+    hurry(0.4)
     if rank == 1:
         re.match(r"(a|aa)+$", "a" * 42 + "b")
         return Fault("", "", 0, 0)
@@ -139,6 +140,6 @@ def busy(rank: int, world_size: int) -> Fault:
 
 
 def test_a_rank_that_does_not_answer_is_said_to_be_busy() -> None:
-    with Job(busy, 2, timeout=0.4) as job:
+    with Job(busy, 2) as job:
         fault = job.result(0)
     fault.says("CollectiveTimeout", "rank 1", "does not answer")

@@ -306,7 +306,8 @@ def last_words(rank: int, world_size: int) -> list[str]:
         handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("unisono").addHandler(handler)
         dist.send(zeros(3), 1, group=group)
-    elif rank == 1:
+    dist.barrier()  # sent before it is refused: else the send may hear of it
+    if rank == 1:
         said.append(attempt(lambda: dist.recv(zeros(2), 0, group=group)).text)
     dist.barrier()
     if rank < 2:

@@ -1,6 +1,5 @@
 """Faults at awkward moments: beside other waits, between two steps of a call, from two threads at once."""
 
-import datetime
 import os
 import signal
 import threading
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hangs.job import Fault, Job, attempt, tell
+from hangs.job import Fault, Job, attempt, hurry, tell
 from ranks import ranks
 
 LARGE = 3_000_000  # does not fit into a ring: its sender waits for the receiver
@@ -36,13 +35,6 @@ def receives_beside_a_barrier(rank: int, world_size: int) -> list[Any]:
 
 def test_a_receive_in_the_background_of_a_barrier_is_no_deadlock() -> None:
     assert ranks(2).run(receives_beside_a_barrier) == [["None", True] * 3] * 2
-
-
-def hurry(seconds: float) -> None:
-    """From now on calls of the default group, whose making may take its time, end after ``seconds``."""
-    dist.barrier()
-    assert dist.group.WORLD is not None
-    dist.group.WORLD.set_timeout(datetime.timedelta(seconds=seconds))
 
 
 def half_sent(rank: int, world_size: int) -> list[Fault]:

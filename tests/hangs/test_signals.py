@@ -6,31 +6,33 @@ they are gone its own end is torch's affair. `unisono train` is held to the same
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import psutil
 import pytest
+
+import agents
 
 SECONDS = 3.0
 HEAD = """
 import sys, time
 import torch, torch.distributed as dist
 dist.init_process_group("unisono")
-rank, x = dist.get_rank(), torch.ones(3_000_000)
+rank, last, x = dist.get_rank(), dist.get_world_size() - 1, torch.ones(3_000_000)
+pair = dist.new_group([3, 4]) if last > 4 else None
 dist.barrier()
 open(f"{sys.argv[1]}/ready-{rank}", "w").close()
 """
-PLACES = {
-    "in a collective": "if rank == 2: time.sleep(100)\ndist.all_reduce(x)",
-    "in a receive": "dist.recv(x, (rank + 1) % 3) if rank != 2 else time.sleep(100)",
-    "in a wait": "w = [dist.all_reduce(x, async_op=True) for _ in range(3 * (rank != 2))]\n"
-    "w[0].wait() if w else time.sleep(100)",
-    "at work": "while True: dist.all_reduce(x)",
-}
+PLACES = """
+if rank == last: time.sleep(100)  # all others but the pair wait for it
+if rank == 0: dist.all_reduce(x)
+if rank == 1: dist.recv(x, last)
+if rank == 2: [dist.all_reduce(x, async_op=True) for _ in range(3)][0].wait()
+while True: dist.all_reduce(x, group=pair)  # at work
+"""
 
 
 def _living(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -47,40 +49,33 @@ def _until(condition: object, seconds: float) -> bool:
 
 
 @pytest.fixture
-def started(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
-    """A job of three ranks under torchrun, all at the place that the test names."""
+def started(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ForkServerProcess]:
+    """A job of so many ranks under torchrun, each at its place."""
     program, temporary = tmp_path / "program.py", tmp_path / "temporary"
-    program.write_text(HEAD + PLACES[request.param])
+    program.write_text(HEAD + PLACES)
     temporary.mkdir()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    environment = os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-    with open(tmp_path / "errors", "wb") as errors:
-        process = subprocess.Popen(
-            [*torchrun, str(program), str(tmp_path)], env=environment, stderr=errors, start_new_session=True
-        )
+    command = f"--standalone --nproc-per-node {request.param} {program} {tmp_path}"
+    process = agents.start(command, tmp_path / "errors", environment={"TMPDIR": str(temporary)})
     try:
-        ready = _until(lambda: len(list(tmp_path.glob("ready-*"))) == 3, 60)
+        ready = _until(lambda: len(list(tmp_path.glob("ready-*"))) == request.param, 60)
         assert ready, (tmp_path / "errors").read_text()
         time.sleep(0.5)
         yield process
     finally:
-        for left in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else ():
+        for left in psutil.Process(process.pid).children(recursive=True) if process.is_alive() else ():
             left.kill()
         process.kill()
-        process.wait()
+        process.join()
 
 
-@pytest.mark.parametrize(
-    ("started", "number"),
-    [(place, signal.SIGINT) for place in PLACES] + [("in a collective", signal.SIGTERM)],
-    indirect=["started"],
-)
-def test_a_signal_ends_every_rank(started: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("started", "number"), [(6, signal.SIGINT), (3, signal.SIGTERM)], indirect=["started"])
+def test_a_signal_ends_every_rank(started: ForkServerProcess, tmp_path: Path, number: signal.Signals) -> None:
     ranks = psutil.Process(started.pid).children(recursive=True)
     shared = set(os.listdir("/dev/shm"))
-    assert len(ranks) == 3
-    started.send_signal(number)
+    assert len(ranks) == (6 if number == signal.SIGINT else 3)
+    os.kill(started.pid, number)
     assert _until(lambda: not _living(ranks), SECONDS), (tmp_path / "errors").read_text()
-    assert started.wait(10) != 0
+    started.join(10)
+    assert started.exitcode not in (0, None)
     assert list((tmp_path / "temporary").rglob("*unisono*")) == []
     assert [name for name in set(os.listdir("/dev/shm")) - shared if "unisono" in name] == []

@@ -32,5 +32,5 @@ def test_two_thousand_small_calls() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_long_waits_are_no_deadlocks(seed: int) -> None:
     """Sleeps so long that the others look for a cycle, again and again, while all are blocked but one."""
-    results = ranks(4).run(walks, 40, seed, (0.15, 1.0), LARGE, timeout=100)
+    results = ranks(4).run(walks, 24, seed, (0.15, 1.0), LARGE, timeout=100)
     assert [(wrong, alarm) for _, wrong, alarm in results] == [([], "")] * 4

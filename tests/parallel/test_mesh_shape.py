@@ -49,6 +49,10 @@ def test_a_model_that_cannot_be_split(shape: MeshShape, words: str) -> None:
     MeshShape(dp=9, tp=4, pp=4, sp=8).check_model(**MODEL)
 
 
+def test_microbatches_are_two_per_stage_unless_told() -> None:
+    assert [MeshShape(dp=2, pp=pp).usual_microbatches for pp in (1, 2, 4)] == [1, 4, 8]
+
+
 def test_a_small_vocabulary_and_stages_per_rank() -> None:
     with pytest.raises(UsageError, match="a vocabulary of 3 cannot be split over tp = 4"):
         MeshShape(tp=4).check_model(**MODEL | {"vocabulary": 3})

@@ -59,28 +59,38 @@ class Case:
         return [self.numel + (5 * b % 3 if self.uneven else 0) for b in range(blocks.get(self.collective, n))]
 
 
-@functools.lru_cache(maxsize=4096)
 def values(case: Case, rank: int, block: int) -> torch.Tensor:
-    """What a rank contributes to a block."""
-    generator = torch.Generator().manual_seed(1000 * rank + block)
-    if not case.exact:
-        return torch.randn(case.sizes[block], generator=generator).to(case.dtype)
-    low = 0 if case.dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool) else -2
-    return torch.randint(low, 4, (case.sizes[block],), generator=generator).to(case.dtype)
+    """What a rank contributes to a block, whatever the algorithm."""
+    return drawn(case.sizes[block], case.dtype, case.exact, 1000 * rank + block)
+
+
+@functools.lru_cache(maxsize=4096)
+def drawn(numel: int, dtype: torch.dtype, exact: bool, seed: int) -> torch.Tensor:
+    """Small whole numbers, or with ``exact`` false normal ones."""
+    generator = torch.Generator().manual_seed(seed)
+    if not exact:
+        return torch.randn(numel, generator=generator).to(dtype)
+    low = 0 if dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool) else -2
+    return torch.randint(low, 4, (numel,), generator=generator).to(dtype)
+
+
+def summed(case: Case, block: int) -> torch.Tensor:
+    """All contributions to a block, in float64 or int64, then once to the dtype."""
+    return total(case.sizes[block], case.dtype, case.exact, case.op, case.world_size, block)
 
 
 @functools.lru_cache(maxsize=1024)
-def summed(case: Case, block: int) -> torch.Tensor:
-    """All contributions to a block, in float64 or int64, then once to the dtype."""
-    exact = torch.float64 if case.dtype.is_floating_point else torch.int64
-    exact = torch.complex128 if case.dtype.is_complex else exact
-    if case.dtype == torch.bool:
-        exact = torch.bool
-    parts = [values(case, rank, block).to(exact) for rank in range(case.world_size)]
-    if case.op == "PREMUL_SUM":
+def total(numel: int, dtype: torch.dtype, exact: bool, op: str, world_size: int, block: int) -> torch.Tensor:
+    """The sum, or what else ``op`` makes of them, of all ranks' values."""
+    wide = torch.float64 if dtype.is_floating_point else torch.int64
+    wide = torch.complex128 if dtype.is_complex else wide
+    if dtype == torch.bool:
+        wide = torch.bool
+    parts = [drawn(numel, dtype, exact, 1000 * rank + block).to(wide) for rank in range(world_size)]
+    if op == "PREMUL_SUM":
         parts = [part * FACTOR for part in parts]
-    total = functools.reduce(SUMS[case.op], parts)
-    return (total / case.world_size if case.op == "AVG" else total).to(case.dtype)
+    result = functools.reduce(SUMS[op], parts)
+    return (result / world_size if op == "AVG" else result).to(dtype)
 
 
 def given(case: Case, rank: int) -> Tensors:

@@ -1,14 +1,13 @@
 import math
+import os
 from pathlib import Path
 
 import pytest
-import torch
-import torch.nn.functional as F
 
-from train.small import TEXT, small
-from unisono.train.job import _rate
+from ranks import ranks
+from train.small import one_process, small
+from unisono.train.job import _pin, _rate
 from unisono.train.launch import launch
-from unisono.train.model import ByteTransformer
 from unisono.train.settings import Outcome, Settings
 
 
@@ -20,32 +19,10 @@ def _losses(outcome: Outcome) -> list[float]:
     return [record.loss for record in outcome.records]
 
 
-def _one_process(settings: Settings) -> list[float]:
-    """The same training without ranks, DDP or any code of the job: one model, the whole batch."""
-    text = torch.tensor(list(TEXT[: int(len(TEXT) * 0.9)]))
-    torch.manual_seed(settings.seed)
-    model = ByteTransformer(settings.shape)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.05)
-    generator = torch.Generator().manual_seed(settings.seed)
-    context = settings.shape.context
-    losses = []
-    for step in range(1, settings.steps + 1):
-        starts = torch.randint(len(text) - context, (settings.batch,), generator=generator)
-        windows = torch.stack([text[start : start + context + 1] for start in starts.tolist()])
-        loss = F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = settings.learning_rate * _rate(step / settings.steps)
-        optimizer.step()
-    return losses
-
-
 @pytest.mark.parametrize(("ranks", "batch"), [(1, 3), (2, 6), (3, 5)])
 def test_the_loss_curve_is_that_of_one_process_on_the_whole_batch(tmp_path: Path, ranks: int, batch: int) -> None:
     settings = small(tmp_path, ranks=ranks, batch=batch)
-    assert _losses(_run(settings)) == pytest.approx(_one_process(settings), rel=1e-4)
+    assert _losses(_run(settings)) == pytest.approx(one_process(settings), rel=1e-4)
 
 
 def test_both_backends_give_the_same_curve(tmp_path: Path) -> None:
@@ -83,3 +60,29 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert rates[0] == 0
     assert max(rates) == rates[10] > 0.9
     assert rates[100] == pytest.approx(0.05)
+
+
+def on_ranks_pin(rank: int, world_size: int, environment: dict[str, str]) -> set[int]:
+    """The cores that a rank keeps to; afterwards it has all again."""
+    before, variables = os.sched_getaffinity(0), dict(os.environ)
+    os.environ.update(environment)
+    try:
+        _pin(rank, world_size)
+        return os.sched_getaffinity(0)
+    finally:
+        os.sched_setaffinity(0, before)
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+def test_ranks_that_fit_the_cores_keep_to_their_own() -> None:
+    everything = os.sched_getaffinity(0)
+    if len(everything) != os.cpu_count() or len(everything) < 2:
+        pytest.skip("needs two cores, and no affinity set")
+    own = ranks(2, group=False)
+    first, second = own.run(on_ranks_pin, {})
+    assert len(first) == len(second) == len(everything) // 2
+    assert not first & second
+    assert own.run(on_ranks_pin, {"UNISONO_PIN": "0"}) == [everything, everything]
+    assert own.run(on_ranks_pin, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) == [everything, everything]
+    assert own.run(on_ranks_pin, {"LOCAL_WORLD_SIZE": str(len(everything) + 1)}) == [everything, everything]

@@ -23,7 +23,7 @@ def test_the_defaults_are_fit_to_train_with() -> None:
         ({"learning_rate": float("inf")}, "--learning-rate is inf"),
         ({"seed": -1}, "--seed is -1"),
         ({"shape": ModelShape(layers=0)}, "--layers is 0, expected 1 or more"),
-        ({"shape": ModelShape(width=100)}, "expected a multiple of 6"),
+        ({"shape": ModelShape(width=100)}, "expected a multiple of 8"),
     ],
 )
 def test_a_value_that_cannot_be_trained_with_is_named(changes: dict[str, object], words: str) -> None:

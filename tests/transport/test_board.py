@@ -26,6 +26,6 @@ def test_lingering_ends_soon_where_each_yield_takes_milliseconds(monkeypatch: py
     def slow() -> None:
         yields.append(time.sleep(0.008))
 
-    monkeypatch.setattr("unisono.transport.board.os.sched_yield", slow)
+    monkeypatch.setattr("os.sched_yield", slow)
     assert not board.linger()
     assert len(yields) == 1

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from hangs.job import Job, attempt, tell
+from hangs.job import Job, attempt, hurry, tell
 from unisono.watch.call import Call, piece
 from unisono.watch.flight import CollectiveRecord, MessageRecord, dump_flight_record
 from unisono.watch.schema import sizes
@@ -74,7 +74,7 @@ def test_the_analyzer_finds_a_sound_job_sound(tmp_path: Path) -> None:
 
 def late_rank(rank: int, world_size: int, folder: str) -> str:
     os.environ["UNISONO_FLIGHT_DIR"] = folder
-    dist.barrier()
+    hurry(0.5)
     if rank == 2:
         time.sleep(1.5)
         return ""
@@ -86,7 +86,7 @@ def late_rank(rank: int, world_size: int, folder: str) -> str:
 
 
 def test_a_timeout_saves_the_record_of_all_ranks_and_the_analyzer_names_the_missing_one(tmp_path: Path) -> None:
-    with Job(late_rank, 3, str(tmp_path), timeout=0.5) as job:
+    with Job(late_rank, 3, str(tmp_path)) as job:
         assert job.results() == ["CollectiveTimeout", "CollectiveTimeout", ""]
     said = _analyze(tmp_path)
     assert "Not all ranks joining collective, sequence number: 2" in said
@@ -98,7 +98,7 @@ def asked_later(rank: int, world_size: int, folder: str) -> None:
     def fails() -> None:
         attempt(lambda: dist.all_reduce(torch.ones(5)))
 
-    dist.barrier()
+    hurry(0.3)
     if rank == 0:
         fails()
         unisono.dump_flight_record(folder)
@@ -108,7 +108,7 @@ def asked_later(rank: int, world_size: int, folder: str) -> None:
 
 def test_a_record_made_after_a_call_failed_still_has_its_line(tmp_path: Path) -> None:
     """Its function has returned by then: a peer that fails too asks for the record a moment later."""
-    with Job(asked_later, 2, str(tmp_path), timeout=0.3) as job:
+    with Job(asked_later, 2, str(tmp_path)) as job:
         job.results()
     *_, last = _entries(tmp_path, 0)
     assert (last["profiling_name"], last["state"]) == ("gloo:all_reduce", "started")

@@ -14,8 +14,9 @@ import torch
 from unisono.backend.operations import Builder
 from unisono.backend.options import chosen
 from unisono.errors import UsageError
+from unisono.run.collectives import Prepared, Ticket
 from unisono.run.desk import Desk
-from unisono.run.prepared import Prepared, Ticket
+from unisono.run.mail import Letter, letter
 from unisono.run.programs import one_shot
 from unisono.run.reduce import reducer
 from unisono.watch.call import Call, name_of_dtype
@@ -32,6 +33,16 @@ def _nothing(half: int, output: torch.Tensor, tensor: torch.Tensor) -> None:
 Maker = Callable[["Express", torch.Tensor, torch.Tensor, Any], Prepared | None]
 
 
+def _simple(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in memory as they are, side by side, for anybody to write."""
+    return (
+        tensor.is_cpu
+        and tensor.is_contiguous()
+        and tensor.layout is torch.strided
+        and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg())
+    )
+
+
 class Express:
     """Tickets of one rank in one group; None where a call must take the long way."""
 
@@ -40,6 +51,7 @@ class Express:
         self._rank, self._size = operations.rank, operations.size
         self._desk = desk
         self._tickets: dict[Any, Prepared | None] = {}
+        self._letters: dict[Any, Letter] = {}
         self._prepare()
         desk.tell(self._prepare)
 
@@ -53,10 +65,8 @@ class Express:
         """The ticket that ``make`` gives for these tensors and ``key``, if the tensors and the options allow one."""
         alike = output is tensor  # in place: half of the questions
         if (
-            not (output.is_cpu and output.is_contiguous())
-            or output.is_inference()
-            or output.layout is not torch.strided
-            or not (alike or (tensor.is_cpu and tensor.is_contiguous()))
+            not _simple(output)
+            or not (alike or (tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()))
             or chosen(self._ops.options) is not None
         ):
             return None
@@ -74,6 +84,18 @@ class Express:
                 found = None  # refused the long way, where the peers hear of it
             self._tickets[whole] = found
             return found
+
+    def letter(self, op: str, tensor: torch.Tensor, tag: int) -> Letter | None:
+        """The letter of a send or recv of ``tensor``, if the tensor allows one."""
+        if not _simple(tensor):
+            return None
+        key = (op, tensor.dtype, tensor.shape, tag)
+        found = self._letters.get(key)
+        if found is None:
+            if len(self._letters) >= _KEPT:
+                self._letters.clear()
+            found = self._letters[key] = letter(self._ops.call(op, tensor), tag, tensor.nbytes)
+        return found
 
     def barrier(self) -> Prepared | None:
         """No data."""

@@ -140,7 +140,11 @@ class Group:
             pause = min(pause * 1.5, 0.02)
 
     def _check_missing(self, segment: Segment) -> None:
-        """Raises `PeerLostError` if a rank has died before it joined, `MismatchError` if it waits in another group."""
+        """Raises `PeerLostError` if a rank has died before it joined, `MismatchError` if it waits in another group.
+
+        `UsageError` if it is on another host.
+        """
+        self._roll.check_host()
         gone = [(rank, loss) for rank in range(self.size) if (loss := self._roll.gone(rank)).words]
         if losses := [loss for rank, loss in gone if segment.state(rank) == ABSENT]:
             raise lost(f"{self.label} can not be joined", losses)

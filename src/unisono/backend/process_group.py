@@ -19,12 +19,13 @@ from unisono.backend.express import Express, Maker
 from unisono.backend.group import Group
 from unisono.backend.operations import Operation, Tensors
 from unisono.backend.sparse import all_reduce_sparse
+from unisono.backend.synchronous import waited_for
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
+from unisono.run.collectives import Prepared, Ticket
 from unisono.run.lane import Task, telling
 from unisono.run.point_to_point import Message
-from unisono.run.prepared import Prepared, Ticket
 
 __all__ = ["UnisonoProcessGroup"]
 
@@ -323,16 +324,37 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     # Messages
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
+        if work := self._by_mail("send", tensors[0], peer, tag):
+            return work
         check(tensors[0], "the tensor to send")
         return self._message("send", tensors[0], as_bytes(flat_input(tensors[0])), peer, tag, None)
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
+        if work := self._by_mail("recv", tensors[0], peer, tag):
+            return work
         result = Result(tensors[0], "the tensor to receive into")
         return self._message("recv", tensors[0], as_bytes(result.flat), peer, tag, result.deliver)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         result = Result(tensors[0], "the tensor to receive into")
         return self._message("recv", tensors[0], as_bytes(result.flat), None, tag, result.deliver)
+
+    def _by_mail(self, op: str, tensor: torch.Tensor, peer: int, tag: int) -> Work | None:
+        """The work of a message that goes in compiled loops; None if it takes the long way."""
+        group = self._group
+        if not group.joined or profiler._is_profiler_enabled or type(tensor) not in _PLAIN:
+            return None
+        found = group.express.letter(op, tensor, tag)
+        if found is None:
+            return None
+        message = group.messages.compiled(found, peer, tensor, group.timeout, not waited_for() and not telling())
+        if message is None:
+            return None
+        if message.number or not message.done or message.error is not None:
+            return PendingWork(group.messages, message)
+        if group.messages.refused[0]:
+            group.messages.hear()
+        return FinishedWork([tensor])
 
     def _message(
         self,
@@ -348,11 +370,12 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             group.join()
         call = group.operations.call(op, tensor)
         message = Message(call, data, peer, tag, [tensor], group.timeout, after)
+        background = not waited_for()
         if profiler._is_profiler_enabled:
             with profiler.record_function(f"unisono:{op}"):
-                group.messages.submit(message, background=True)
+                group.messages.submit(message, background)
         else:
-            group.messages.submit(message, background=True)
+            group.messages.submit(message, background)
         return PendingWork(group.messages, message)
 
     # Names of earlier and later torch releases

@@ -18,6 +18,7 @@ _epoch = ""  # tells this default group's sub-groups from those of an earlier on
 
 def _create(options: Any, backend_options: Any = None) -> Any:
     """torch's factory for a new group: joins the default group at once, any other with its first call."""
+    import torch
     import torch.distributed as dist
 
     from unisono.backend.group import Group
@@ -46,8 +47,8 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     if whole:
         group.wait_for_all()
     if default:
-        if pinned(choices):
-            pin(options.group_rank, len(names))
+        if pinned(choices) and (cores := pin(options.group_rank, len(names))):
+            torch.set_num_threads(min(torch.get_num_threads(), len(cores)))  # more would wait for each other's core
         _epoch = group.nonce
         group.serve_all()
     return UnisonoProcessGroup(group, options.store, timeout)

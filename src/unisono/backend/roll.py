@@ -12,10 +12,11 @@ import socket
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from unisono.errors import MismatchError, PeerLostError
-from unisono.transport.process import Identity, alive, fate
-from unisono.transport.segment import ABSENT, FAREWELL, LEFT, Segment, StoreLike
+from unisono.errors import MismatchError, PeerLostError, UsageError
+from unisono.transport.process import Identity, alive, boot_id, fate
+from unisono.transport.segment import ABSENT, FAREWELL, LEFT, ONE_HOST, Segment, StoreLike
 from unisono.watch.farewell import Loss, lost, read_farewell
 
 __all__ = ["JobStore", "Roll"]
@@ -87,7 +88,7 @@ class Roll:
         self._memory: Callable[[], Segment | None] = lambda: None
         me = Identity.mine()
         # In this order: who reads a name without a process takes it for another group's.
-        self.store.set(f"who/{rank}", json.dumps([me.pid, me.started]))
+        self.store.set(f"who/{rank}", json.dumps([me.pid, me.started, boot_id(), socket.gethostname()]))
         self._epoch.set(f"named/{label}/{names[rank]}", json.dumps(self._names))
 
     def serve_all(self, segment: Segment) -> None:
@@ -99,7 +100,7 @@ class Roll:
         """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was."""
         found = self._read(self.store, f"who/{rank}")
         if found:
-            return Identity(*found)
+            return Identity(*found[:2])
         if self._counted and _default is not None:
             return _default.identity(self._names[rank])
         return Identity(0, 0)
@@ -109,6 +110,8 @@ class Roll:
         who = self.identity(rank)
         if not who.pid:
             return Loss("")
+        if words := self._elsewhere(rank):
+            return Loss(words)
         dead, state, left = not alive(who), ABSENT, Loss("")
         world = _default._memory() if self._counted and _default is not None else None
         name = self._names[rank]
@@ -119,6 +122,20 @@ class Roll:
             return Loss(f"{start} is dead{'; it ' + left.words if left.words else ': ' + fate(who)}", left.cause)
         return Loss(f"{start} {left.words}", left.cause) if state == LEFT else Loss("")
 
+    def _elsewhere(self, rank: int) -> str:
+        """That group rank ``rank`` was announced from another host; nothing if it was not."""
+        pid, _, boot, host = self._read(self.store, f"who/{rank}") or (0, 0, boot_id(), "")
+        if boot == boot_id():
+            return ""
+        mine = f"rank {self._names[self._rank]} (on {socket.gethostname()})"
+        return f"rank {self._names[rank]} (pid {pid} on {host}) runs on another host than {mine}: {ONE_HOST}"
+
+    def check_host(self) -> None:
+        """Raises `UsageError` if a rank was announced from another host."""
+        for rank in range(len(self._names)):
+            if words := self._elsewhere(rank):
+                raise UsageError(f"group {self._label} {self._names}: {words}" if self._counted else words)
+
     def absent(self) -> list[int]:
         """The global ranks that have not made this group."""
         return [name for rank, name in enumerate(self._names) if self._read(self.store, f"who/{rank}") is None]
@@ -126,8 +143,9 @@ class Roll:
     def check(self) -> None:
         """Raises `MismatchError` if a rank made another group in place of this one.
 
-        `PeerLostError` if the first rank, which makes the group's memory, is gone.
+        `UsageError` if one is on another host, `PeerLostError` if the first, which makes the group's memory, is gone.
         """
+        self.check_host()
         if words := self.complaint():
             raise MismatchError(words)
         if (first := self.gone(0)).words:
@@ -153,10 +171,10 @@ class Roll:
 
     def _started(self, rank: int, ranks: Sequence[int]) -> str:
         """Which process joined as ``rank`` of a default group of other ranks."""
-        pid, _ = self._read(self._epoch, f"group/{'-'.join(map(str, ranks))}/0/who/{rank}") or (0, 0)
+        pid, *_ = self._read(self._epoch, f"group/{'-'.join(map(str, ranks))}/0/who/{rank}") or (0,)
         return f"rank {rank} (pid {pid} on {socket.gethostname()}) with {len(ranks)}"
 
-    def _read(self, store: JobStore, key: str) -> list[int] | None:
+    def _read(self, store: JobStore, key: str) -> list[Any] | None:
         try:
             return json.loads(store.get(key)) if store.check([key]) else None
         except PeerLostError:

@@ -1,8 +1,9 @@
-"""`unisono train`: the main job, a small transformer trained with DDP on N local ranks."""
+"""`unisono train`: the main job, a small transformer trained with DDP or on a mesh, on N local ranks."""
 
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Annotated
 
@@ -11,56 +12,91 @@ from rich.console import Console
 
 from unisono.cli.files import check_writable
 from unisono.errors import UsageError
+from unisono.parallel.mesh_shape import MeshShape
+from unisono.parallel.pipeline_schedules import SCHEDULES
 from unisono.train.launch import launch
+from unisono.train.mesh_report import show_holdings, show_traffic
 from unisono.train.report import Display, comparison, printable, save_plot, summary
-from unisono.train.settings import BACKENDS, ModelShape, Outcome, Settings, StepRecord
+from unisono.train.settings import BACKENDS, MeshSettings, ModelShape, Outcome, Settings, StepRecord
 from unisono.train.text import load_corpus
 
 __all__ = ["train"]
 
 DEFAULT = Settings()
 CHOICES = " or ".join(BACKENDS)
+ON_A_MESH = "On a mesh of ranks"
+
+
+def _axis(what: str) -> typer.models.OptionInfo:
+    help_text = f"Ranks over which {what} are split."
+    option: typer.models.OptionInfo = typer.Option(help=help_text, rich_help_panel=ON_A_MESH)
+    return option
+
+
+Ranks = Annotated[
+    int | None,
+    typer.Option("--ranks", "-n", help="Processes to train on; under torchrun, its number.", show_default="4"),
+]
+Text = Annotated[
+    Path | None, typer.Option(help="File to learn from.", show_default="the language reference inside Python")
+]
+Compare = Annotated[
+    str | None, typer.Option(metavar="BACKEND", help="Train again on this backend and print both in one table.")
+]
+Schedule = Annotated[
+    str | None,
+    typer.Option(help=f"Of the pipeline: {', '.join(SCHEDULES)}.", show_default="1f1b", rich_help_panel=ON_A_MESH),
+]
+Microbatches = Annotated[
+    int | None,
+    typer.Option(help="Of a dp rank in a step.", show_default="2 · pp, or 1 without", rich_help_panel=ON_A_MESH),
+]
 
 
 def train(
-    ranks: Annotated[
-        int | None,
-        typer.Option("--ranks", "-n", help="Processes to train on; under torchrun, its number.", show_default="4"),
-    ] = None,
-    text: Annotated[
-        Path | None, typer.Option(help="File to learn from.", show_default="the language reference inside Python")
-    ] = None,
+    ranks: Ranks = None,
+    text: Text = None,
     backend: Annotated[str, typer.Option(help=f"Backend of torch.distributed: {CHOICES}.")] = DEFAULT.backend,
-    compare: Annotated[
-        str | None, typer.Option(metavar="BACKEND", help="Train again on this backend and print both in one table.")
-    ] = None,
+    compare: Compare = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = DEFAULT.steps,
     batch: Annotated[int, typer.Option(help="Sequences per step, over all ranks.")] = DEFAULT.batch,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = DEFAULT.learning_rate,
     seed: Annotated[int, typer.Option(help="Same seed, same loss curve.")] = DEFAULT.seed,
     width: Annotated[int, typer.Option(help="Features of the model.")] = DEFAULT.shape.width,
     layers: Annotated[int, typer.Option(help="Blocks of the model.")] = DEFAULT.shape.layers,
+    heads: Annotated[int, typer.Option(help="Attention heads of a block.")] = DEFAULT.shape.heads,
     context: Annotated[int, typer.Option(help="Bytes the model looks back on.")] = DEFAULT.shape.context,
     plot: Annotated[Path, typer.Option(help="Where to write the loss curve, a PNG.")] = Path("unisono-train.png"),
+    dp: Annotated[int | None, _axis("the sequences of a batch")] = None,
+    tp: Annotated[int | None, _axis("heads, hidden features and vocabulary")] = None,
+    pp: Annotated[int | None, _axis("layers")] = None,
+    sp: Annotated[int | None, _axis("the positions of a sequence")] = None,
+    schedule: Schedule = None,
+    microbatches: Microbatches = None,
 ) -> None:
-    """Train a small byte-level transformer on a real text with torch's own DDP, on N local ranks.
+    """Train a small byte-level transformer on a real text with torch's own DDP, or on a mesh, on N local ranks.
 
-    It takes under a minute on two cores. Example, which shows what the backend is worth on this machine:
+    It takes under a minute on two cores. Examples: what the backend is worth on this machine; three kinds of
+    parallelism at once, who holds what, and what each of them communicates.
 
         unisono train --ranks 4 --compare gloo
 
+        unisono train --dp 2 --tp 2 --pp 2
+
     Under torchrun each process joins as the rank it is told to be: torchrun --nproc-per-node 4 -m unisono.cli train
     """
-    rank, world_size = _place(ranks)
+    rank, told = _place(ranks)
+    mesh = _mesh({"dp": dp, "tp": tp, "pp": pp, "sp": sp}, told, schedule, microbatches)
     settings = Settings(
         backend=backend,
-        ranks=world_size,
+        ranks=told if told is not None else mesh.shape.world_size if mesh else DEFAULT.ranks,
         text=text,
         steps=steps,
         batch=batch,
         learning_rate=learning_rate,
         seed=seed,
-        shape=ModelShape(width=width, layers=layers, context=context),
+        shape=ModelShape(width, layers, heads, context),
+        mesh=mesh,
     )
     runs = _runs(settings, compare)
     load_corpus(text, context)
@@ -70,11 +106,11 @@ def train(
         _report(outcomes, plot)
 
 
-def _place(ranks: int | None) -> tuple[int | None, int]:
-    """This process's rank under torchrun, None when it is to launch the ranks; and the number of ranks."""
+def _place(ranks: int | None) -> tuple[int | None, int | None]:
+    """This process's rank under torchrun, None when it is to launch the ranks; and their number, if it is told."""
     told = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
     if None in told.values():
-        return None, DEFAULT.ranks if ranks is None else ranks
+        return None, ranks
     try:
         rank, world_size = (int(value) for value in told.values() if value is not None)
     except ValueError:
@@ -82,6 +118,21 @@ def _place(ranks: int | None) -> tuple[int | None, int]:
     if ranks not in (None, world_size):
         raise UsageError(f"--ranks is {ranks}, but WORLD_SIZE says {world_size}: leave --ranks out under torchrun")
     return rank, world_size
+
+
+def _mesh(
+    axes: dict[str, int | None], ranks: int | None, schedule: str | None, microbatches: int | None
+) -> MeshSettings | None:
+    """The mesh, if one is asked for; axes that are not named have one rank, dp as many as the others leave."""
+    named = {axis: size for axis, size in axes.items() if size is not None}
+    if not named:
+        for option, value in (("schedule", schedule), ("microbatches", microbatches)):
+            if value is not None:
+                raise UsageError(f"--{option} is for training on a mesh: give --dp, --tp, --pp or --sp as well")
+        return None
+    if "dp" not in named and ranks is not None:
+        named["dp"] = max(1, ranks // max(1, prod(named.values())))
+    return MeshSettings(MeshShape(**named), schedule or "1f1b", microbatches)
 
 
 def _runs(settings: Settings, compare: str | None) -> list[Settings]:
@@ -114,6 +165,10 @@ def _join(settings: Settings, rank: int, on_steps: Callable[[list[StepRecord]], 
 def _report(outcomes: list[Outcome], plot: Path) -> None:
     console = Console()
     console.print(comparison(*outcomes) if len(outcomes) == 2 else summary(outcomes[0]))
+    if outcomes[0].mesh is not None:
+        show_holdings(console, outcomes[0])
+        for outcome in outcomes:
+            show_traffic(console, outcome)
     console.rule("generated text", align="left")
     console.print(printable(outcomes[0].sample), highlight=False)
     console.rule()

@@ -35,6 +35,11 @@ class MeshShape:
         """The axes with more than one rank, in the order of `AXES`."""
         return tuple(axis for axis in AXES if getattr(self, axis) > 1)
 
+    @property
+    def usual_microbatches(self) -> int:
+        """Two per stage: the bubble of 1F1B is then below a third. One without a pipeline."""
+        return 2 * self.pp if self.pp > 1 else 1
+
     def place(self, rank: int) -> dict[str, int]:
         """A rank's coordinate on every axis; the last of `AXES` counts fastest."""
         found = {}

@@ -15,12 +15,15 @@ along sp, and at the end of each step a sum of all gradients along sp and dp.
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
 from unisono.parallel.cross_entropy import parallel_cross_entropy
+from unisono.parallel.full_weights import full_state_dict
 from unisono.parallel.layers import divide_layers
 from unisono.parallel.mesh import TrainingMesh, agree
 from unisono.parallel.mesh_gradients import Piece, clip_gradients, pieces_of, sum_gradients_over
@@ -32,7 +35,7 @@ from unisono.parallel.shards import own_part, split_evenly
 from unisono.parallel.transformer import Transformer
 from unisono.parallel.transformer_stage import TransformerStage
 
-__all__ = ["MeshTransformer", "default_microbatches"]
+__all__ = ["MeshTransformer"]
 
 TIED = "embedding.weight"
 
@@ -58,7 +61,7 @@ class MeshTransformer:
         device: torch.device | str = "cpu",
     ) -> None:
         self.mesh, self.context, self.vocabulary = mesh, whole.context, whole.vocabulary
-        self.microbatches = default_microbatches(mesh.shape.pp) if microbatches is None else microbatches
+        self.microbatches = mesh.shape.usual_microbatches if microbatches is None else microbatches
         self._check(whole, schedule)
         plan = build_pipeline(schedule, mesh.shape.pp, self.microbatches)
         parts = divide_layers(len(whole.blocks), plan.num_stages)
@@ -120,6 +123,15 @@ class MeshTransformer:
         """
         return clip_gradients(self.pieces(), self.mesh, max_norm)
 
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The weights of the whole model under their names there: copies, on every rank. Collective."""
+        mine: dict[str, Tensor] = {}
+        for stage in self.stages:
+            mine |= full_state_dict(stage)
+        everyone: list[Any] = [None] * self.mesh.places["pp"].world_size
+        dist.all_gather_object(everyone, mine, group=self.mesh.groups["pp"])
+        return {name: weight for part in everyone for name, weight in part.items()}
+
     def report(self) -> PipelineReport:
         """The bubble of the last step of this rank's pipeline, measured and predicted. Collective over pp."""
         return self.pipeline.report()
@@ -152,11 +164,6 @@ class MeshTransformer:
         """Every rank's part put together; along tp all have the same."""
         mine = torch.zeros((), device=self.device) if loss is None else loss.float()
         return self.mesh.sum(mine, "sp", "dp", "pp")
-
-
-def default_microbatches(pp: int) -> int:
-    """Two per stage: the bubble of 1F1B is then below a third. One without a pipeline."""
-    return 2 * pp if pp > 1 else 1
 
 
 def _infer(stage: nn.Module, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Each rank may decide for itself whether it uses the loops: the wire is the same. When they are loaded: loops.py.
 """
 
+import ctypes
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 
 from unisono.run.loops import WARM, loops, wanted
 from unisono.transport.board import Board
+from unisono.transport.futex import CROWDED
 from unisono.transport.layout import COMPLETED, COMPLETED_AT, HEADER, ISSUED, ISSUED_AT, MEETINGS, MOMENTS
 from unisono.watch.call import Call
 from unisono.watch.flight import CollectiveRecord
@@ -113,6 +115,7 @@ class Desk:
             "kept": len(flight.moments),
             "base": base,
             "scratch": self._scratch.ctypes.data,
+            "crowded": ctypes.addressof(CROWDED),
         }
         self._words = np.array([places[name] for name in fused.DESK], np.int64)
         self.address = int(self._words.ctypes.data)
@@ -131,7 +134,7 @@ class Desk:
             return None
         if op == "AVG" and not tensor.dtype.is_floating_point:
             return None  # refused the long way
-        if not loops.serve(sample.dtype, at_once=self._mode == _AT_ONCE):
+        if not loops.serve(sample.dtype.name, at_once=self._mode == _AT_ONCE):
             return None
         if self._words is None:
             self._set_up()

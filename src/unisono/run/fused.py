@@ -13,17 +13,15 @@ A meeting is an atomic add (transport/atomics.py). Sleepers are woken by the las
 FUTEX_WAKE, and FUTEX_WAIT compares the word again under the kernel's lock.
 """
 
-import platform
 from typing import Any
 
 import numpy as np
 from numba import njit
-from numba import types as numba_types
 from numba.extending import overload
 from numba.np.numpy_support import carray
 
-from unisono.transport.atomics import clear, count_up, look, pointer, tell
-from unisono.transport.futex import EVERYBODY, FUTEX_WAKE, NUMBERS
+from unisono.transport.atomics import clear, count_up, look, pointer, tell, types
+from unisono.transport.native import copy, note, now, pause, wake
 
 __all__ = [
     "ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "BARRIER", "BLOCK", "BROADCAST", "DESK", "DIFFERS", "DONE", "ONE_SHOT",
@@ -36,38 +34,25 @@ DONE, WAITS, DIFFERS = range(3)
 """How `run` ends: all done; at a meeting that not all have come to; headers of the ranks differ. Plus 4 × step."""
 DESK = (
     "rank", "size", "counters", "headers", "header", "stages", "stage", "begun", "issued", "completed", "completed_at",
-    "header_at", "issued_at", "issued_kept", "moments", "ends", "kept", "base", "scratch",
+    "header_at", "issued_at", "issued_kept", "moments", "ends", "kept", "base", "scratch", "crowded",
 )  # fmt: skip
 """The words of a desk (int64), in order: who works there and where things lie. Addresses, but for ``rank``, ``size``,
 the bytes of a ``header`` and a ``stage``, and how many moments the rank's record and its flight record keep."""
 RANK, SIZE, COUNTERS, HEADERS, HEADER, STAGES, STAGE, BEGUN, ISSUED, COMPLETED, COMPLETED_AT = range(11)
-HEADER_AT, ISSUED_AT, ISSUED_KEPT, MOMENTS, ENDS, KEPT, BASE, SCRATCH = range(11, 19)
+HEADER_AT, ISSUED_AT, ISSUED_KEPT, MOMENTS, ENDS, KEPT, BASE, SCRATCH, CROWDED = range(11, 20)
 ORDER = ("kind", "meetings", "nbytes", "op")
 """The words of an order (int64): a kind of call, prepared; see `step`."""
 KIND, MEETINGS, NBYTES, OP = range(4)
 
 _SPINS = 100
 BLOCK = 2048  # elements summed at a time, so that the partial sums stay in the first cache
-_SYSCALL = NUMBERS.get(platform.machine(), 0)
-_WAKE, _ALL = FUTEX_WAKE, EVERYBODY
 
-types: Any = numba_types  # numba's own annotations speak of something else than what its decorators make
 _inner, _entry = njit(nogil=True), njit(nogil=True, cache=True)
-_memcpy = types.ExternalFunction("memcpy", types.voidptr(types.voidptr, types.voidptr, types.intp))
-_yield = types.ExternalFunction("sched_yield", types.intc())
-_syscall = types.ExternalFunction("syscall", types.intp(*[types.intp] * 7))
-_clock = types.ExternalFunction("clock_gettime", types.intc(types.intc, types.voidptr))
 
 
 def array_of(dtype: Any) -> Any:
     """The type of a ``sample`` of a dtype."""
     return types.Array(getattr(types, str(dtype)), 1, "C")
-
-
-@_inner
-def _copy(target: int, source: int, nbytes: int) -> None:
-    if nbytes > 0:
-        _memcpy(pointer(target), pointer(source), nbytes)
 
 
 def _load(acc: Any, part: Any) -> None:
@@ -209,7 +194,7 @@ def _sum_up(
         if boxed:
             for peer in range(size):
                 if peer != rank:
-                    _copy(_area(desk, half, peer) + at + start, target + start, length)
+                    copy(_area(desk, half, peer) + at + start, target + start, length)
 
 
 @_inner
@@ -224,8 +209,8 @@ def _two_phase(desk: Any, k: int, half: int, target: int, source: int, nbytes: i
     mine, old, new = _area(desk, half, rank), (k - 2) * width, k * width
     for begin, end in ((0, share * rank), (share * (rank + 1), width)):
         if k >= 2:
-            _copy(target + old + begin, mine + begin, min(end, nbytes - old) - begin)
-        _copy(mine + begin, source + new + begin, min(end, nbytes - new) - begin)
+            copy(target + old + begin, mine + begin, min(end, nbytes - old) - begin)
+        copy(mine + begin, source + new + begin, min(end, nbytes - new) - begin)
 
 
 @_inner
@@ -234,7 +219,7 @@ def _stage_pieces(desk: Any, k: int, half: int, source: int, nbytes: int, width:
     for peer in range(desk[SIZE]):
         if peer != desk[RANK]:
             place = _area(desk, half, desk[RANK]) + peer * width
-            _copy(place, source + peer * nbytes + k * width, min(width, nbytes - k * width))
+            copy(place, source + peer * nbytes + k * width, min(width, nbytes - k * width))
 
 
 @_inner
@@ -243,7 +228,7 @@ def _collect_pieces(desk: Any, k: int, half: int, target: int, nbytes: int, widt
     for peer in range(desk[SIZE]):
         if k >= 0 and peer != desk[RANK]:
             here = target + peer * nbytes + k * width
-            _copy(here, _area(desk, half, peer) + at, min(width, nbytes - k * width))
+            copy(here, _area(desk, half, peer) + at, min(width, nbytes - k * width))
 
 
 @_inner
@@ -252,22 +237,22 @@ def _move(desk: Any, order: Any, k: int, half: int, target: int, source: int) ->
     kind, nbytes, rank, stage = order[KIND], order[NBYTES], desk[RANK], desk[STAGE]
     if kind == ALL_GATHER:
         _collect_pieces(desk, k - 1, 1 - half, target, nbytes, stage, 0)
-        _copy(_area(desk, half, rank), source + k * stage, min(stage, nbytes - k * stage))
+        copy(_area(desk, half, rank), source + k * stage, min(stage, nbytes - k * stage))
         if k == 0 and target + rank * nbytes != source:
-            _copy(target + rank * nbytes, source, nbytes)
+            copy(target + rank * nbytes, source, nbytes)
     elif kind == ALL_TO_ALL:
         width = stage // desk[SIZE] // 64 * 64
         _collect_pieces(desk, k - 1, 1 - half, target, nbytes, width, rank * width)
         _stage_pieces(desk, k, half, source, nbytes, width)
         if k == 0 and target != source:
-            _copy(target + rank * nbytes, source + rank * nbytes, nbytes)
+            copy(target + rank * nbytes, source + rank * nbytes, nbytes)
     elif kind == BROADCAST:
         root = order[OP]
         if rank == root:
-            _copy(_area(desk, half, root), target + k * stage, min(stage, nbytes - k * stage))
+            copy(_area(desk, half, root), target + k * stage, min(stage, nbytes - k * stage))
         elif k >= 1:
             old = (k - 1) * stage
-            _copy(target + old, _area(desk, 1 - half, root), min(stage, nbytes - old))
+            copy(target + old, _area(desk, 1 - half, root), min(stage, nbytes - old))
 
 
 @_inner
@@ -279,7 +264,7 @@ def _step(desk: Any, order: Any, k: int, half: int, target: int, source: int, sa
         _move(desk, order, k, half, target, source)
     elif kind == ONE_SHOT:
         if k == 0:
-            _copy(_area(desk, half, rank), source, nbytes)
+            copy(_area(desk, half, rank), source, nbytes)
         length = nbytes
     elif kind == ALL_REDUCE:
         _two_phase(desk, k, half, target, source, nbytes, share)
@@ -307,31 +292,26 @@ def step(desk_at: int, order_at: int, k: int, meeting: int, target: int, source:
 
 
 @_inner
-def _now() -> Any:
-    moment = np.empty(2, np.int64)
-    _clock(1, moment.ctypes)  # CLOCK_MONOTONIC
-    return moment[0] * 1_000_000_000 + moment[1]
-
-
-@_inner
 def _meet(desk: Any, meeting: int, patience: int) -> bool:
-    """Arrives at a meeting and gives way to others for ``patience`` ns at most; whether all have come."""
+    """Arrives at a meeting and waits for the others for ``patience`` ns at most; whether all have come."""
     size = desk[SIZE]
     here = desk[COUNTERS] + 64 * (meeting & 3)
     before = count_up(here)
     tell(desk[BEGUN], meeting + 1)
     if before == size - 1:
-        _syscall(_SYSCALL, here, _WAKE, _ALL, 0, 0, 0)
+        wake(here)
     else:
         for _ in range(_SPINS):
             if look(here) == size:
                 break
         else:
-            limit = _now() + patience
-            while look(here) != size:
-                if _now() > limit:
+            limit = now() + patience
+            there = look(here)
+            while there != size:
+                if now() > limit:
                     return False
-                _yield()
+                pause(here, there, limit, desk[CROWDED])
+                there = look(here)
     if desk[RANK] == 0:  # nobody looks at the previous meeting's counter any more
         clear(desk[COUNTERS] + 64 * ((meeting - 1) & 3))
     return True
@@ -350,11 +330,6 @@ def _differ(desk: Any, half: int, header_at: int) -> bool:
     return False
 
 
-@_inner
-def _note(address: int, value: int) -> None:
-    carray(pointer(address), 1, np.int64)[0] = value
-
-
 @_entry
 def run(
     desk_at: int, order_at: int, header_at: int, number: int, done: int, meeting: int, patience: int,
@@ -362,20 +337,17 @@ def run(
 ) -> int:  # fmt: skip
     """Carries call no. ``number`` of this rank, the one after ``done``, out, and keeps its records; see `DONE`.
 
-    ``number``: 0 for a call that has waited for its turn, and was noted as issued before that.
-
     ``header_at``: the address of the call's header; ``patience``: ns it may wait at a meeting; the rest as in `step`.
     """
     desk, order = carray(pointer(desk_at), len(DESK), np.int64), carray(pointer(order_at), len(ORDER), np.int64)
     half, meetings = meeting & 1, order[MEETINGS]
-    if number > 0:
-        now = _now()
-        _note(desk[ISSUED_AT] + 8 * (number % desk[ISSUED_KEPT]), now)
-        _note(desk[MOMENTS] + 8 * (number % desk[KEPT]), now)
-        _note(desk[ISSUED], number)
+    moment = now()
+    note(desk[ISSUED_AT] + 8 * (number % desk[ISSUED_KEPT]), moment)
+    note(desk[MOMENTS] + 8 * (number % desk[KEPT]), moment)
+    note(desk[ISSUED], number)
     mine = desk[HEADERS] + (half * desk[SIZE] + desk[RANK]) * desk[HEADER]
-    _copy(mine, header_at, desk[HEADER])
-    _note(desk[HEADER_AT], mine - desk[BASE])
+    copy(mine, header_at, desk[HEADER])
+    note(desk[HEADER_AT], mine - desk[BASE])
     for k in range(meetings + 1):
         _step(desk, order, k, (meeting + k) & 1, target, source, sample)
         if k == meetings:
@@ -384,8 +356,8 @@ def run(
             return 4 * k + WAITS
         if k == 0 and _differ(desk, half, header_at):
             return DIFFERS
-    now = _now()
-    _note(desk[COMPLETED], done + 1)
-    _note(desk[COMPLETED_AT], now)
-    _note(desk[ENDS] + 8 * ((done + 1) % desk[KEPT]), now)
+    moment = now()
+    note(desk[COMPLETED], done + 1)
+    note(desk[COMPLETED_AT], moment)
+    note(desk[ENDS] + 8 * ((done + 1) % desk[KEPT]), moment)
     return DONE

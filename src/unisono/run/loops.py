@@ -15,20 +15,20 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["DTYPES", "WARM", "Loops", "loops", "wanted"]
+__all__ = ["KINDS", "MESSAGES", "WARM", "Loops", "loops", "wanted"]
 
 WARM = 200
 """Calls of a group before its loops are loaded: a program that makes fewer gains less than the loading takes, and has
 no thread and no open files for it."""
-DTYPES = ("uint8", "float32", "float64", "uint16", "int32", "int64")
-"""What loops there are, by numpy's names: uint8 moves whatever it is; uint16 is bfloat16; the rest are reduced."""
+MESSAGES = "messages"
+KINDS = ("uint8", "float32", "float64", "uint16", "int32", "int64", MESSAGES)
+"""What loops there are: collectives by numpy's name of a dtype (uint8 moves whatever it is; uint16 is bfloat16; the
+rest are reduced), and those of messages."""
 _MODES = {"": 1, "0": 0, "1": 1, "now": 2}
 
 
@@ -49,23 +49,24 @@ class Loops:
 
     def __init__(self) -> None:
         self.fused: ModuleType
+        self.messages: ModuleType
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # told when there is more
-        self._ready: set[np.dtype[Any]] = set()
-        self._asked: list[np.dtype[Any]] = []
+        self._ready: set[str] = set()
+        self._asked: list[str] = []
         self._thread: threading.Thread | None = None
         self._guard = threading.Lock()
         self.loading = threading.Lock()  # held while something is compiled: a fork waits for it
 
-    def serve(self, dtype: np.dtype[Any], at_once: bool) -> bool:
-        """Whether the loops for a dtype are there; if not they will be, or, ``at_once``, are when this returns."""
-        if dtype in self._ready:
+    def serve(self, kind: str, at_once: bool) -> bool:
+        """Whether the loops of a kind are there; if not they will be, or, ``at_once``, are when this returns."""
+        if kind in self._ready:
             return True
         if at_once:
-            self._load(dtype)
+            self._load(kind)
             return True
         with self._guard:
-            if dtype not in self._asked:
-                self._asked.append(dtype)
+            if kind not in self._asked:
+                self._asked.append(kind)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="unisono loads compiled loops")
                 self._thread.start()
@@ -77,25 +78,34 @@ class Loops:
                 if not self._asked or not threading.main_thread().is_alive():
                     self._thread = None
                     return
-                dtype = self._asked[0]
-            self._load(dtype)
+                kind = self._asked[0]
+            self._load(kind)
             with self._guard:
-                self._asked.remove(dtype)
+                self._asked.remove(kind)
             for user in list(self.users):
                 user.change()
 
-    def _load(self, dtype: np.dtype[Any]) -> None:
+    def _load(self, kind: str) -> None:
         """Compiles, or loads from disk; one process of this user compiles at a time, the others then load."""
-        with self.loading:
-            from unisono.run import fused
+        with (
+            self.loading,
+            open(os.path.join(tempfile.gettempdir(), f"unisono-compiles-{os.geteuid()}"), "w") as lock,
+        ):
+            from unisono.run import fused, fused_messages
 
-            signature = (*(fused.types.intp,) * 9, fused.array_of(dtype))
-            with open(os.path.join(tempfile.gettempdir(), f"unisono-compiles-{os.geteuid()}"), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                fused.run.compile(signature)
-                fused.step.compile((*(fused.types.intp,) * 6, signature[-1]))
-            self.fused = fused
-            self._ready.add(dtype)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            word = fused.types.intp
+            if kind == MESSAGES:
+                fused_messages.send.compile((word,) * 6)
+                fused_messages.recv.compile((word,) * 6)
+                fused_messages.nap.compile((word,) * 3)
+                self.messages = fused_messages
+            else:
+                sample = fused.array_of(kind)
+                fused.run.compile((*(word,) * 9, sample))
+                fused.step.compile((*(word,) * 6, sample))
+                self.fused = fused
+            self._ready.add(kind)
 
     def forked(self) -> None:
         """In a forked child: the thread is the parent's."""

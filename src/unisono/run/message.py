@@ -1,17 +1,37 @@
-"""Messages of one rank: as they were asked for, and as they arrive."""
+"""Messages of one rank: as they were asked for, and as they arrive; the head that goes before their bytes."""
 
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
 from unisono.run.lane import Task
 from unisono.transport.ring import UNIT, Ring
-from unisono.watch.call import Call
+from unisono.watch.call import Call, name_of_dtype
 from unisono.watch.flight import Note
 
-__all__ = ["Arriving", "Inbox", "Message"]
+__all__ = ["Arriving", "Inbox", "Message", "head", "read_head"]
+
+_HEAD = struct.Struct("<qQQ16s")  # tag, payload bytes, elements, dtype by name
+
+
+@cache
+def _dtype_bytes(dtype: torch.dtype | None) -> bytes:
+    return name_of_dtype(dtype).encode()
+
+
+def head(call: Call, tag: int, nbytes: int) -> bytes:
+    """The head of a message of ``nbytes``: one unit of a ring."""
+    return _HEAD.pack(tag, nbytes, call.numel, _dtype_bytes(call.dtype)).ljust(UNIT, b"\0")
+
+
+def read_head(data: bytes) -> tuple[int, int, int, str]:
+    """Tag, payload bytes, elements and dtype of the message that begins with ``data``."""
+    tag, nbytes, numel, dtype = _HEAD.unpack_from(data)
+    return tag, nbytes, numel, dtype.rstrip(b"\0").decode()
 
 
 class Message(Task):
@@ -68,3 +88,8 @@ class Inbox:
     ring: Ring
     current: Arriving | None = None
     aside: deque[Arriving] = field(default_factory=deque)
+
+    @property
+    def occupied(self) -> bool:
+        """Whether the next receive may have to do with what has come before."""
+        return self.current is not None or bool(self.aside)

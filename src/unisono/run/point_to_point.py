@@ -6,43 +6,34 @@ tag waits behind it: then it is set aside in this rank's own memory. A send is d
 so that small messages need no receiver; longer ones flow as the receiver takes them.
 """
 
-import os
-import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 
 import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError
+from unisono.run.flow import push, take
 from unisono.run.lane import Lane, Task
-from unisono.run.message import Arriving, Inbox, Message
+from unisono.run.mail import SILENT, Letter, Mail
+from unisono.run.message import Arriving, Inbox, Message, read_head
 from unisono.run.refusals import Refusals, refusal
 from unisono.transport import futex
+from unisono.transport.base import as_bytes
 from unisono.transport.process import Identity
 from unisono.transport.ring import UNIT, Ring
 from unisono.transport.segment import Segment
 from unisono.watch.account import lateness, loss
-from unisono.watch.call import name_of_dtype
+from unisono.watch.call import Call, call_site, name_of_dtype
 from unisono.watch.farewell import Loss, lost
 from unisono.watch.flight import MessageRecord
 from unisono.watch.site import Site
 
 __all__ = ["Message", "PointToPointLane"]
 
-_HEAD = struct.Struct("<qQQ16s")  # tag, payload bytes, elements, dtype by name
-_PIECE = 128 * 1024  # bytes moved before the peer is told
 _SPINS, _YIELDS = 20, 100
-
-
-@cache
-def _dtype_bytes(dtype: torch.dtype | None) -> bytes:
-    return name_of_dtype(dtype).encode()
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // UNIT) * UNIT
+_PATIENCE = int(1e9 * futex.LINGER)
+_NAP = 0.05  # s: how long a receive sleeps before it takes the long way, where all is looked after
 
 
 class PointToPointLane(Lane):
@@ -60,6 +51,7 @@ class PointToPointLane(Lane):
         self._posted: list[Message] = []
         self._flight = MessageRecord(label, names, rank)
         self.refusals = Refusals(segment, rank, names, label, self._out)
+        self._mail = Mail(segment, rank)
         self._heard = 0  # this rank's bell as it was before the last look into the rings
 
     def busy(self) -> bool:
@@ -83,6 +75,76 @@ class PointToPointLane(Lane):
                     return
         self._posted.append(task)
         self._want(task, 1)
+
+    def compiled(
+        self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, background: bool
+    ) -> Message | None:
+        """Carries a message to or from ``peer`` in compiled loops; None if it takes the long way, nothing done.
+
+        A message of which only a part has moved by then is under way like any other, in the ``background`` or until
+        it is done.
+        """
+        message = self._at_once(letter, peer, tensor, timeout, 0 if background else _PATIENCE)
+        if message is _ENDED and background and letter.call.op == "send":
+            return self._sent(letter, peer, tensor, timeout)
+        if message is _SILENT and letter.call.op == "recv" and not background:
+            self._mail.nap(peer, int(1e9 * min(_NAP, timeout)))
+            message = self._at_once(letter, peer, tensor, timeout, _PATIENCE)
+        if message is None or message is _SILENT:
+            return None
+        if message.done:
+            return message
+        if background:
+            message.site = call_site()
+            self._locate(message, message.site)
+            self._wake_worker()
+        else:
+            self.finish(message, held=False)
+        return message
+
+    def _at_once(
+        self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, patience: int
+    ) -> Message | None:
+        """What has become of a message that waits for ``patience`` ns; `_SILENT` if its peer did not stir."""
+        sends = letter.call.op == "send"
+        with self._lock:
+            free = not (self._sends[peer] if sends else self._posted or any(self._sends) or self._in[peer].occupied)
+            if self.failed is not None or not free or not self._mail.ready():
+                return None
+            with self._all_or_nothing():
+                began = time.monotonic_ns()
+                moved = self._mail.carry(letter, peer, tensor.data_ptr(), patience)
+                if moved < 0:
+                    return _SILENT if moved == SILENT else None
+                self._out[peer].heads += sends
+                if moved == letter.nbytes:
+                    self._flight.moved(letter.call, peer, letter.tag, began)
+                    return _ENDED
+                return self._rest(letter, peer, tensor, timeout, moved)
+
+    def _sent(self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float) -> Message:
+        """A send that is done, whose wait tells if it has been refused by then."""
+        message = Message(letter.call, tensor, peer, letter.tag, [tensor], timeout)
+        message.number, message.done = self._out[peer].heads, True
+        return message
+
+    def _rest(self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, moved: int) -> Message:
+        """A message of which ``moved`` bytes are through, as one under way."""
+        data = as_bytes(tensor.data.view(-1))
+        message = Message(letter.call, data, peer, letter.tag, [tensor], timeout)
+        message.note = self._flight.issue(letter.call, peer, letter.tag)
+        message.started, message.moved = True, moved
+        if letter.call.op == "send":
+            message.number = self._out[peer].heads
+            self._sends[peer].append(message)
+            return message
+        message.wanted = True  # by the loop
+        inbox, dtype = self._in[peer], name_of_dtype(letter.call.dtype)
+        number = inbox.ring.opened(0)
+        inbox.current = Arriving(
+            letter.tag, letter.nbytes, letter.call.numel, dtype, number, data, message, moved, owed=0
+        )
+        return message
 
     def _want(self, message: Message, change: int) -> None:
         """Tells the sources that could serve a receive that it is there (until it has ended), or gone."""
@@ -109,50 +171,20 @@ class PointToPointLane(Lane):
         for attempt in range(_SPINS + _YIELDS if linger else 1):
             self._heard = self._bells[self._rank].value()
             for peer, queue in enumerate(self._sends):
-                while queue and self._push(queue[0], peer):
+                while queue and push(queue[0], self._out[peer], self._bells[peer]):
                     self._end_message(queue.popleft())
             for peer in self._wanted():
                 self._pull(peer)
             if not linger or not self.busy():
                 return
-            if attempt >= _SPINS:
-                if time.perf_counter() > limit:
-                    return
-                os.sched_yield()
+            if attempt >= _SPINS and (time.perf_counter() > limit or not futex.give_way()):
+                return
 
     def _wanted(self) -> Sequence[int]:
         """The sources from which something is expected."""
         peers = {message.peer for message in self._posted}
         peers |= {p for p, inbox in enumerate(self._in) if inbox.current is not None}
         return range(len(self._in)) if None in peers else sorted(p for p in peers if p is not None)
-
-    def _push(self, message: Message, peer: int) -> bool:
-        """Moves what fits of a message into the ring; whether all of it is in."""
-        ring, data = self._out[peer], message.data
-        nbytes, room, news = data.numel(), ring.room(), 0
-        if not message.started:
-            if room < UNIT:
-                return False
-            name = _dtype_bytes(message.call.dtype)
-            ring.put_head(_HEAD.pack(message.tag, nbytes, message.call.numel, name).ljust(UNIT, b"\0"))
-            message.started, message.number, room, news = True, ring.heads, room - UNIT, UNIT
-        while message.moved < nbytes and room > 0:
-            at = ring.write_place(news)
-            part = min(nbytes - message.moved, room, ring.capacity - at, _PIECE)
-            ring.data[at : at + part].copy_(data[message.moved : message.moved + part])
-            message.moved += part
-            step = _padded(part) if message.moved == nbytes else part
-            news, room = news + step, room - step
-            if news >= _PIECE:
-                self._tell(ring.written, news, peer)
-                news, room = 0, ring.room()
-        if news:
-            self._tell(ring.written, news, peer)
-        return message.moved == nbytes
-
-    def _tell(self, publish: Callable[[int], None], nbytes: int, peer: int) -> None:
-        publish(nbytes)
-        self._bells[peer].add()
 
     def _pull(self, peer: int) -> None:
         """Takes what has come from ``peer``, as long as somebody wants it."""
@@ -161,7 +193,7 @@ class PointToPointLane(Lane):
             if inbox.current is None:
                 inbox.current = self._open(peer, inbox)
             arriving = inbox.current
-            if arriving is None or not self._take(inbox.ring, arriving, peer):
+            if arriving is None or not take(arriving, inbox.ring, self._bells[peer]):
                 return
             inbox.current = None
             if arriving.refused:
@@ -176,8 +208,8 @@ class PointToPointLane(Lane):
         wanting = [m for m in self._posted if m.peer in (None, peer)]
         if not wanting or inbox.ring.there() < UNIT:
             return None
-        tag, nbytes, numel, dtype = _HEAD.unpack_from(inbox.ring.head())
-        arriving = Arriving(tag, nbytes, numel, dtype.rstrip(b"\0").decode(), inbox.ring.opened(), None, None)
+        tag, nbytes, numel, dtype = read_head(inbox.ring.head())
+        arriving = Arriving(tag, nbytes, numel, dtype, inbox.ring.opened(), None, None)
         for message in wanting:
             if message.tag == tag:
                 self._posted.remove(message)
@@ -215,27 +247,6 @@ class PointToPointLane(Lane):
         self._save_record(error)
         self._end(message, error)
         return False
-
-    def _take(self, ring: Ring, arriving: Arriving, peer: int) -> bool:
-        """Copies what is there of a message; whether all of it is taken."""
-        gone, arriving.owed = arriving.owed, 0
-        while arriving.moved < arriving.nbytes:
-            available = ring.there() - gone
-            left = arriving.nbytes - arriving.moved
-            at = (ring.read_place() + gone) % ring.capacity
-            part = min(left, available, ring.capacity - at)
-            if part <= 0:
-                break
-            if arriving.into is not None:
-                arriving.into[arriving.moved : arriving.moved + part].copy_(ring.data[at : at + part])
-            arriving.moved += part
-            gone += _padded(part) if arriving.moved == arriving.nbytes else part
-            if gone >= _PIECE:
-                self._tell(ring.taken, gone, peer)
-                gone = 0
-        if gone:
-            self._tell(ring.taken, gone, peer)
-        return arriving.moved == arriving.nbytes
 
     def _end_message(self, message: Message) -> None:
         error: UnisonoError | None = None
@@ -358,3 +369,13 @@ class PointToPointLane(Lane):
     def _fail_all(self, error: UnisonoError) -> None:
         for message in self._messages():
             self._fail(message, error)
+
+
+def _sign() -> Message:
+    message = Message(Call("send"), torch.empty(0, dtype=torch.uint8), 0, 0, [], 0.0)
+    message.done = True
+    return message
+
+
+_ENDED, _SILENT = _sign(), _sign()
+"""Stand for every message that was done at once, or of which nothing has moved."""

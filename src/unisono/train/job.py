@@ -1,28 +1,24 @@
-"""One rank's share of the job: torch's own DDP, unchanged, on the backend that the settings name.
+"""One rank's share of the job: the text in batches, the learning rate, the records; a learner does the rest.
 
-What counts as communication. DDP calls a hook for every bucket of gradients that is ready; ours starts torch's own
-all_reduce hook and times the call. After the last bucket nothing is left to compute, so the time from there to the end
-of `backward` is spent waiting for gradients. Both together are the share of the step in which this rank's thread did
-not compute: it includes waiting for slower ranks and leaves out what was hidden behind the backward pass. The loss is
-summed up over the ranks between steps, outside the timed part.
+The loss is summed up over the ranks between steps, outside the timed part.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
 import unisono  # noqa: F401  (registers the backend where torch does not load its entry points)
-from unisono.train.model import ByteTransformer
+from unisono.train.learner import Learner
+from unisono.train.on_mesh import OnMesh
+from unisono.train.replicas import Replicas
 from unisono.train.settings import Outcome, Settings, StepRecord
 from unisono.train.text import load_corpus
+from unisono.transport.process import pin
 
 __all__ = ["run_rank"]
 
@@ -37,7 +33,10 @@ Listener = Callable[[list[StepRecord]], None]
 
 
 def run_rank(settings: Settings, rank: int, init_method: str, on_steps: Listener) -> Outcome:
-    """Train on this process as one rank of `settings.ranks`, in a default group of its own.
+    """Train on this process as one rank of `settings.ranks`, in a default group of its own, on cores of its own.
+
+    The cores are its share of the host's, where ranks do not outnumber them. An affinity that was set before stays, and
+    so does every rank's with UNISONO_PIN=0 in the environment.
 
     Args:
         settings: equal on all ranks.
@@ -54,6 +53,7 @@ def run_rank(settings: Settings, rank: int, init_method: str, on_steps: Listener
 
     """
     settings.check()
+    _pin(rank, settings.ranks)
     torch.set_num_threads(1)
     dist.init_process_group(settings.backend, init_method=init_method, rank=rank, world_size=settings.ranks)
     outcome = _Trainer(settings, rank).run(on_steps)
@@ -61,30 +61,8 @@ def run_rank(settings: Settings, rank: int, init_method: str, on_steps: Listener
     return outcome
 
 
-class _SyncClock:
-    """Measures the part of a backward pass that one rank spends issuing and awaiting gradient synchronisation."""
-
-    def __init__(self) -> None:
-        self.issuing = 0.0
-        self.last_issued = 0.0
-
-    def hook(self, group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
-        """The communication hook for DDP: torch's own averaging all_reduce, timed."""
-        begin = perf_counter()
-        future = allreduce_hook(group, bucket)
-        self.last_issued = perf_counter()
-        self.issuing += self.last_issued - begin
-        return future
-
-    def backward(self, loss: Tensor) -> float:
-        """Run the backward pass and return the seconds it spent on synchronisation."""
-        self.issuing = 0.0
-        loss.backward()  # type: ignore[no-untyped-call]
-        return self.issuing + perf_counter() - self.last_issued
-
-
 class _Trainer:
-    """Model, optimizer and text of one rank."""
+    """Learner and text of one rank."""
 
     def __init__(self, settings: Settings, rank: int) -> None:
         self.settings = settings
@@ -93,13 +71,8 @@ class _Trainer:
         self.training = _as_tensor(self.corpus.training)
         self.held_out = _as_tensor(self.corpus.held_out)
         torch.manual_seed(settings.seed)
-        self.model = ByteTransformer(settings.shape)
-        self.replicas = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-        self.clock = _SyncClock()
-        self.replicas.register_comm_hook(dist.group.WORLD, self.clock.hook)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.05
-        )
+        mesh = settings.mesh
+        self.learner: Learner = Replicas(settings, rank) if mesh is None else OnMesh(settings, mesh)
 
     def run(self, on_steps: Listener) -> Outcome:
         """Train for all steps; every rank does the same number of them."""
@@ -113,47 +86,44 @@ class _Trainer:
                 fresh = self._average(pending, first=len(records) + 1)
                 records += fresh
                 pending.clear()
+                self.learner.observe()
                 on_steps(fresh)
             if step in judged_after:
                 held_out.append((step, self._held_out_loss()))
         return Outcome(
             settings=self.settings,
             text_name=self.corpus.name,
-            parameters=sum(weight.numel() for weight in self.model.parameters()),
+            parameters=self.learner.num_parameters,
             unigram_entropy=self.corpus.unigram_entropy(),
             records=records,
             held_out=held_out,
             sample=self._sample(),
+            mesh=self.learner.report(),
         )
 
     def _batches(self) -> Iterator[Tensor]:
-        """This rank's windows of every step, (sequences, context + 1) bytes.
+        """The windows of every step, (sequences, context + 1) bytes.
 
-        All ranks draw the same positions of the whole batch from the seed and each takes every world_size-th of them,
-        so the training data of a step do not depend on the number of ranks.
+        All ranks draw the same from the seed, and each learns from its part of them, so the training data of a step do
+        not depend on the number of ranks.
         """
         generator = torch.Generator().manual_seed(self.settings.seed)
         context = self.settings.shape.context
         offsets = torch.arange(context + 1)
         for _ in range(self.settings.steps):
             starts = torch.randint(len(self.training) - context, (self.settings.batch,), generator=generator)
-            yield self.training[starts[self.rank :: self.settings.ranks, None] + offsets]
+            yield self.training[starts[:, None] + offsets]
 
     def _step(self, step: int, windows: Tensor) -> tuple[float, float, float]:
-        """One optimizer step: (this rank's part of the loss, seconds, seconds of synchronisation).
-
-        DDP averages gradients over the ranks; each rank therefore weighs its sum by world_size / tokens of all, which
-        gives the gradient of the mean over the whole batch also where ranks hold unequal numbers of sequences.
-        """
+        """One optimizer step: (this rank's part of the loss, seconds, seconds of communication)."""
         begin = perf_counter()
-        for group in self.optimizer.param_groups:
+        optimizer = self.learner.optimizer
+        for group in optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * _rate(step / self.settings.steps)
-        loss = _summed_loss(self.replicas, windows) / self.settings.tokens_per_step
-        sync_seconds = self.clock.backward(loss * self.settings.ranks)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.item(), perf_counter() - begin, sync_seconds
+        loss, sync_seconds = self.learner.step(windows)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss, perf_counter() - begin, sync_seconds
 
     def _average(self, pending: list[tuple[float, float, float]], first: int) -> list[StepRecord]:
         """Sum the parts of the loss and average the times of some steps over the ranks."""
@@ -162,33 +132,33 @@ class _Trainer:
         dist.all_reduce(table)
         return [StepRecord(step, *row) for step, row in enumerate(table.tolist(), start=first)]
 
-    @torch.no_grad()
     def _held_out_loss(self) -> float:
-        """Nats per byte on windows spread evenly over the held-out text, shared out over the ranks."""
-        context = self.settings.shape.context
-        starts = torch.linspace(0, len(self.held_out) - context - 1, HELD_OUT_WINDOWS).long()
-        mine = starts[self.rank :: self.settings.ranks, None] + torch.arange(context + 1)
-        total = torch.zeros((), dtype=torch.float64)
-        for windows in torch.split(self.held_out[mine], self.settings.batch):
-            total += _summed_loss(self.model, windows)
+        """Nats per byte on windows spread evenly over the held-out text: 64 of them, or as many as a batch has."""
+        context, count = self.settings.shape.context, max(HELD_OUT_WINDOWS, self.settings.batch)
+        starts = torch.linspace(0, len(self.held_out) - context - 1, count).long()
+        windows = self.held_out[starts[:, None] + torch.arange(context + 1)]
+        parts = torch.tensor_split(windows, count // self.settings.batch)
+        total = torch.tensor(sum(self.learner.evaluate(part) for part in parts), dtype=torch.float64)
         dist.all_reduce(total)
-        return total.item() / (HELD_OUT_WINDOWS * context)
+        return total.item() / (count * context)
 
     def _sample(self) -> bytes:
-        if self.rank or not self.settings.sample_bytes:
+        """On rank 0; putting the model together takes all ranks."""
+        settings = self.settings
+        if not settings.sample_bytes:
             return b""
-        return PROMPT + self.model.generate(PROMPT, self.settings.sample_bytes, TEMPERATURE, self.settings.seed)
+        model = self.learner.whole_model()
+        return b"" if self.rank else PROMPT + model.generate(PROMPT, settings.sample_bytes, TEMPERATURE, settings.seed)
+
+
+def _pin(rank: int, world_size: int) -> None:
+    """Keep this rank to cores of its own on its host, if they suffice and nobody has said where it shall run."""
+    if os.environ.get("UNISONO_PIN") != "0":
+        pin(int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
 
 
 def _as_tensor(text: bytes) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-def _summed_loss(model: torch.nn.Module, windows: Tensor) -> Tensor:
-    """Nats summed over all positions of (sequences, context + 1) bytes."""
-    tokens = windows.long()
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
 
 
 def _rate(done: float) -> float:

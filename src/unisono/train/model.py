@@ -4,11 +4,9 @@ import torch
 from torch import Tensor
 
 from unisono.parallel.transformer import Transformer
-from unisono.train.settings import ModelShape
+from unisono.train.settings import VOCABULARY, ModelShape
 
 __all__ = ["ByteTransformer"]
-
-VOCABULARY = 256
 
 
 class ByteTransformer(Transformer):

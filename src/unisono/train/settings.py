@@ -5,10 +5,14 @@ from pathlib import Path
 from statistics import median
 
 from unisono.errors import UsageError
+from unisono.parallel.mesh_shape import MeshShape
+from unisono.parallel.pipeline_schedules import usual_stages_per_rank
+from unisono.train.share import MeshReport
 
-__all__ = ["BACKENDS", "ModelShape", "Outcome", "Settings", "StepRecord"]
+__all__ = ["BACKENDS", "VOCABULARY", "MeshSettings", "ModelShape", "Outcome", "Settings", "StepRecord"]
 
 BACKENDS = ("unisono", "gloo")
+VOCABULARY = 256
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,7 @@ class ModelShape:
 
     width: int = 96
     layers: int = 3
-    heads: int = 3
+    heads: int = 4
     context: int = 96
 
     def check(self) -> None:
@@ -29,8 +33,37 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
+class MeshSettings:
+    """How model and batch are cut: ranks per axis, the pipeline's schedule, microbatches of each dp rank in a step."""
+
+    shape: MeshShape
+    schedule: str = "1f1b"
+    microbatches: int | None = None
+
+    @property
+    def num_microbatches(self) -> int:
+        """As told, or the usual number."""
+        return self.shape.usual_microbatches if self.microbatches is None else self.microbatches
+
+    def check(self, ranks: int, batch: int, model: ModelShape) -> None:
+        """Raise UsageError for what this mesh cannot split."""
+        self.shape.check(ranks)
+        self.shape.check_model(
+            layers=model.layers,
+            heads=model.heads,
+            context=model.context,
+            vocabulary=VOCABULARY,
+            stages_per_rank=usual_stages_per_rank(self.schedule),
+        )
+        self.shape.check_batch(batch, self.num_microbatches)
+
+
+@dataclass(frozen=True)
 class Settings:
-    """One training run. Every rank holds equal settings; `batch` counts the sequences of all ranks together."""
+    """One training run. Every rank holds equal settings; `batch` counts the sequences of all ranks together.
+
+    mesh: None to train by DDP.
+    """
 
     backend: str = "unisono"
     ranks: int = 4
@@ -41,6 +74,7 @@ class Settings:
     seed: int = 0
     sample_bytes: int = 160
     shape: ModelShape = field(default_factory=ModelShape)
+    mesh: MeshSettings | None = None
 
     def check(self) -> None:
         """Raise UsageError, one line, for the first value that cannot be trained with."""
@@ -49,7 +83,7 @@ class Settings:
         _at_least("ranks", self.ranks, 1)
         _at_least("steps", self.steps, 1)
         _at_least("batch", self.batch, 1)
-        if self.batch < self.ranks:
+        if self.mesh is None and self.batch < self.ranks:
             raise UsageError(
                 f"--batch is {self.batch} for {self.ranks} ranks, but every rank needs at least one sequence: "
                 f"use --batch {self.ranks} or more"
@@ -59,6 +93,8 @@ class Settings:
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}, expected 0 to 2**63 - 1")
         self.shape.check()
+        if self.mesh is not None:
+            self.mesh.check(self.ranks, self.batch, self.shape)
 
     @property
     def tokens_per_step(self) -> int:
@@ -87,6 +123,7 @@ class Outcome:
     records: list[StepRecord]
     held_out: list[tuple[int, float]]
     sample: bytes
+    mesh: MeshReport | None = None
 
     @property
     def step_seconds(self) -> float:
@@ -100,7 +137,7 @@ class Outcome:
 
     @property
     def sync_share(self) -> float:
-        """Share of the training time that a rank spends in gradient synchronisation, 0 to 1."""
+        """Share of the training time that a rank spends in communication, 0 to 1."""
         return sum(record.sync_seconds for record in self.records) / sum(record.seconds for record in self.records)
 
 

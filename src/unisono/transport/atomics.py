@@ -1,8 +1,8 @@
 """Words of shared memory for compiled loops (run/fused.py): atomic where ranks meet, in the order the CPU must keep.
 
-`count_up` is sequentially consistent, `look` acquires, `clear` and `tell` release; LLVM makes of them what the CPU
-needs, on x86-64 as on weakly ordered ones. Needs numba. The loops are compiled with these inside, and cached: whoever
-changes something here changes fused.py too.
+`count_up` is sequentially consistent, `look` and `read` acquire, `clear` and `tell` release; LLVM makes of them what
+the CPU needs, on x86-64 as on weakly ordered ones. Needs numba. The loops are compiled with these inside, and cached:
+whoever changes something here changes them too.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from numba import types as numba_types
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
-__all__ = ["clear", "count_up", "look", "pointer", "tell"]
+__all__ = ["clear", "count_up", "look", "pointer", "read", "tell", "types"]
 
 types: Any = numba_types  # numba's own annotations speak of something else than what its decorators make
 intrinsic: Any = numba_intrinsic
@@ -50,6 +50,16 @@ def look(context: Any, address: Any) -> Any:
         return builder.load_atomic(_place(builder, args[0], 32), "acquire", 4)
 
     return types.int32(types.intp), build
+
+
+@intrinsic
+def read(context: Any, address: Any) -> Any:
+    """The 64-bit word at an address."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_place(builder, args[0], 64), "acquire", 8)
+
+    return types.int64(types.intp), build
 
 
 @intrinsic

@@ -6,7 +6,6 @@ rank that has arrived at meeting k + 1 has finished reading it, so that it may b
 meeting per exchange is enough, and this parity is shared by every operation of the group.
 """
 
-import os
 import time
 
 import torch
@@ -83,10 +82,10 @@ class Board:
                 return self.complete()
         limit = time.perf_counter() + seconds
         for _ in range(_YIELDS):
-            os.sched_yield()
+            awake = futex.give_way()
             if words[index] == size:
                 return self.complete()
-            if time.perf_counter() > limit:
+            if not awake or time.perf_counter() > limit:
                 break
         return False
 

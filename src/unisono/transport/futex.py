@@ -20,20 +20,31 @@ A word is 32 bits and wraps; users compare for equality or by difference modulo 
 """
 
 import ctypes
+import os
 import platform
 import sys
+import time
 from collections.abc import Callable
 
 from unisono.errors import UsageError
 
-__all__ = ["EVERYBODY", "FUTEX_WAKE", "LINGER", "NUMBERS", "Counter", "acquire", "release"]
+__all__ = [
+    "CROWDED", "DEAR", "EVERYBODY", "FUTEX_WAIT", "FUTEX_WAKE", "LINGER", "MEANWHILE", "NUMBERS", "Counter", "acquire",
+    "give_way", "release",
+]  # fmt: skip
 
 LINGER = 0.001
 """Seconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond where
 ranks have the cores to themselves, but several milliseconds for each time that others want this core: a hundred yields,
 meant to be cheap, took 0.8 s on a busy machine, in which nobody looked whether the peers live."""
 
-_FUTEX_WAIT, FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
+FUTEX_WAIT, FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
+CROWDED = ctypes.c_int64(0)
+"""Until this ``time.monotonic_ns`` this process does not give way where it waits, but sleeps at once."""
+DEAR, MEANWHILE = 1_000_000, 200_000_000
+"""A yield that takes more than `DEAR` ns has let somebody compute who is not about to wait himself: a whole slice of
+the scheduler's, 3 or 4 ms, each time. A sleeper is woken as soon as his peer has come. So for `MEANWHILE` ns nobody
+gives way then: two busy processes beside two ranks made a call take 4 ms, and leave it at a tenth of that so."""
 _OP_ADD, _CMP_EQ = 1, 0
 EVERYBODY = 2**31 - 1
 NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
@@ -88,7 +99,7 @@ class Counter:
             ctypes.c_void_p(here),
             ctypes.c_uint32(operation),
         )
-        self._sleep_args = (number, ctypes.c_void_p(here), ctypes.c_int(_FUTEX_WAIT))
+        self._sleep_args = (number, ctypes.c_void_p(here), ctypes.c_int(FUTEX_WAIT))
 
     def value(self) -> int:
         """The word as it is now (a plain load: call `acquire` before reading what it announces)."""
@@ -103,6 +114,18 @@ class Counter:
         whole = int(seconds)
         limit = _Timespec(whole, int((seconds - whole) * 1e9))
         _blocking(*self._sleep_args, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
+
+
+def give_way() -> bool:
+    """Lets others have this core for a moment; false, and nothing done, where it is better to sleep."""
+    begun = time.monotonic_ns()
+    if begun < CROWDED.value:
+        return False
+    os.sched_yield()
+    now = time.monotonic_ns()
+    if now - begun > DEAR:
+        CROWDED.value = now + MEANWHILE
+    return True
 
 
 _dummy = ctypes.c_uint32(0)

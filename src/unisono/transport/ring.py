@@ -56,9 +56,9 @@ class Ring:
         """Counts a message that the writer will send (+1), or will not after all (-1)."""
         self._longs[self._posted_at] += change
 
-    def opened(self) -> int:
+    def opened(self, change: int = 1) -> int:
         """Counts a message that the reader has begun to read; returns its number."""
-        number = self._longs[self._opened_at] = self._longs[self._opened_at] + 1
+        number = self._longs[self._opened_at] = self._longs[self._opened_at] + change
         return number
 
     def refuse(self, refusal: Refusal) -> None:

@@ -63,6 +63,7 @@ __all__ = [
     "MIB",
     "MOMENTS",
     "NAME",
+    "ONE_HOST",
     "PID",
     "REFUSED",
     "STATE",
@@ -75,6 +76,8 @@ __all__ = [
 ]
 
 
+ONE_HOST = "unisono serves the ranks of one host; make a unisono group on each and one of gloo between them"
+"""What to tell ranks on several hosts."""
 _TRIES = 50  # looks at a text that is being written
 
 
@@ -182,7 +185,7 @@ def attach(store: StoreLike, rank: int, world_size: int, deadline: float, roll: 
     pause = 0.0005
     while True:
         if store.check(["segment"]):
-            segment = _open(store.get("segment").decode(), rank, world_size)
+            segment = _open(store.get("segment").decode(), rank, world_size, roll)
             if segment is not None:
                 return segment
         if time.monotonic() > deadline:
@@ -197,11 +200,12 @@ def attach(store: StoreLike, rank: int, world_size: int, deadline: float, roll: 
             roll.check()
 
 
-def _open(where: str, rank: int, world_size: int) -> Segment | None:
+def _open(where: str, rank: int, world_size: int, roll: Absentees) -> Segment | None:
     """The segment named in the store, or None if that note is a leftover of an earlier group."""
     pid, fd_there, nonce, boot, made_for = where.split()
     if boot != boot_id():
-        raise UsageError(f"rank {rank} runs on another host than rank 0: unisono's shared memory serves one host")
+        roll.check()  # knows the ranks' global numbers
+        raise UsageError(f"rank {rank} runs on another host than rank 0: {ONE_HOST}")
     try:
         fd = os.open(f"/proc/{pid}/fd/{fd_there}", os.O_RDWR | os.O_CLOEXEC)
     except PermissionError as error:

@@ -135,10 +135,8 @@ class SharedMemory(Transport):
             if message.done:
                 return
             self._carry()
-            if attempt >= _SPINS:
-                if time.perf_counter() > limit:
-                    break
-                os.sched_yield()
+            if attempt >= _SPINS and (time.perf_counter() > limit or not futex.give_way()):
+                break
         bell, now = self._bells[self.rank], time.monotonic()
         end, look = now + self.timeout, now
         while True:

@@ -139,6 +139,10 @@ class MessageRecord(_LaneRecord):
         if note.call.op == "recv":
             note.peer, note.number = source, self._next("recv", source, note.tag)
 
+    def moved(self, call: "Call", peer: int, tag: int, when: int) -> None:
+        """A message, issued at ``when``, that was moved within its call."""
+        self.notes.append(Note(call, when, peer, tag, None, self._next(call.op, peer, tag), time.monotonic_ns()))
+
     def fail(self, note: Note) -> None:
         """A message will never be moved; its number is not given to another."""
         if not note.number and note.peer is not None:

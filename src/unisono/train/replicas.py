@@ -1,0 +1,93 @@
+"""One rank's part in data parallel training by torch's own DDP, unchanged.
+
+What counts as communication. DDP calls a hook for every bucket of gradients that is ready; ours starts torch's own
+all_reduce hook and times the call. After the last bucket nothing is left to compute, so the time from there to the end
+of `backward` is spent waiting for gradients. Both together are the share of the step in which this rank's thread did
+not compute: it includes waiting for slower ranks and leaves out what was hidden behind the backward pass.
+"""
+
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from unisono.train.learner import Learner
+from unisono.train.model import ByteTransformer
+from unisono.train.settings import Settings
+
+__all__ = ["Replicas"]
+
+
+class Replicas(Learner):
+    """The whole model on every rank, each of which takes every world_size-th sequence."""
+
+    def __init__(self, settings: Settings, rank: int) -> None:
+        self.settings, self.rank = settings, rank
+        self.model = ByteTransformer(settings.shape)
+        self.num_parameters = sum(weight.numel() for weight in self.model.parameters())
+        self.replicas = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        self.clock = _SyncClock()
+        self.replicas.register_comm_hook(dist.group.WORLD, self.clock.hook)
+        self.optimizer = self.make_optimizer(self.model.parameters())
+
+    def step(self, windows: Tensor) -> tuple[float, float]:
+        """DDP averages gradients over the ranks; each therefore weighs its sum by world_size / tokens of all.
+
+        That gives the gradient of the mean over the whole batch also where ranks hold unequal numbers of sequences.
+        """
+        loss = _summed_loss(self.replicas, self._own(windows)) / self.settings.tokens_per_step
+        seconds = self.clock.backward(loss * self.settings.ranks)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
+        return loss.item(), seconds
+
+    @torch.no_grad()
+    def evaluate(self, windows: Tensor) -> float:
+        """Of this rank's sequences."""
+        return _summed_loss(self.model, self._own(windows)).item()
+
+    def whole_model(self) -> ByteTransformer:
+        """Here it is."""
+        return self.model
+
+    def observe(self) -> None:
+        """All there is to see has been timed."""
+
+    def report(self) -> None:
+        """All ranks hold the same."""
+
+    def _own(self, windows: Tensor) -> Tensor:
+        return windows[self.rank :: self.settings.ranks]
+
+
+class _SyncClock:
+    """Measures the part of a backward pass that one rank spends issuing and awaiting gradient synchronisation."""
+
+    def __init__(self) -> None:
+        self.issuing = 0.0
+        self.last_issued = 0.0
+
+    def hook(self, group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+        """The communication hook for DDP: torch's own averaging all_reduce, timed."""
+        begin = perf_counter()
+        future = allreduce_hook(group, bucket)
+        self.last_issued = perf_counter()
+        self.issuing += self.last_issued - begin
+        return future
+
+    def backward(self, loss: Tensor) -> float:
+        """Run the backward pass and return the seconds it spent on synchronisation."""
+        self.issuing = 0.0
+        loss.backward()  # type: ignore[no-untyped-call]
+        return self.issuing + perf_counter() - self.last_issued
+
+
+def _summed_loss(model: torch.nn.Module, windows: Tensor) -> Tensor:
+    """Nats summed over all positions of (sequences, context + 1) bytes."""
+    tokens = windows.long()
+    logits = model(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")

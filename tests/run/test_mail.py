@@ -1,0 +1,87 @@
+"""Messages in compiled loops arrive as they do without, whichever end uses the loops and wherever these give up."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ranks import ranks
+from unisono.run.point_to_point import PointToPointLane
+
+RING = 512 * 1024  # bytes between two ranks of a group of two
+SIZES = (0, 1, 63, 64, 65, 4096, RING - 65, RING - 64, RING - 63, RING, 3 * RING + 1, 5_000_000)
+
+
+def pattern(size: int, seed: int) -> torch.Tensor:
+    period = ((torch.arange(251) * 31 + seed) % 251).to(torch.uint8)
+    return period.repeat(size // 251 + 1)[:size]
+
+
+def exchange(rank: int, world_size: int, path: str, modes: list[str]) -> tuple[list[int], list[int], int, int]:
+    """Sizes that arrived wrong, the sources that were named, messages recorded, and how many were left half way."""
+    os.environ["UNISONO_FUSED"] = modes[rank % len(modes)]
+    dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
+    dist.barrier()
+    lane: PointToPointLane = dist.distributed_c10d._get_default_group()._group.messages
+    rest, halves = lane._rest, []
+    lane._rest = lambda *args: halves.append(args) or rest(*args)  # type: ignore[method-assign]
+    wrong, sources, peer = [], [], 1 - rank
+    for late in ("nobody", "sender", "receiver"):
+        for seed, size in enumerate(SIZES):
+            for sender in (0, 1):
+                if (rank == sender) == (late == "sender") and late != "nobody":
+                    time.sleep(0.004)  # beyond a loop's patience: it gives up, before a message or in its midst
+                if rank == sender:
+                    dist.send(pattern(size, seed), peer, tag=seed)
+                else:
+                    got = torch.zeros(size, dtype=torch.uint8)
+                    sources.append(dist.recv(got, peer, tag=seed))
+                    wrong += [] if torch.equal(got, pattern(size, seed)) else [size]
+            works = [
+                dist.isend(pattern(size, seed), peer),
+                dist.irecv(got := torch.zeros(size, dtype=torch.uint8), peer),
+            ]
+            for work in works:
+                work.wait()
+                assert work.is_completed()
+            wrong += [] if torch.equal(got, pattern(size, seed)) else [size]
+    recorded = sum(note.ended > 0 and note.number > 0 for note in lane._flight.notes)
+    dist.barrier()
+    dist.destroy_process_group()
+    return wrong, sources, recorded, len(halves)
+
+
+@pytest.mark.parametrize("modes", [["now"], ["now", "0"], ["0"]], ids=["loops", "mixed", "torch"])
+def test_what_is_sent_arrives(modes: list[str], tmp_path: Path) -> None:
+    told = ranks(2, group=False).run(exchange, str(tmp_path / "meeting"), modes)
+    for rank, (wrong, sources, recorded, halves) in enumerate(told):
+        assert wrong == []
+        assert sources == [1 - rank] * 3 * len(SIZES)
+        assert recorded == 3 * len(SIZES) * 4
+        assert (halves > 0) == (modes[rank % len(modes)] == "now")  # else the loops' giving up was not tested
+
+
+def others_first(rank: int, world_size: int, path: str) -> list[list[float]]:
+    """What is not next in the ring is taken the long way: other tags, a receive from anybody before it."""
+    os.environ["UNISONO_FUSED"] = "now"
+    dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
+    got = [torch.zeros(2) for _ in range(4)]
+    if rank == 0:
+        for k in range(4):
+            dist.send(torch.full((2,), float(k)), 1, tag=k % 3)
+    else:
+        dist.recv(got[2], 0, tag=2)
+        dist.recv(got[1], 0, tag=1)
+        dist.recv(got[0])
+        dist.recv(got[3], 0)
+    dist.barrier()
+    dist.destroy_process_group()
+    return [x.tolist() for x in got]
+
+
+def test_messages_out_of_turn(tmp_path: Path) -> None:
+    told = ranks(2, group=False).run(others_first, str(tmp_path / "meeting"))
+    assert told[1] == [[float(k)] * 2 for k in range(4)]
