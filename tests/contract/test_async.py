@@ -1,12 +1,16 @@
 """Calls in flight: many at once, waited for in any order, overtaken by others, forgotten; errors reach wait."""
 
+import inspect
+import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from ranks import ranks
+from unisono.errors import MismatchError
 
 
 def many_in_flight(rank: int, world_size: int) -> list[float]:
@@ -25,6 +29,31 @@ def many_in_flight(rank: int, world_size: int) -> list[float]:
         works[i].wait()
         assert checks[i][0].eq(checks[i][1]).all(), f"call {i} was not done when wait returned"
     return [float(work.is_completed()) for work in works]
+
+
+def queued_behind_a_late_rank(rank: int, world_size: int, path: str) -> tuple[list[float], int]:
+    """The last rank comes late, so that the others' calls wait for their turn; then all are carried, in loops or not.
+
+    One of them is wrong: its own wait alone raises, and names the line that issued it.
+    """
+    os.environ["UNISONO_FUSED"] = "now" if rank % 2 else "0"
+    dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
+    tensors = [torch.full((1 + 997 * i,), float(rank + i)) for i in range(30)]
+    wrong = torch.ones(4 + rank)
+    if rank == world_size - 1:
+        time.sleep(0.2)
+    works = [dist.all_reduce(x, async_op=True) for x in tensors[:15]]
+    issued = inspect.currentframe().f_lineno + 1
+    bad = dist.all_reduce(wrong, async_op=True)
+    works += [dist.broadcast(x, i % world_size, async_op=True) for i, x in enumerate(tensors[15:])]
+    for work in works:
+        work.wait()
+    with pytest.raises(MismatchError, match=rf"test_async\.py:{issued} in queued_behind"):
+        bad.wait()
+    calls = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+    dist.destroy_process_group()
+    assert all(x.eq(x[0]).all() for x in tensors)
+    return [x[0].item() for x in tensors], calls
 
 
 def synchronous_overtakes(rank: int, world_size: int) -> tuple[float, float]:
@@ -137,6 +166,14 @@ several = pytest.mark.parametrize("world_size", [2, 3, 8], indirect=True)
 
 def test_many_in_flight(world_size: int) -> None:
     assert ranks(world_size).run(many_in_flight) == [[1.0] * 40] * world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_calls_that_wait_for_their_turn(world_size: int, tmp_path: Path) -> None:
+    summed = [float(sum(rank + i for rank in range(world_size))) for i in range(15)]
+    sent = [float(i % world_size + 15 + i) for i in range(15)]
+    found = ranks(world_size, group=False).run(queued_behind_a_late_rank, str(tmp_path / "meeting"))
+    assert found == [(summed + sent, 31)] * world_size
 
 
 def test_a_synchronous_call_may_overtake(world_size: int) -> None:

@@ -14,9 +14,9 @@ import torch
 from unisono.backend.operations import Builder
 from unisono.backend.options import chosen
 from unisono.errors import UsageError
-from unisono.run.collectives import Prepared, Ticket
 from unisono.run.desk import Desk
 from unisono.run.mail import Letter, letter
+from unisono.run.prepared import Prepared, Ticket
 from unisono.run.programs import one_shot
 from unisono.run.reduce import reducer
 from unisono.watch.call import Call, name_of_dtype

@@ -23,9 +23,9 @@ from unisono.backend.synchronous import waited_for
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
-from unisono.run.collectives import Prepared, Ticket
 from unisono.run.lane import Task, telling
 from unisono.run.point_to_point import Message
+from unisono.run.prepared import Prepared, Ticket
 
 __all__ = ["UnisonoProcessGroup"]
 

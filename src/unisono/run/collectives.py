@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, Usage
 from unisono.run.desk import Desk, Order
 from unisono.run.lane import Lane, Task
 from unisono.run.parley import parley
+from unisono.run.prepared import Ordered, Prepared, Ticket, brief
 from unisono.run.programs import Program
 from unisono.transport.board import Board
 from unisono.transport.futex import LINGER
@@ -30,26 +30,7 @@ from unisono.watch.farewell import Loss, lost
 from unisono.watch.flight import CollectiveRecord
 from unisono.watch.guard import Disagreement, disagreement
 
-__all__ = ["CollectiveLane", "Prepared", "Ticket"]
-_BRIEFLY = 2e-5
-"""Seconds that a call in the background waits for its peers when it is issued."""
-
-_Step = Callable[[int, torch.Tensor, torch.Tensor], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A kind of call of one meeting, prepared: what peers compare; what is done before the meeting and after it.
-
-    Both steps take the half of the board, the output and the input (the same tensor twice for operations in place).
-    """
-
-    call: Call
-    stage: _Step
-    collect: _Step
-
-
-Prepared = Ticket | Order
+__all__ = ["CollectiveLane"]
 
 
 class CollectiveLane(Lane):
@@ -99,7 +80,7 @@ class CollectiveLane(Lane):
 
     def order(self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: float) -> Task:
         """The call of an order as a task, for a lane that is not free."""
-        return Task(order.call, self.desk.steps(order, output, tensor), [output], timeout)
+        return Ordered(order, output, tensor, timeout)
 
     def at_once(
         self,
@@ -112,15 +93,15 @@ class CollectiveLane(Lane):
         """Carries a prepared call out, if the lane is free; else returns None, nothing done. Raises the call's error.
 
         Where the peers do not come at once it becomes a task like any other; only then is it asked what the ``timeout``
-        is (seconds). In the ``background`` it waits `_BRIEFLY` at a meeting, since calls of ranks that walk in step are
-        then done when they return; the task it returns may be under way, or have an error.
+        is (seconds). In the ``background`` it waits at a meeting no longer than moving its data may take, so that calls
+        of ranks that walk in step are done when they return; the task it returns may be under way, or have an error.
         """
         begin: Any = self._run if isinstance(prepared, Order) else self._express
         with self._lock:
             if self._queue or self.failed is not None:
                 return None
             try:
-                task: Task = begin(prepared, output, tensor, timeout, _BRIEFLY if background else LINGER)
+                task: Task = begin(prepared, output, tensor, timeout, brief(prepared.call) if background else LINGER)
             except (MismatchError, UsageError) as error:  # all ranks have met over it: the group stays usable
                 self._account()
                 if not background:
@@ -154,7 +135,7 @@ class CollectiveLane(Lane):
         board.arrive()
         self._arrived = True
         if not board.linger(patience):
-            return Task(call, _collect(ticket, half, output, tensor), [output], timeout())
+            return Task(call, ticket.rest(half, output, tensor), [output], timeout())
         self._fresh = self._arrived = False
         self._check(call, None)
         ticket.collect(half, output, tensor)
@@ -165,9 +146,22 @@ class CollectiveLane(Lane):
         self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float], patience: float
     ) -> Task:
         """As `_express`, all of it in one call of the compiled loops. Raises what its headers tell. Lock held."""
-        board, desk, calls = self._board, self.desk, self._flight.calls
-        number, meeting = self._issued + 1, board.meetings
+        calls, number = self._flight.calls, self._issued + 1
         self._issued, calls[number % len(calls)] = number, order.call
+        steps = self._loop(order, output, tensor, patience, number)
+        return _ENDED if steps is None else Task(order.call, steps, [output], timeout())
+
+    def _loop(
+        self,
+        order: Order,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        patience: float,
+        number: int = 0,
+        site: Site | None = None,
+    ) -> Program | None:
+        """Carries a call as far as it goes: what is left of it. ``number``: 0 if it has been noted as issued."""
+        board, desk, meeting = self._board, self.desk, self._board.meetings
         outcome = desk.run(
             desk.address, order.address, order.header, number, self.calls, meeting, int(1e9 * patience),
             output.data_ptr(), tensor.data_ptr(), order.sample,
@@ -175,14 +169,14 @@ class CollectiveLane(Lane):
         if outcome == desk.done:
             board.meetings = meeting + order.meetings
             self.calls += 1
-            return _ENDED
+            return None
         step, outcome = outcome >> 2, outcome & 3
         self._arrived = outcome == desk.waits
         board.meetings = meeting + step + (not self._arrived)
         self._fresh = self._arrived and step == 0
         if not self._arrived:  # headers differ
-            self._check(order.call, None)
-        return Task(order.call, desk.steps(order, output, tensor, meeting, step, step > 0), [output], timeout())
+            self._check(order.call, site)
+        return desk.steps(order, output, tensor, meeting, step, step > 0)
 
     def _locate(self, task: Task, site: Site) -> None:
         queue = self._queue
@@ -216,6 +210,10 @@ class CollectiveLane(Lane):
         board = self._board
         while True:
             if not self._arrived:
+                if self._fresh and task.steps is None:
+                    if self._begin(task, linger):
+                        return True
+                    continue
                 if self._fresh:
                     self._post(task.call)
                 if next(task.steps, self) is self:
@@ -232,6 +230,19 @@ class CollectiveLane(Lane):
                     self._check(task.call, task.site)
                 except (MismatchError, UsageError) as error:
                     raise _Agreed(error) from None
+
+    def _begin(self, task: Task, linger: bool) -> bool:
+        """Gives the head of the queue, an order, to the compiled loops; whether it is done."""
+        assert isinstance(task, Ordered)
+        try:
+            patience = LINGER if linger else 0.0
+            task.steps = self._loop(task.order, task.outputs[0], task.tensor, patience, site=task.site)
+        except (MismatchError, UsageError) as error:
+            raise _Agreed(error) from None
+        if task.steps is None:
+            self._queue.popleft()
+            self._end(task)
+        return task.done
 
     def _next(self, task: Task, error: UnisonoError | None = None) -> None:
         self._queue.popleft()
@@ -351,12 +362,6 @@ class _Agreed(Exception):
 _ENDED = Task(Call("barrier"), None, [], 0.0)
 _ENDED.done = True
 """Stands for every call that was done at once."""
-
-
-def _collect(ticket: Ticket, half: int, output: torch.Tensor, tensor: torch.Tensor) -> Program:
-    """What is left of an express call once the peers have come."""
-    ticket.collect(half, output, tensor)
-    yield from ()
 
 
 def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:

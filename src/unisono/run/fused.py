@@ -337,14 +337,17 @@ def run(
 ) -> int:  # fmt: skip
     """Carries call no. ``number`` of this rank, the one after ``done``, out, and keeps its records; see `DONE`.
 
+    ``number``: 0 for a call that has waited for its turn, and was noted as issued before that.
+
     ``header_at``: the address of the call's header; ``patience``: ns it may wait at a meeting; the rest as in `step`.
     """
     desk, order = carray(pointer(desk_at), len(DESK), np.int64), carray(pointer(order_at), len(ORDER), np.int64)
     half, meetings = meeting & 1, order[MEETINGS]
-    moment = now()
-    note(desk[ISSUED_AT] + 8 * (number % desk[ISSUED_KEPT]), moment)
-    note(desk[MOMENTS] + 8 * (number % desk[KEPT]), moment)
-    note(desk[ISSUED], number)
+    if number > 0:
+        moment = now()
+        note(desk[ISSUED_AT] + 8 * (number % desk[ISSUED_KEPT]), moment)
+        note(desk[MOMENTS] + 8 * (number % desk[KEPT]), moment)
+        note(desk[ISSUED], number)
     mine = desk[HEADERS] + (half * desk[SIZE] + desk[RANK]) * desk[HEADER]
     copy(mine, header_at, desk[HEADER])
     note(desk[HEADER_AT], mine - desk[BASE])
