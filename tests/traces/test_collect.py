@@ -82,7 +82,9 @@ def everything_once(rank: int, world_size: int) -> None:
     x, whole = torch.ones(8), torch.ones(8 * world_size)
     dist.all_reduce(x)
     dist.all_reduce(torch.ones(1 << 19))
-    dist.all_reduce(x, async_op=True).wait()
+    for late in range(world_size):  # beyond the time that a call waits for its peers when it is issued
+        time.sleep(0.03 * (rank == late))
+        dist.all_reduce(x, async_op=True).wait()
     dist.broadcast(x, 0)
     dist.reduce(x, 0)
     dist.all_gather([torch.empty(8) for _ in range(world_size)], x)
