@@ -54,6 +54,20 @@ EXAMPLES = [
         2,
         ("rank 0 holds seq1 layer1 layer2", "pipeline 0BW0 +10 times", "border 1 to 0", r"differ by (\de-0[5-9]|0e)"),
     ),
+    *(
+        Example(
+            "06_three_dimensions.py",
+            world_size,
+            (
+                rf"{shape}: rank 0 holds layers \[0, 1\], \d{{5}} parameters; loss (\d\.\d{{4}})",
+                r"tp: \d+ bytes a step",
+                rf"dp{world_size}: rank 0 holds layers \[0, 1, 2, 3\], \d{{5}} parameters; loss \1",
+                r"one process: loss \1",
+            ),
+            (backend,),
+        )
+        for world_size, shape, backend in ((8, "dp2 tp2 pp2", "unisono"), (4, "tp2 pp2", "gloo"))
+    ),
     Example(
         "07_ring_attention.py",
         2,

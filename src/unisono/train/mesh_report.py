@@ -49,7 +49,8 @@ def show_traffic(console: Console, outcome: Outcome) -> None:
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table(first, box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column(first, no_wrap=True)
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table
