@@ -56,21 +56,21 @@ def train(model: MeshTransformer, optimizer: torch.optim.Optimizer, steps: range
 def main() -> None:
     dist.init_process_group(os.environ.get("BACKEND", "unisono"))
     say = print if dist.get_rank() == 0 else lambda line: None
-    folder = [tempfile.mkdtemp()] if dist.get_rank() == 0 else [""]
-    dist.broadcast_object_list(folder)
-    for shape in (MeshShape(dp=dist.get_world_size() // 4, tp=2, pp=2), MeshShape(dp=dist.get_world_size())):
-        mesh = TrainingMesh(shape)
-        model = MeshTransformer(whole(), mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        if shape.pp > 1:  # the first mesh; the second one goes on from there
-            train(model, optimizer, range(STEPS - 5))
-            save_mesh_checkpoint(folder[0], model, optimizer)
-        load_mesh_checkpoint(folder[0], model, optimizer)
-        with CommunicationMeter({axis: mesh.groups[axis] for axis in mesh.axes}) as meter:
-            loss = train(model, optimizer, range(STEPS - 5, STEPS))
-        held = f"layers {[*model.layers[0]]}, {sum(weight.numel() for weight in model.parameters())} parameters"
-        say(f"{shape}: rank 0 holds {held}; loss {loss:.5f}")
-        say(", ".join(f"{axis}: {traffic.nbytes // 5} bytes a step" for axis, traffic in meter.traffic.items()))
+    with tempfile.TemporaryDirectory() as own:
+        dist.broadcast_object_list(folder := [own])  # that of rank 0
+        for shape in (MeshShape(dp=dist.get_world_size() // 4, tp=2, pp=2), MeshShape(dp=dist.get_world_size())):
+            mesh = TrainingMesh(shape)
+            model = MeshTransformer(whole(), mesh)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            if shape.pp > 1:  # the first mesh; the second one goes on from there
+                train(model, optimizer, range(STEPS - 5))
+                save_mesh_checkpoint(folder[0], model, optimizer)
+            load_mesh_checkpoint(folder[0], model, optimizer)
+            with CommunicationMeter({axis: mesh.groups[axis] for axis in mesh.axes}) as meter:
+                loss = train(model, optimizer, range(STEPS - 5, STEPS))
+            held = f"layers {[*model.layers[0]]}, {sum(weight.numel() for weight in model.parameters())} parameters"
+            say(f"{shape}: rank 0 holds {held}; loss {loss:.5f}")
+            say(", ".join(f"{axis}: {traffic.nbytes // 5} bytes a step" for axis, traffic in meter.traffic.items()))
     say(f"one process: loss {train_alone():.5f}")
     dist.destroy_process_group()
 
