@@ -17,6 +17,7 @@ from unisono.run.flow import push, take
 from unisono.run.lane import Lane, Task
 from unisono.run.mail import SILENT, Letter, Mail
 from unisono.run.message import Arriving, Inbox, Message, read_head
+from unisono.run.prepared import brief
 from unisono.run.refusals import Refusals, refusal
 from unisono.transport import futex
 from unisono.transport.base import as_bytes
@@ -84,10 +85,12 @@ class PointToPointLane(Lane):
         A message of which only a part has moved by then is under way like any other, in the ``background`` or until
         it is done.
         """
-        message = self._at_once(letter, peer, tensor, timeout, 0 if background else _PATIENCE)
-        if message is _ENDED and background and letter.call.op == "send":
+        sends = letter.call.op == "send"
+        patience = _PATIENCE if not background else 0 if sends else int(1e9 * brief(letter.call))
+        message = self._at_once(letter, peer, tensor, timeout, patience)
+        if message is _ENDED and background and sends:
             return self._sent(letter, peer, tensor, timeout)
-        if message is _SILENT and letter.call.op == "recv" and not background:
+        if message is _SILENT and not sends and not background:
             self._mail.nap(peer, int(1e9 * min(_NAP, timeout)))
             message = self._at_once(letter, peer, tensor, timeout, _PATIENCE)
         if message is None or message is _SILENT:
