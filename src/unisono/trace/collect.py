@@ -44,17 +44,18 @@ class Collector:
         self.spans: list[tuple[str, int, int, int, str]] = []
         self.reductions: list[tuple[int, int]] = []
         self.entries: dict[tuple[str, int], tuple[int, Entry]] = {}
-        self.rank = -1
+        self.rank, self._since = -1, 0
         self._profiler: Any = None
         self._undo: list[tuple[Any, str, Any]] = []
 
     def start(self) -> None:
-        """Wrap the calls, the waits and the reductions; arrange for the end."""
+        """Wrap the calls, the waits and the reductions; arrange for the end. What was issued before is left out."""
         from unisono.backend.dynamo import keep_from_dynamo
         from unisono.backend.group import Group
         from unisono.backend.process_group import UnisonoProcessGroup
         from unisono.backend.work import PendingWork
 
+        self._since = time.monotonic_ns()
         for name in _CALLS:
             original = vars(UnisonoProcessGroup)[name]
             wrapped = self._timed(original, name)
@@ -136,6 +137,8 @@ class Collector:
     def keep(self) -> None:
         """Take down the flight records of all groups that are alive."""
         for rank, entry in flight.everything():
+            if entry.when < self._since:
+                continue
             self.entries[entry.label, entry.number] = (rank, entry)
             if self.rank < 0 or entry.label == "the default group":
                 self.rank = entry.names[rank]
