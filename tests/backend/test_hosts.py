@@ -15,6 +15,13 @@ REMEDY = "make a unisono group on each and one of gloo between them"
 BOOT_IDS = [f"unisono.{module}.boot_id" for module in ("transport.segment", "backend.roll")]
 
 
+def passes(rank: int, world_size: int, meeting: str) -> None:
+    """Was in another default group before: later groups must not meet under its name, which the other ranks lack."""
+    init(meeting, rank, world_size)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def spans(rank: int, world_size: int, meeting: str) -> tuple[Fault, list[float], Fault]:
     """A default group over both hosts; then Gloo's, in which each host has a group, and one spans both."""
     host = "first" if rank < 2 else "second"
@@ -33,6 +40,7 @@ def spans(rank: int, world_size: int, meeting: str) -> tuple[Fault, list[float],
 
 
 def test_a_group_serves_one_host(tmp_path) -> None:
+    ranks(2, group=False).run(passes, str(tmp_path / "before"))
     answers = ranks(4, group=False).run(spans, str(tmp_path / "meeting"))
     for rank, (default, _, _) in enumerate(answers):
         other = "[23]" if rank < 2 else "[01]"

@@ -90,6 +90,23 @@ def test_outputs_that_share_memory_with_inputs() -> None:
     assert second == [gathered, [0.0, 1.0, 10.0, 11.0], [14.0, 16.0]]
 
 
+def conjugated(rank: int, world_size: int) -> list[list[complex]]:
+    """What is conjugated or negated by a bit, its memory being something else."""
+    group, z = dist.distributed_c10d._get_default_group(), torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
+    gathered, pieces, shared = torch.zeros(4, dtype=z.dtype), torch.zeros_like(z), torch.zeros(2)
+    group._allgather_base(gathered, z.conj()).wait()
+    group.alltoall_base(pieces, z.conj(), [], []).wait()
+    dist.all_gather_single(shared, torch._neg_view(torch.tensor([float(rank + 1)])))
+    return [gathered.tolist(), pieces.tolist(), shared.tolist()]
+
+
+def test_tensors_whose_memory_is_not_their_value() -> None:
+    first, second = ranks(2).run(conjugated)
+    gathered = [1 - 2j, 3 + 1j, 2 - 4j, 6 + 2j]
+    assert first == [gathered, [1 - 2j, 2 - 4j], [-1.0, -2.0]]
+    assert second == [gathered, [3 + 1j, 6 + 2j], [-1.0, -2.0]]
+
+
 def warmed(rank: int, world_size: int, path: str) -> tuple[bool, bool, float]:
     """Whether the loops were used before and after a group was warm."""
     os.environ["UNISONO_FUSED"] = "1"

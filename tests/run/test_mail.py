@@ -85,3 +85,34 @@ def others_first(rank: int, world_size: int, path: str) -> list[list[float]]:
 def test_messages_out_of_turn(tmp_path: Path) -> None:
     told = ranks(2, group=False).run(others_first, str(tmp_path / "meeting"))
     assert told[1] == [[float(k)] * 2 for k in range(4)]
+
+
+def half_way(rank: int, world_size: int, path: str) -> list[float]:
+    """The head of a message is the last that fits into the ring; its one element lies at a stride of five."""
+    os.environ["UNISONO_FUSED"] = "now"
+    dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
+    filling, odd = torch.ones(RING - 2 * 64, dtype=torch.uint8), torch.arange(7.0, 17.0)[::5][:1]
+    assert (odd.is_contiguous(), odd.stride()) == (True, (5,))
+    if rank == 0:
+        dist.send(filling, 1)
+        work = dist.isend(odd, 1)
+        done = work.is_completed()  # beyond the ring's end: not before the receiver takes something
+        dist.barrier()
+        work.wait()
+        dist.send(torch.tensor([2.0]), 1)
+        found = [float(done)]
+    else:
+        dist.barrier()
+        got, last = torch.zeros(10)[::5][:1], torch.zeros(1)
+        dist.recv(torch.empty_like(filling), 0)
+        work = dist.irecv(got, 0)
+        work.wait()
+        dist.recv(last, 0)
+        found = [got.item(), last.item(), work._source_rank()]
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_message_cut_behind_its_head(tmp_path: Path) -> None:
+    told = ranks(2, group=False).run(half_way, str(tmp_path / "meeting"))
+    assert told == [[0.0], [7.0, 2.0, 0.0]]

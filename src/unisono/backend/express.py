@@ -1,7 +1,7 @@
-"""The express: small synchronous calls, prepared once per kind and carried out with as little Python as possible.
+"""The express: calls prepared once per kind and carried out with as little Python as possible.
 
 What travels, and in which places of the board, is what the programs do (run/programs.py): a rank may come by express
-while its peers take the long way (an asynchronous call, a tensor that is not contiguous). All that is saved is work on
+while its peers take the long way (a tensor that is not contiguous). All that is saved is work on
 this rank: views of the staging areas in the tensor's own shape are made once, and no task, generator or flat view is.
 Where compiled loops serve the call (run/desk.py) it is an order for them, of any size, else a ticket of one meeting.
 """
@@ -39,7 +39,7 @@ def _simple(tensor: torch.Tensor) -> bool:
         tensor.is_cpu
         and tensor.is_contiguous()
         and tensor.layout is torch.strided
-        and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg())
+        and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
     )
 
 
@@ -64,11 +64,7 @@ class Express:
     def ticket(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor) -> Prepared | None:
         """The ticket that ``make`` gives for these tensors and ``key``, if the tensors and the options allow one."""
         alike = output is tensor  # in place: half of the questions
-        if (
-            not _simple(output)
-            or not (alike or (tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()))
-            or chosen(self._ops.options) is not None
-        ):
+        if not _simple(output) or not (alike or _simple(tensor)) or chosen(self._ops.options) is not None:
             return None
         whole: tuple[Any, ...] = (make, key, output.dtype, output.shape)
         if not alike:

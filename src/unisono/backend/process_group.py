@@ -354,7 +354,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             return PendingWork(group.messages, message)
         if group.messages.refused[0]:
             group.messages.hear()
-        return FinishedWork([tensor])
+        return FinishedWork([tensor], peer)
 
     def _message(
         self,

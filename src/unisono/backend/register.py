@@ -13,7 +13,7 @@ __all__ = ["autoload", "before_first_group", "register"]
 NAME = "unisono"
 before_first_group: list[Callable[[], object]] = []
 """Called, each once, when this process makes its first group."""
-_epoch = ""  # tells this default group's sub-groups from those of an earlier one over the same store
+_world: Any = None  # the Group that is the default group, or was
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
@@ -24,11 +24,11 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     from unisono.backend.group import Group
     from unisono.backend.options import Options, from_environment, pinned
     from unisono.backend.process_group import UnisonoProcessGroup
-    from unisono.backend.roll import Roll
+    from unisono.backend.roll import Roll, forget_default
     from unisono.errors import UsageError
     from unisono.transport.process import pin
 
-    global _epoch
+    global _world
     while before_first_group:
         before_first_group.pop()()
     choices = backend_options if backend_options is not None else from_environment()
@@ -41,7 +41,13 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     timeout: timedelta = options.timeout
     seconds = timeout.total_seconds() if timeout is not None else math.inf
     label = "the default group" if default else f"group {options.group_id} {names}"
-    epoch = f"whole {options.group_id}" if whole else _epoch
+    # Tells this default group's sub-groups from those of an earlier one over the same store; nothing if it is of
+    # another backend, whatever groups this process was in before.
+    epoch = _world.nonce if _world is not None else ""
+    if whole:
+        epoch = f"whole {options.group_id}"
+    elif not epoch:
+        forget_default()
     roll = Roll(_shared_store(options.store), epoch, options.group_id, names, options.group_rank, counted=not whole)
     group = Group(options.group_rank, names, label, seconds, roll, choices)
     if whole:
@@ -49,7 +55,7 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     if default:
         if pinned(choices) and (cores := pin(options.group_rank, len(names))):
             torch.set_num_threads(min(torch.get_num_threads(), len(cores)))  # more would wait for each other's core
-        _epoch = group.nonce
+        _world = group
         group.serve_all()
     return UnisonoProcessGroup(group, options.store, timeout)
 

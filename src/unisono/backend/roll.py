@@ -19,7 +19,7 @@ from unisono.transport.process import Identity, alive, boot_id, fate
 from unisono.transport.segment import ABSENT, FAREWELL, LEFT, ONE_HOST, Segment, StoreLike
 from unisono.watch.farewell import Loss, lost, read_farewell
 
-__all__ = ["JobStore", "Roll"]
+__all__ = ["JobStore", "Roll", "forget_default"]
 
 _default: "Roll | None" = None  # of the default group, where every process of the job is known
 _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
@@ -66,6 +66,12 @@ def _gone(error: Exception) -> PeerLostError:
         f"the job's store does not answer ({words}): it lives in the process of rank 0 (or of the launcher), which has "
         "left; keep that process until all ranks have finished"
     )
+
+
+def forget_default() -> None:
+    """There is no default group of unisono any more: who was in the last one says nothing of later groups."""
+    global _default
+    _default = None
 
 
 class Roll:

@@ -20,11 +20,17 @@ def _seconds(timeout: timedelta | None) -> float | None:
 
 
 class FinishedWork(Work):
-    """A call that was done before it returned; its ``outputs`` are the result."""
+    """A call that was done before it returned; its ``outputs`` are the result, from rank ``source`` if received."""
 
-    def __init__(self, outputs: list[torch.Tensor]) -> None:
+    def __init__(self, outputs: list[torch.Tensor], source: int = -1) -> None:
         super().__init__()
-        self._outputs = outputs
+        self._outputs, self._source = outputs, source
+
+    def source_rank(self) -> int:
+        """Group rank from which a message came."""
+        return self._source
+
+    _source_rank = source_rank
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True

@@ -165,6 +165,8 @@ def _stored(folder: str | Path, model: MeshTransformer) -> dict[str, torch.Size]
         metadata = FileSystemReader(str(folder)).read_metadata()
     except OSError:
         raise UsageError(f"there is no checkpoint in {folder}: expected a folder that was saved to") from None
+    except Exception as error:  # a damaged one; the other ranks must hear of it
+        raise UsageError(f"the checkpoint in {folder} cannot be read: {type(error).__name__}: {error}") from error
     entries = metadata.state_dict_metadata.items()
     stored = {name: entry.size for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
     for name, parameter, split, _ in model.pieces():

@@ -1,7 +1,8 @@
 """What a program communicates along each axis of a mesh: calls, bytes, and the time its thread spends on them.
 
 Works on every backend, for it stands between the program and torch.distributed: while the context is open, the public
-functions that communicate are replaced by ones that note for which group they are called. Meant for a measured step.
+functions that parallel training calls (`_CALLS`; no others) are replaced by ones that note for which group they are
+called. Meant for a measured step.
 """
 
 import inspect

@@ -4,6 +4,7 @@ Each rank may decide for itself whether it uses the loops: the wire is the same.
 """
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class Desk:
     def __init__(self, board: Board, flight: CollectiveRecord) -> None:
         self._board, self._flight, self._mode = board, flight, wanted()
         self._words: Any = None
+        self._setting_up = threading.Lock()
         self.address = 0
         self._user: weakref.WeakMethod[Callable[[], None]] | None = None
         self.open_at = WARM if self._mode == _COLD else -1
@@ -85,6 +87,12 @@ class Desk:
             user()
 
     def _set_up(self) -> None:
+        """Once: another thread may be at work with the words."""
+        with self._setting_up:
+            if self._words is None:
+                self._lay_out()
+
+    def _lay_out(self) -> None:
         board, flight, fused = self._board, self._flight, loops.fused
         segment = board.segment
         layout, base = segment.layout, segment.address
@@ -117,10 +125,11 @@ class Desk:
             "scratch": self._scratch.ctypes.data,
             "crowded": ctypes.addressof(CROWDED),
         }
-        self._words = np.array([places[name] for name in fused.DESK], np.int64)
-        self.address = int(self._words.ctypes.data)
+        words = np.array([places[name] for name in fused.DESK], np.int64)
+        self.address = int(words.ctypes.data)
         self.run, self._step = fused.run, fused.step
         self.done, self.waits = fused.DONE, fused.WAITS
+        self._words = words
 
     def order(
         self, kind: str, call: Call, tensor: torch.Tensor, nbytes: int, op: str | int = 0, apart: int = 0
@@ -177,17 +186,15 @@ class Desk:
         order: Order,
         target: torch.Tensor,
         source: torch.Tensor,
-        meeting: int | None = None,
-        k: int = -1,
-        met: bool = False,
+        meeting: int,
+        k: int,
+        met: bool,
     ) -> Generator[None, None, None]:
-        """A call as a program: all of it, or what is left after step ``k`` of one whose first meeting was ``meeting``.
+        """What is left, as a program, after step ``k`` of a call whose first meeting was ``meeting``.
 
         ``met``: whether the loops have compared the headers; else the lane does.
         """
         call, last = order.call, order.meetings
-        if meeting is None:
-            meeting = self._board.meetings
         while k < last:
             k += 1
             self._step(self.address, order.address, k, meeting, target.data_ptr(), source.data_ptr(), order.sample)

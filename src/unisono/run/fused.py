@@ -5,7 +5,7 @@ What is written where, and how often the ranks meet, is what the programs do (ru
 way while its peers take the other. Every kind of collective is cut into the same steps: step k collects what meeting
 k - 1 brought, then stages what meeting k shall; the last only collects. `step` carries one out, for calls whose
 meetings the lane waits for; `run` carries all out and meets in between, and returns early where a peer keeps it
-waiting, so that nobody sleeps, nor looks for lost peers, in here.
+waiting for ``patience`` ns: nobody looks for lost peers in here.
 
 Sums have the bits of run/reduce.py: in rank order, bfloat16 accumulated in float32 and rounded once.
 

@@ -1,8 +1,8 @@
 """Messages as compiled loops: head, payload, counts and bell in one call, without the interpreter. Needs numba.
 
 What is written where is what run/point_to_point.py does: either end of a message may come this way while the other
-takes the long one. A loop gives up where its peer keeps it waiting for ``patience`` ns, so that nobody sleeps, nor
-looks for lost peers, in here; what has moved by then counts, and the lane goes on from there.
+takes the long one. A loop gives up where its peer keeps it waiting for ``patience`` ns, or it has moved for `_LONGEST`:
+nobody looks for lost peers, or serves others, in here. What has moved by then counts; the lane goes on from there.
 """
 
 from typing import Any
@@ -27,6 +27,7 @@ SILENT, OTHER = -1, -2
 _SPINS = 100
 _UNIT = UNIT
 _PIECE = 128 * 1024  # bytes moved before the peer is told
+_LONGEST = 50_000_000  # ns
 _entry, _inner = njit(nogil=True, cache=True), njit(nogil=True)
 
 
@@ -76,7 +77,7 @@ def send(table_at: int, peer: int, head_at: int, source: int, nbytes: int, patie
         return SILENT
     _add(control + 8, 1)
     copy(data + written % capacity, head_at, _UNIT)
-    told, written = written, written + _UNIT
+    told, written, until = written, written + _UNIT, now() + _LONGEST
     while True:
         room = capacity + read(taken) - written
         at = written % capacity
@@ -89,7 +90,7 @@ def send(table_at: int, peer: int, head_at: int, source: int, nbytes: int, patie
             told = written
         if moved == nbytes:
             return moved
-        if part <= 0 and capacity + _wait(table, written, taken, _UNIT - capacity, patience) < _UNIT:
+        if now() > until or (part <= 0 and capacity + _wait(table, written, taken, _UNIT - capacity, patience) < _UNIT):
             return moved
 
 
@@ -116,7 +117,7 @@ def recv(table_at: int, peer: int, head_at: int, target: int, nbytes: int, patie
         _add(wanted, -1)
         return outcome
     _add(opened, 1)
-    told, taken = taken, taken + _UNIT
+    told, taken, until = taken, taken + _UNIT, now() + _LONGEST
     while True:
         at = taken % capacity
         part = min(nbytes - moved, read(control) - taken, capacity - at, _PIECE)
@@ -129,19 +130,15 @@ def recv(table_at: int, peer: int, head_at: int, target: int, nbytes: int, patie
         if moved == nbytes:
             _add(wanted, -1)
             return moved
-        if part <= 0 and _wait(table, taken, control, _UNIT, patience) < _UNIT:
+        if now() > until or (part <= 0 and _wait(table, taken, control, _UNIT, patience) < _UNIT):
             return moved
 
 
 @_entry
-def nap(table_at: int, peer: int, nanoseconds: int) -> None:
-    """Sleeps, for less than a second, until this rank's bell rings, unless something has come from ``peer``."""
+def nap(table_at: int, heard: int, nanoseconds: int) -> None:
+    """Sleeps, for less than a second, until this rank's bell rings, unless its count differs from ``heard``."""
     table = carray(pointer(table_at), len(TABLE), np.int64)
-    control = table[CONTROLS] + (peer * table[SIZE] + table[RANK]) * table[CONTROL]
-    bell = table[BELLS] + 64 * table[RANK]
-    heard = look(bell)
-    if read(control) == read(control + 64):
-        sleep(bell, heard, nanoseconds)
+    sleep(table[BELLS] + 64 * table[RANK], heard, nanoseconds)
 
 
 @_inner

@@ -3,7 +3,8 @@
 A lane holds the calls of one rank in one group that are under way. Whoever needs a call done carries the lane forward:
 the caller inside a synchronous call, `wait` or `is_completed`; a worker thread, started when a call is asynchronous, is
 only the fallback that keeps an un-waited call from blocking the others (handing a call to a thread and back costs more
-than most calls). Carrying forward never blocks while holding the lane; sleeping is done outside.
+than most calls). Carrying forward holds the lane while it waits for a millisecond or moves data for some; longer
+sleeping is done outside.
 """
 
 import threading

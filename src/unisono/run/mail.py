@@ -87,6 +87,6 @@ class Mail:
         """
         return self._ways[letter.call.op](self._at, peer, letter.head, address, letter.nbytes, patience)
 
-    def nap(self, peer: int, nanoseconds: int) -> None:
-        """Sleeps until something comes from ``peer``, or else something happens, for ``nanoseconds`` at most."""
-        self._nap(self._at, peer, nanoseconds)
+    def nap(self, heard: int, nanoseconds: int) -> None:
+        """Sleeps until this rank's bell, whose count was ``heard``, has rung, for ``nanoseconds`` at most."""
+        self._nap(self._at, heard, nanoseconds)

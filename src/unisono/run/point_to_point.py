@@ -17,7 +17,7 @@ from unisono.run.flow import push, take
 from unisono.run.lane import Lane, Task
 from unisono.run.mail import SILENT, Letter, Mail
 from unisono.run.message import Arriving, Inbox, Message, read_head
-from unisono.run.prepared import brief
+from unisono.run.prepared import BRIEFLY, brief
 from unisono.run.refusals import Refusals, refusal
 from unisono.transport import futex
 from unisono.transport.base import as_bytes
@@ -33,7 +33,6 @@ from unisono.watch.site import Site
 __all__ = ["Message", "PointToPointLane"]
 
 _SPINS, _YIELDS = 20, 100
-_PATIENCE = int(1e9 * futex.LINGER)
 _NAP = 0.05  # s: how long a receive sleeps before it takes the long way, where all is looked after
 
 
@@ -85,14 +84,14 @@ class PointToPointLane(Lane):
         A message of which only a part has moved by then is under way like any other, in the ``background`` or until
         it is done.
         """
-        sends = letter.call.op == "send"
-        patience = _PATIENCE if not background else 0 if sends else int(1e9 * brief(letter.call))
-        message = self._at_once(letter, peer, tensor, timeout, patience)
-        if message is _ENDED and background and sends:
-            return self._sent(letter, peer, tensor, timeout)
-        if message is _SILENT and not sends and not background:
-            self._mail.nap(peer, int(1e9 * min(_NAP, timeout)))
-            message = self._at_once(letter, peer, tensor, timeout, _PATIENCE)
+        naps = letter.call.op == "recv" and not background and timeout > 2 * _NAP
+        end = time.monotonic() + _NAP * naps
+        while True:
+            heard = self._bells[self._rank].value()
+            message = self._at_once(letter, peer, tensor, timeout, background)
+            if message is not _SILENT or (left := end - time.monotonic()) <= 0:
+                break
+            self._mail.nap(heard, int(1e9 * left))
         if message is None or message is _SILENT:
             return None
         if message.done:
@@ -106,40 +105,41 @@ class PointToPointLane(Lane):
         return message
 
     def _at_once(
-        self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, patience: int
+        self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message | None:
-        """What has become of a message that waits for ``patience`` ns; `_SILENT` if its peer did not stir."""
-        sends = letter.call.op == "send"
+        """What has become of a message by the end of the loop's patience; `_SILENT` if its peer did not stir."""
+        sends, inbox = letter.call.op == "send", self._in[peer]
         with self._lock:
-            free = not (self._sends[peer] if sends else self._posted or any(self._sends) or self._in[peer].occupied)
+            free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
             if self.failed is not None or not free or not self._mail.ready():
                 return None
+            patience = futex.LINGER
+            if background:
+                patience = 0.0 if sends else BRIEFLY if inbox.ring.silent() else brief(letter.call)
             with self._all_or_nothing():
                 began = time.monotonic_ns()
-                moved = self._mail.carry(letter, peer, tensor.data_ptr(), patience)
+                moved = self._mail.carry(letter, peer, tensor.data_ptr(), int(1e9 * patience))
                 if moved < 0:
                     return _SILENT if moved == SILENT else None
                 self._out[peer].heads += sends
-                if moved == letter.nbytes:
-                    self._flight.moved(letter.call, peer, letter.tag, began)
-                    return _ENDED
-                return self._rest(letter, peer, tensor, timeout, moved)
-
-    def _sent(self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float) -> Message:
-        """A send that is done, whose wait tells if it has been refused by then."""
-        message = Message(letter.call, tensor, peer, letter.tag, [tensor], timeout)
-        message.number, message.done = self._out[peer].heads, True
-        return message
+                if moved < letter.nbytes or (sends and background):
+                    return self._rest(letter, peer, tensor, timeout, moved)
+                self._flight.moved(letter.call, peer, letter.tag, began)
+                return _ENDED
 
     def _rest(self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, moved: int) -> Message:
-        """A message of which ``moved`` bytes are through, as one under way."""
-        data = as_bytes(tensor.data.view(-1))
+        """A message of which ``moved`` bytes are through, as one under way; or as a send whose refusal may follow."""
+        data = as_bytes(tensor.data.as_strided((tensor.numel(),), (1,)))
         message = Message(letter.call, data, peer, letter.tag, [tensor], timeout)
         message.note = self._flight.issue(letter.call, peer, letter.tag)
         message.started, message.moved = True, moved
         if letter.call.op == "send":
             message.number = self._out[peer].heads
-            self._sends[peer].append(message)
+            if moved < letter.nbytes:
+                self._sends[peer].append(message)
+            else:
+                self._flight.end(message.note, peer)
+                message.done = True
             return message
         message.wanted = True  # by the loop
         inbox, dtype = self._in[peer], name_of_dtype(letter.call.dtype)

@@ -11,9 +11,9 @@ from unisono.run.programs import Program
 from unisono.transport.futex import LINGER
 from unisono.watch.call import Call
 
-__all__ = ["Ordered", "Prepared", "Ticket", "brief"]
+__all__ = ["BRIEFLY", "Ordered", "Prepared", "Ticket", "brief"]
 
-_BRIEFLY, _SLOWLY = 2e-5, 2.5e-10  # s, s per byte
+BRIEFLY, _SLOWLY = 2e-5, 2.5e-10  # s, s per byte
 
 _Step = Callable[[int, torch.Tensor, torch.Tensor], object]
 
@@ -49,5 +49,5 @@ class Ordered(Task):
 
 
 def brief(call: Call) -> float:
-    """Seconds that a call in the background may wait for its peers at a meeting: about what its data takes to move."""
-    return min(LINGER, _BRIEFLY + _SLOWLY * call.nbytes)
+    """Seconds that a call in the background may wait for its peers at once: about what its data takes to move."""
+    return min(LINGER, BRIEFLY + _SLOWLY * call.nbytes)
