@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unisono.run import fused_words as words
 from unisono.run.loops import WARM, loops, wanted
 from unisono.transport.board import Board
 from unisono.transport.futex import CROWDED
@@ -107,7 +108,7 @@ class Desk:
                 ("issued_at", ISSUED_AT),
             )
         }
-        self._scratch = np.empty(8 * fused.BLOCK, np.uint8)
+        self._scratch = np.empty(8 * (words.BLOCK + board.size), np.uint8)
         places = {
             **record,
             "rank": board.rank,
@@ -125,11 +126,11 @@ class Desk:
             "scratch": self._scratch.ctypes.data,
             "crowded": ctypes.addressof(CROWDED),
         }
-        words = np.array([places[name] for name in fused.DESK], np.int64)
-        self.address = int(words.ctypes.data)
+        desk = np.array([places[name] for name in words.DESK], np.int64)
+        self.address = int(desk.ctypes.data)
         self.run, self._step = fused.run, fused.step
         self.done, self.waits = fused.DONE, fused.WAITS
-        self._words = words
+        self._words = desk
 
     def order(
         self, kind: str, call: Call, tensor: torch.Tensor, nbytes: int, op: str | int = 0, apart: int = 0
@@ -149,14 +150,14 @@ class Desk:
             self._set_up()
         width, meetings = self._rounds(kind, nbytes, sample.itemsize)
         code = _OPS[op] if isinstance(op, str) else op
-        words = np.array([getattr(loops.fused, kind), meetings, nbytes, code], np.int64)
+        told = np.array([getattr(words, kind), meetings, nbytes, code], np.int64)
         header = np.frombuffer(call.header(self._board.size, self._board.segment.layout.header), np.uint8)
         pieces = nbytes * self._board.size
         reach = {"ALL_GATHER": (pieces, nbytes), "ALL_TO_ALL": (pieces, pieces), "REDUCE_SCATTER": (nbytes, pieces)}
-        kept = (words, header)
+        kept = (told, header)
         return Order(
             call,
-            int(words.ctypes.data),
+            int(told.ctypes.data),
             int(header.ctypes.data),
             meetings,
             sample,

@@ -91,17 +91,18 @@ class Loops:
             self.loading,
             open(os.path.join(tempfile.gettempdir(), f"unisono-compiles-{os.geteuid()}"), "w") as lock,
         ):
-            from unisono.run import fused, fused_messages
+            from unisono.run import fused, fused_messages, fused_sums
+            from unisono.transport.atomics import types
 
             fcntl.flock(lock, fcntl.LOCK_EX)
-            word = fused.types.intp
+            word = types.intp
             if kind == MESSAGES:
                 fused_messages.send.compile((word,) * 6)
                 fused_messages.recv.compile((word,) * 6)
                 fused_messages.nap.compile((word,) * 3)
                 self.messages = fused_messages
             else:
-                sample = fused.array_of(kind)
+                sample = fused_sums.array_of(kind)
                 fused.run.compile((*(word,) * 9, sample))
                 fused.step.compile((*(word,) * 6, sample))
                 self.fused = fused

@@ -1,0 +1,170 @@
+"""Sums in compiled loops: parts of all ranks combined in rank order, for every dtype that the loops reduce.
+
+The bits are those of run/reduce.py: bfloat16 is accumulated in float32 and rounded once. Needs numba; the loops are
+compiled with these inside, and cached: whoever changes something here changes them too.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numba.extending import overload
+from numba.np.numpy_support import carray
+
+from unisono.run import fused_words as words
+from unisono.transport.atomics import pointer, types
+from unisono.transport.native import copy
+
+__all__ = ["array_of", "places", "sum_up"]
+
+_inner = njit(nogil=True)
+
+
+def array_of(dtype: Any) -> Any:
+    """The type of a ``sample`` of a dtype."""
+    return types.Array(getattr(types, str(dtype)), 1, "C")
+
+
+def _load(acc: Any, part: Any) -> None:
+    """Sets ``acc`` to ``part``; uint16 is bfloat16, widened."""
+
+
+@overload(_load, strict=False)
+def _load_typed(acc: Any, part: Any) -> Any:
+    if part.dtype == types.uint16:
+
+        def widen(acc: Any, part: Any) -> None:
+            bits = acc.view(np.uint32)
+            for i in range(part.size):
+                bits[i] = np.uint32(part[i]) << np.uint32(16)
+
+        return widen
+
+    def plain(acc: Any, part: Any) -> None:
+        for i in range(part.size):
+            acc[i] = part[i]
+
+    return plain
+
+
+def _store(part: Any, acc: Any) -> None:
+    """Sets ``part`` to ``acc``; to bfloat16 (uint16) rounded to nearest, ties to even."""
+
+
+@overload(_store, strict=False)
+def _store_typed(part: Any, acc: Any) -> Any:
+    if part.dtype == types.uint16:
+
+        def narrow(part: Any, acc: Any) -> None:
+            bits = acc.view(np.uint32)
+            for i in range(part.size):
+                b = bits[i]
+                odd = (b >> np.uint32(16)) & np.uint32(1)
+                rounded = (b + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+                nan = (b & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+                part[i] = np.uint16(0x7FC0) if nan else np.uint16(rounded)
+
+        return narrow
+
+    def plain(part: Any, acc: Any) -> None:
+        for i in range(part.size):
+            part[i] = acc[i]
+
+    return plain
+
+
+@_inner
+def _combine(acc: Any, part: Any, op: int) -> None:
+    """``acc`` op ``part`` into ``acc``: 0 SUM and AVG, 1 PRODUCT, 2 MIN, 3 MAX (NaN wins)."""
+    n = part.size
+    if op == 0:
+        for i in range(n):
+            acc[i] += part[i]
+    elif op == 1:
+        for i in range(n):
+            acc[i] *= part[i]
+    elif op == 2:
+        for i in range(n):
+            a, b = acc[i], part[i]
+            acc[i] = a if (a < b or a != a) else b
+    else:
+        for i in range(n):
+            a, b = acc[i], part[i]
+            acc[i] = a if (a > b or a != a) else b
+
+
+def _divide(acc: Any, n: int, size: int) -> None:
+    """Divides the first ``n`` of ``acc`` by ``size``; integers have no AVG."""
+
+
+@overload(_divide, strict=False)
+def _divide_typed(acc: Any, n: Any, size: Any) -> Any:
+    if isinstance(acc.dtype, types.Integer):
+        return lambda acc, n, size: None
+
+    def divide(acc: Any, n: Any, size: Any) -> None:
+        by = acc.dtype.type(size)
+        for i in range(n):
+            acc[i] /= by
+
+    return divide
+
+
+def _scratch(desk: Any, sample: Any) -> Any:
+    """Room for `BLOCK` partial sums of the dtype of ``sample``."""
+
+
+@overload(_scratch, strict=False)
+def _scratch_typed(desk: Any, sample: Any) -> Any:
+    if sample.dtype == types.uint16:
+        return lambda desk, sample: carray(pointer(desk[words.SCRATCH]), words.BLOCK, np.float32)
+    return lambda desk, sample: carray(pointer(desk[words.SCRATCH]), words.BLOCK, sample.dtype)
+
+
+def _wide(desk: Any, part: Any) -> Any:
+    """``part`` as it is summed: bfloat16 widened into the second half of the scratch."""
+
+
+@overload(_wide, strict=False)
+def _wide_typed(desk: Any, part: Any) -> Any:
+    if part.dtype != types.uint16:
+        return lambda desk, part: part
+
+    def widened(desk: Any, part: Any) -> Any:
+        wide = carray(pointer(desk[words.SCRATCH] + 4 * words.BLOCK), part.size, np.float32)
+        _load(wide, part)
+        return wide
+
+    return widened
+
+
+@_inner
+def places(desk: Any) -> Any:
+    """Room for an address per rank: where the parts lie that `sum_up` combines."""
+    return carray(pointer(desk[words.SCRATCH] + 8 * words.BLOCK), desk[words.SIZE], np.int64)
+
+
+@_inner
+def sum_up(desk: Any, parts: Any, target: int, nbytes: int, sample: Any, op: int, boxed: bool) -> None:
+    """Combines ``nbytes`` at each of the addresses ``parts``, one per rank, into ``target``, in rank order.
+
+    ``op`` + 8 divides by the world size; ``boxed``: the result takes the place of every peer's part as well.
+    """
+    size, rank, item, acc = desk[words.SIZE], desk[words.RANK], sample.itemsize, _scratch(desk, sample)
+    for start in range(0, nbytes, words.BLOCK * item):
+        length = min(words.BLOCK * item, nbytes - start)
+        n = length // item
+        for peer in range(size):
+            part = carray(pointer(parts[peer] + start), n, dtype=sample.dtype)
+            if peer == 0:
+                _load(acc, part)
+            else:
+                _combine(acc, _wide(desk, part), op & 7)
+        if op & 8:
+            _divide(acc, n, size)
+        result = carray(pointer(target + start), n, dtype=sample.dtype)
+        _store(result, acc)
+        if boxed:
+            for peer in range(size):
+                if peer != rank:
+                    copy(parts[peer] + start, target + start, length)
