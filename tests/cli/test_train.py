@@ -67,6 +67,17 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: str)
     assert result.stderr.count("\n") == 1
 
 
+def test_no_room_for_a_socket_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    deep = tmp_path / ("a" * 100)
+    deep.mkdir()
+    environment = os.environ | {"TMPDIR": str(deep)}
+    result = subprocess.run([*COMMAND, *TINY], env=environment, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "AF_UNIX path too long" in result.stderr
+    assert f"{deep}: set TMPDIR to another directory" in result.stderr
+
+
 def test_a_small_text_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "small.txt").write_text("too small")
     result = CliRunner().invoke(app, ["train", "--text", str(tmp_path / "small.txt")])

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
+import names
 import pytest
 import torch
 import torch.distributed as dist
@@ -86,15 +87,15 @@ CASES = {
         lambda xs: [total(xs)] * len(xs),
     ),
     "all_gather": Case(
-        lambda x, r, n: functional.all_gather_single_autograd(x, 0, dist.group.WORLD),
+        lambda x, r, n: names.all_gather_single_autograd(x, 0, dist.group.WORLD),
         lambda xs: [torch.cat(xs)] * len(xs),
     ),
     "all_gather on dim 1": Case(
-        lambda x, r, n: functional.all_gather_single_autograd(x, 1, dist.group.WORLD),
+        lambda x, r, n: names.all_gather_single_autograd(x, 1, dist.group.WORLD),
         lambda xs: [torch.cat(xs, 1)] * len(xs),
     ),
     "reduce_scatter": Case(
-        lambda x, r, n: functional.reduce_scatter_single_autograd(x, "sum", 0, dist.group.WORLD),
+        lambda x, r, n: names.reduce_scatter_single_autograd(x, "sum", 0, dist.group.WORLD),
         lambda xs: list(total(xs).chunk(len(xs))),
     ),
     "all_to_all": Case(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import names
 import pytest
 import torch
 import torch.distributed as dist
@@ -52,14 +53,14 @@ def reduced(name: str) -> Case:
 CASES = {
     **{f"all_reduce {name}": reduced(name) for name in ("sum", "avg", "product", "max", "min")},
     "broadcast": Case(lambda x: functional.broadcast(x, 1, world()), lambda xs, r: xs[1]),
-    "all_gather": Case(lambda x: functional.all_gather_single(x, 0, world()), lambda xs, r: torch.cat(xs)),
-    "all_gather dim 1": Case(lambda x: functional.all_gather_single(x, 1, world()), lambda xs, r: torch.cat(xs, 1)),
+    "all_gather": Case(lambda x: names.all_gather_single(x, 0, world()), lambda xs, r: torch.cat(xs)),
+    "all_gather dim 1": Case(lambda x: names.all_gather_single(x, 1, world()), lambda xs, r: torch.cat(xs, 1)),
     "reduce_scatter": Case(
-        lambda x: functional.reduce_scatter_single(x, "sum", 0, world()),
+        lambda x: names.reduce_scatter_single(x, "sum", 0, world()),
         lambda xs, r: sum(xs).chunk(len(xs))[r],
     ),
     "reduce_scatter dim 1": Case(
-        lambda x: functional.reduce_scatter_single(x.T, "sum", 1, world()),
+        lambda x: names.reduce_scatter_single(x.T, "sum", 1, world()),
         lambda xs, r: sum(xs).T.chunk(len(xs), 1)[r],
     ),
     "all_to_all": Case(
@@ -72,11 +73,11 @@ CASES = {
         lambda xs, r: torch.cat([sum(xs), sum(xs)[:1] * 2]),
     ),
     "all_gather coalesced": Case(
-        lambda x: torch.cat(functional.all_gather_single_coalesced([x, x[:1] * 2], world())),
+        lambda x: torch.cat(names.all_gather_single_coalesced([x, x[:1] * 2], world())),
         lambda xs, r: torch.cat([*xs, *(x[:1] * 2 for x in xs)]),
     ),
     "reduce_scatter coalesced": Case(
-        lambda x: torch.cat(functional.reduce_scatter_single_coalesced([x, x * 2], "sum", [0, 0], world())),
+        lambda x: torch.cat(names.reduce_scatter_single_coalesced([x, x * 2], "sum", [0, 0], world())),
         lambda xs, r: torch.cat([sum(xs).chunk(len(xs))[r], sum(xs).chunk(len(xs))[r] * 2]),
     ),
 }
@@ -116,8 +117,8 @@ def test_over_one_axis_of_a_mesh() -> None:
 def chain(x: Tensor) -> Tensor:
     """Collectives of both styles between pointwise work, for the compiler."""
     y = functional.all_reduce(x * 2, "sum", world())
-    z = functional.reduce_scatter_single(y + 1, "sum", 0, world())
-    w = functional.all_gather_single(z - 3, 0, world())
+    z = names.reduce_scatter_single(y + 1, "sum", 0, world())
+    w = names.all_gather_single(z - 3, 0, world())
     out = torch.empty_like(w)
     dist.all_reduce(w)
     dist.all_gather_into_tensor(out, w.chunk(dist.get_world_size())[0].contiguous())

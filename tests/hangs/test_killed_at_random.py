@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hangs.job import DUMP_STACKS, Fault, Job, attempt, end_with_parent
+from unisono.parallel.collectives import all_gather_single
 
 ROUNDS = 100  # for each of two launchers that work at the same time
 WORLD_SIZE = 3
@@ -38,7 +39,7 @@ def walk(rank: int, seed: int) -> None:
         elif kind == 2:
             works.append(dist.all_to_all_single(torch.empty_like(x), x, async_op=asynchronous))
         elif kind == 3:
-            works.append(dist.all_gather_single(x, x[:size].clone(), async_op=asynchronous))
+            works.append(all_gather_single(x, x[:size].clone(), async_op=asynchronous))
         elif kind == 4 and rank in (a, b):
             (dist.send(x, b) if rank == a else dist.recv(x, a))
         elif kind == 5 and rank in (0, 1):

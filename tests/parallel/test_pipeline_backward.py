@@ -1,5 +1,8 @@
 """The two halves of a backward against the whole."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -58,6 +61,57 @@ def test_the_halves_make_the_whole(make: type[nn.Module]) -> None:
     later.accumulate()
     for (name, got), want in zip(mine.named_parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(got.grad, None if want.grad is None else 2 * want.grad, msg=name)
+
+
+class Scale(torch.autograd.Function):
+    """x times w; counts its backwards."""
+
+    backwards = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        Scale.backwards += 1
+        x, w = ctx.saved_tensors
+        return (gradient * w).sum_to_size(x.shape), (gradient * x).sum_to_size(w.shape)
+
+
+def both_ways(x: Tensor, w: Tensor) -> Tensor:
+    third = w * 3
+    return (x + third) * third * (third * 2 + w)
+
+
+def in_python_twice(x: Tensor, w: Tensor) -> Tensor:
+    scale = Scale.apply(w, w)
+    return Scale.apply(Scale.apply(x, scale), scale * 2)
+
+
+WEIGHT_USED = {
+    "directly and through another": (lambda x, w: (x + w) * w * (w * 2), 0),
+    "through one that is used twice": (both_ways, 0),
+    "through one and beside it": (lambda x, w: torch.sin(x * w.exp()) * w.exp() + x * w, 0),
+    "by a node in Python and beside it": (lambda x, w: Scale.apply(torch.tanh(x + w), w) * w.exp(), 1),
+    "behind nodes in Python": (in_python_twice, 3),
+    "through a node in Python by one that is not": (lambda x, w: torch.tanh(x) * Scale.apply(w, w), 1),
+    "before a node in Python that ends the stage": (lambda x, w: Scale.apply(w, torch.tanh(x * w)), 1),
+}
+
+
+@pytest.mark.parametrize(("stage", "in_python"), WEIGHT_USED.values(), ids=WEIGHT_USED)
+def test_each_use_of_a_weight_counts_once(stage: Callable[[Tensor, Tensor], Tensor], in_python: int) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 3, WIDTH, requires_grad=True), torch.randn(WIDTH, requires_grad=True)
+    gradient = torch.randn(2, 3, WIDTH)
+    wanted = torch.autograd.grad(stage(x, w), (x, w), gradient)
+    Scale.backwards = 0
+    found, later = input_gradient(stage(x, w), gradient, x)
+    later.accumulate()
+    torch.testing.assert_close((found, w.grad), wanted)
+    assert Scale.backwards == in_python
 
 
 def test_a_loss_needs_no_gradient_and_hooks_run_once() -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from ranks import ranks
 from unisono.errors import UsageError
+from unisono.parallel.collectives import all_gather_single, reduce_scatter_single
 from unisono.run.loops import WARM, loops, wanted
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64)
@@ -49,10 +50,10 @@ def results(rank: int, world_size: int, path: str, modes: list[str]) -> list[byt
                 keep(x)
                 part = torch.empty(count // world_size, dtype=dtype)
                 whole = mine[: part.numel() * world_size].clone()
-                dist.reduce_scatter_single(part, whole, getattr(dist.ReduceOp, op))
+                reduce_scatter_single(part, whole, getattr(dist.ReduceOp, op))
                 keep(part)
             gathered = torch.empty(count * world_size, dtype=dtype)
-            dist.all_gather_single(gathered, mine)
+            all_gather_single(gathered, mine)
             keep(gathered)
             pieces = torch.empty_like(whole)
             dist.all_to_all_single(pieces, whole)
@@ -75,11 +76,11 @@ def overlapping(rank: int, world_size: int) -> list[list[float]]:
     """Outputs that are their own input's place, or lie across it."""
     memory = torch.zeros(6)
     memory[2 * rank : 2 * rank + 2] = torch.tensor([1.0, 2.0]) + 10 * rank
-    dist.all_gather_single(memory[:4], memory[2 * rank : 2 * rank + 2])
+    all_gather_single(memory[:4], memory[2 * rank : 2 * rank + 2])
     across = torch.arange(6.0) + 10 * rank
-    dist.all_gather_single(across[1:5], across[0:2])
+    all_gather_single(across[1:5], across[0:2])
     inside = torch.arange(4.0) + 10 * rank
-    dist.reduce_scatter_single(inside[2 * rank : 2 * rank + 2], inside)
+    reduce_scatter_single(inside[2 * rank : 2 * rank + 2], inside)
     return [memory[:4].tolist(), across[1:5].tolist(), inside[2 * rank : 2 * rank + 2].tolist()]
 
 
@@ -96,7 +97,7 @@ def conjugated(rank: int, world_size: int) -> list[list[complex]]:
     gathered, pieces, shared = torch.zeros(4, dtype=z.dtype), torch.zeros_like(z), torch.zeros(2)
     group._allgather_base(gathered, z.conj()).wait()
     group.alltoall_base(pieces, z.conj(), [], []).wait()
-    dist.all_gather_single(shared, torch._neg_view(torch.tensor([float(rank + 1)])))
+    all_gather_single(shared, torch._neg_view(torch.tensor([float(rank + 1)])))
     return [gathered.tolist(), pieces.tolist(), shared.tolist()]
 
 

@@ -82,7 +82,7 @@ def test_parts_of_the_layout_do_not_overlap() -> None:
         assert layout.stages - layout.rings == layout.ring * world_size**2
 
 
-def files_and_sockets(rank: int, world_size: int) -> tuple[list[str], list[int], int]:
+def files_and_sockets(rank: int, world_size: int) -> tuple[list[str], list[int], list[object]]:
     """Names of shared memory files, modes of the group's memory files, listening sockets beyond torch's store."""
     dist.all_reduce(torch.ones(1 << 18))
     links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
@@ -90,11 +90,12 @@ def files_and_sockets(rank: int, world_size: int) -> tuple[list[str], list[int],
     with open("/proc/self/maps") as maps:
         named = [line.split()[-1] for line in maps if "/dev/shm/" in line]
     modes = [os.stat(link).st_mode & 0o777 for link, target in targets.items() if target.startswith("/memfd:unisono")]
-    listening = 0
+    listening: list[object] = []
     for link, target in targets.items():
         if target.startswith("socket:"):
             with socket.socket(fileno=os.dup(int(link.rsplit("/", 1)[1]))) as copy:
-                listening += copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    listening.append(copy.getsockname())
     return named, modes, listening
 
 
@@ -103,7 +104,7 @@ def test_no_file_has_a_name_and_nobody_listens() -> None:
         assert named == []
         assert modes
         assert set(modes) == {0o600}
-        assert listening == 0
+        assert listening == []
 
 
 def idle_share(rank: int, world_size: int, seconds: float) -> float:

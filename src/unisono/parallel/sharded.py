@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -241,6 +241,9 @@ def shard_parameters(
     found = [child for child in module.modules() if child is not module and isinstance(child, blocks)]
     if blocks and not found:
         raise UsageError(f"no submodule is a {blocks}: name the classes of the blocks that repeat")
+    if mesh is None:  # torch's own default is a mesh of GPUs wherever there is one
+        device = next((weight.device.type for weight in module.parameters()), "cpu")
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
     for child in reversed(found):
         fully_shard(child, mesh=mesh)
     fully_shard(module, mesh=mesh)

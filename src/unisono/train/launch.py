@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from time import monotonic
 from traceback import extract_tb
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from unisono.errors import PeerLostError, UnisonoError
+from unisono.errors import PeerLostError, UnisonoError, UsageError
 from unisono.train.orphan import LAUNCHER
 from unisono.train.settings import Outcome, Settings, StepRecord
 
@@ -169,6 +169,11 @@ def _start_server() -> None:
     os.environ[LAUNCHER] = str(os.getpid())
     try:
         forkserver.ensure_running()
+    except OSError as error:
+        raise UsageError(
+            f"cannot start the process that ranks are forked from: {error}; it needs a socket below "
+            f"{gettempdir()}: set TMPDIR to another directory, whose path has less than 70 characters"
+        ) from error
     finally:
         os.environ.pop(LAUNCHER)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,9 +1,10 @@
 """The flight record in the schema of PyTorch's flight recorder, version 2.10. Never imports torch.
 
 Source: what ``torch._C._distributed_c10d._dump_fr_trace`` writes and torch/distributed/flight_recorder/ reads. The
-analyzer knows a fixed list of backends, so calls are named after the one for CPU tensors, ``gloo:all_reduce``. It takes
-a group's entries with equal numbers together and compares names, sizes, dtypes and states. It has no notion of a
-message between two ranks of a larger group; therefore every direction and tag between two ranks is a group of its own.
+analyzer knows a fixed list of backends, so calls are named after the one for CPU tensors, ``gloo:all_reduce``; before
+torch 2.13 it knew two, for GPUs. It takes a group's entries with equal numbers together and compares names, sizes,
+dtypes and states. It has no notion of a message between two ranks of a larger group; therefore every direction and tag
+between two ranks is a group of its own.
 """
 
 import ast
@@ -12,6 +13,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from unisono.watch.header import piece_numel
@@ -82,6 +85,13 @@ def _status(label: str, entries: Sequence[Entry]) -> dict[str, int]:
     }
 
 
+@cache
+def _library() -> str:
+    """The library under whose name torch's analyzer reads what we dump."""
+    major, minor = version("torch").split(".")[:2]
+    return "gloo" if (int(major), int(minor)) >= (2, 13) else "nccl"
+
+
 def _row(record_id: int, entry: Entry, place: int, clock: int, here: Sequence[Site]) -> dict[str, Any]:
     kind, inputs, outputs = sizes(entry.call, len(entry.names))
     if entry.way is not None:
@@ -98,7 +108,7 @@ def _row(record_id: int, entry: Entry, place: int, clock: int, here: Sequence[Si
         "collective_seq_id": entry.number,
         "p2p_seq_id": entry.number if entry.way is not None else 0,
         "op_id": entry.number,
-        "profiling_name": f"gloo:{kind}",
+        "profiling_name": f"{_library()}:{kind}",
         "time_created_ns": entry.when + clock,
         "input_sizes": inputs,
         "input_dtypes": dtypes * len(inputs) or dtypes,
