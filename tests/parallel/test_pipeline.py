@@ -359,7 +359,7 @@ def test_the_measured_bubble_is_near_the_predicted_one() -> None:
 
 def profiled(rank: int, world_size: int) -> set[str]:
     pipeline = Pipeline([nn.Linear(WIDTH, WIDTH)], build_pipeline("zb-h1", world_size, 2), squares)
-    with profile(activities=[ProfilerActivity.CPU]) as trace:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as trace:
         pipeline.step(torch.ones(4, WIDTH), torch.ones(4, WIDTH))
     return {event.key for event in trace.key_averages() if event.key.startswith("pipeline ")}
 

@@ -145,8 +145,8 @@ def test_built_in_layers_compute_each_gradient_once() -> None:
     layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
     source = torch.ones(2, WIDTH, requires_grad=True)
     output = layers(source)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as first:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as first:
         _, later = input_gradient(output, torch.ones(2, WIDTH), source)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as second:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as second:
         later.accumulate()
     assert [sum(e.count for e in t.key_averages() if e.key == "aten::mm") for t in (first, second)] == [2, 2]

@@ -80,7 +80,7 @@ def test_parts_move_to_their_devices() -> None:
 
 def test_a_trace_shows_parts_and_borders_in_both_directions() -> None:
     split = DeviceSplit(cut(net(), before=["layer3"]), ["cpu", "cpu"])
-    with profile(activities=[ProfilerActivity.CPU]) as trace:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as trace:
         train(split, 2)
     found = {event.key: event.count for event in trace.key_averages() if event.key.startswith("split ")}
     assert found == {
@@ -97,7 +97,7 @@ def on_ranks(rank: int, world_size: int) -> None:
     split = rank_split(parts, nn.functional.cross_entropy)
     optimizer = torch.optim.SGD(parts[rank].parameters(), lr=0.2, momentum=0.9)
     train(whole)
-    with profile(activities=[ProfilerActivity.CPU]) as trace:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as trace:
         for _ in range(3):
             optimizer.zero_grad()
             loss = split.step(*batch())

@@ -86,14 +86,26 @@ def _status(label: str, entries: Sequence[Entry]) -> dict[str, int]:
 
 
 @cache
-def _library() -> str:
-    """The library under whose name torch's analyzer reads what we dump."""
+def _elder() -> bool:
+    """Whether torch's analyzer is that of before 2.13, which knows no Gloo, no barrier, no pieces of unequal sizes."""
     major, minor = version("torch").split(".")[:2]
-    return "gloo" if (int(major), int(minor)) >= (2, 13) else "nccl"
+    return (int(major), int(minor)) < (2, 13)
+
+
+def _for_elder(kind: str, inputs: _Sizes, outputs: _Sizes) -> tuple[str, _Sizes, _Sizes]:
+    """What the analyzer before torch 2.13 takes for such a call: all pieces as large as the largest."""
+    if kind == "barrier":
+        return "all_reduce_barrier", inputs, outputs
+    if kind.endswith("_v"):
+        piece, whole = max(inputs), [[len(inputs), *max(inputs)]]
+        return ("all_gather", [piece], whole) if kind == "all_gather_v" else ("reduce_scatter", whole, [piece])
+    return kind, inputs, outputs
 
 
 def _row(record_id: int, entry: Entry, place: int, clock: int, here: Sequence[Site]) -> dict[str, Any]:
     kind, inputs, outputs = sizes(entry.call, len(entry.names))
+    if _elder():
+        kind, inputs, outputs = _for_elder(kind, inputs, outputs)
     if entry.way is not None:
         kind = "{} {}->{}".format(kind, *entry.way) if kind == "send" else "{} {}<-{}".format(kind, *entry.way[::-1])
     dtype = str(entry.call.dtype).removeprefix("torch.") if entry.call.dtype is not None else ""
@@ -108,7 +120,7 @@ def _row(record_id: int, entry: Entry, place: int, clock: int, here: Sequence[Si
         "collective_seq_id": entry.number,
         "p2p_seq_id": entry.number if entry.way is not None else 0,
         "op_id": entry.number,
-        "profiling_name": f"{_library()}:{kind}",
+        "profiling_name": f"{'nccl' if _elder() else 'gloo'}:{kind}",
         "time_created_ns": entry.when + clock,
         "input_sizes": inputs,
         "input_dtypes": dtypes * len(inputs) or dtypes,
