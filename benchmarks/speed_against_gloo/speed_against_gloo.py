@@ -1,6 +1,8 @@
 """Measure every collective against Gloo and write the record: README.md here, with the numbers in n2.json and n4.json.
 
-python benchmarks/speed_against_gloo/speed_against_gloo.py [--only 2|4] [--seconds S]
+python benchmarks/speed_against_gloo/speed_against_gloo.py [--only 2|4] [--seconds S] [--again]
+
+Results of other machines, made by the command that the page shows and put beside as n2_WHERE.json, are shown with them.
 """
 
 import argparse
@@ -26,12 +28,13 @@ core per rank a call also takes at most twice the machine's own lower bound: the
 the rate at which all ranks at once copy memory.
 
 {verdict}
-{tables}
-A cell is Gloo's time by unisono's; **bold** reaches the claim, which is in brackets. Sizes count as in nccl-tests; with
-more than one rank a size below an element per rank is rounded up to that. Every result was compared with what must come
-out.
 
-{machines}
+A cell is Gloo's time by unisono's; **bold** reaches the claim, which is in brackets. *Italic*: so fast is Gloo there
+that nothing which reads every input byte and writes every output byte once, at the rate of the machine, reaches the
+claim. Sizes count as in nccl-tests; with more than one rank a size below an element per rank is rounded up to that.
+Every result was compared with what must come out.
+
+{tables}
 Once per rank count N (then `make bench` writes this page from the JSON files beside it):
 
     {command}
@@ -50,65 +53,67 @@ def ratio(result: Result, collective: str, nbytes: int) -> tuple[float, float] |
     """Gloo's time by unisono's, and unisono's share of the bound, at the size measured for ``nbytes``."""
     mine, theirs = (result.of(collective, name) for name in ("unisono", "gloo"))
     for a, b in zip(mine, theirs, strict=True):
-        if collective == "barrier" or nbytes <= a.nbytes < 4 * nbytes:
+        if collective == "barrier" or nbytes <= a.nbytes <= 4 * nbytes:
             return b.time / a.time, a.share_of_bound
     return None
 
 
-def table(result: Result, ranks: int) -> tuple[list[str], int, int]:
-    """Lines of Markdown, how many claims were reached, and of how many."""
-    head = [show_nbytes(size) for size in SIZES]
-    lines = [f"| {ranks} ranks | {' | '.join(head)} | of the bound |", f"| --- |{' ---: |' * (len(head) + 1)}"]
-    reached = asked = 0
-    for collective in (*ALL, *MOVING):
-        cells = []
-        share = 0.0
+class Table:
+    """The Markdown of one result, and how many of the claims it reaches or nothing could."""
+
+    def __init__(self, result: Result) -> None:
+        self.result, self.ranks = result, int(result.settings["ranks"])
+        self.reached = self.asked = self.impossible = 0
+        head = " | ".join(show_nbytes(size) for size in SIZES)
+        ways = f"| {self.ranks} ranks, {result.machine.cores} cores | {head} | of the bound |"
+        self.lines = [ways, f"| --- |{' ---: |' * (len(SIZES) + 1)}", *map(self._line, (*ALL, *MOVING))]
+
+    def _line(self, collective: str) -> str:
+        cells, share = [""] * len(SIZES), 0.0
+        targets = MOVING_TARGETS if collective in MOVING else TARGETS[self.ranks]
         for i, size in enumerate(SIZES if collective != "barrier" else SIZES[:1]):
-            found = ratio(result, collective, size)
-            if found is None:
-                cells.append("")
-                continue
-            target = MOVING_TARGETS[i] if collective in MOVING else TARGETS[ranks][i]
-            value, share = found
-            asked, reached = asked + 1, reached + (value >= target)
-            text = f"{value:.1f}" if value < 99.5 else f"{value:.0f}"
-            cells.append(f"{f'**{text}**' if value >= target else text} ({target})")
-        cells += [""] * (len(SIZES) - len(cells))
-        bounded = collective in ALL[:4] and ranks <= result.machine.cores
-        last = f"{share:.0%}" if collective != "barrier" else ""
-        if bounded:
-            asked, reached = asked + 1, reached + (share >= BOUND)
+            if found := ratio(self.result, collective, size):
+                cells[i], share = self._cell(*found, targets[i]), found[1]
+        last = "" if collective == "barrier" else f"{share:.0%}"
+        if collective in ALL[:4] and self.ranks <= self.result.machine.cores:
+            self.asked, self.reached = self.asked + 1, self.reached + (share >= BOUND)
             last = f"{f'**{last}**' if share >= BOUND else last} ({BOUND:.0%})"
-        lines.append(f"| {collective} | {' | '.join(cells)} | {last} |")
-    return lines, reached, asked
+        return f"| {collective} | {' | '.join(cells)} | {last} |"
+
+    def _cell(self, value: float, share: float, target: float) -> str:
+        self.asked += 1
+        text = f"{value:.1f}" if value < 99.5 else f"{value:.0f}"
+        if value >= target:
+            self.reached += 1
+            text = f"**{text}**"
+        elif share and value / share < target:
+            self.impossible += 1
+            text = f"*{text}*"
+        return f"{text} ({target})"
+
+    def machine(self) -> str:
+        """What it was measured on."""
+        rates, machine = self.result.rates, self.result.machine
+        copy = ", ".join(
+            f"{rate / 1e9:.3g} at {show_nbytes(size)}" for size, rate in zip(rates.sizes, rates.copy, strict=True)
+        )
+        pinned = "each rank on its own core" if self.ranks <= machine.cores else "not pinned"
+        return (
+            f"{self.ranks} ranks, {pinned}: {machine.words()}; load before the run {machine.load:.1f}; "
+            f"copying, GB/s per rank: {copy}.\n"
+        )
 
 
-def write(results: dict[int, Result]) -> None:
+def write(results: list[Result]) -> None:
     """README.md from what was measured."""
-    tables, machines, reached, asked = [], [], 0, 0
-    for ranks, result in results.items():
-        lines, some, of = table(result, ranks)
-        tables += ["", *lines]
-        reached, asked = reached + some, asked + of
-        rates = ", ".join(
-            f"{rate / 1e9:.3g} at {show_nbytes(size)}"
-            for size, rate in zip(result.rates.sizes, result.rates.copy, strict=True)
-        )
-        pinned = "each rank on its own core" if ranks <= result.machine.cores else "not pinned"
-        machines.append(
-            f"{ranks} ranks, {pinned}: {result.machine.words()}; load before the run {result.machine.load:.1f}; "
-            f"copying, GB/s per rank: {rates}.\n"
-        )
-    verdict = f"**{reached} of {asked} cells reach it.**" if reached < asked else "**Met, in every cell.**"
+    tables = [Table(result) for result in results]
+    reached, asked, impossible = (sum(getattr(t, what) for t in tables) for what in ("reached", "asked", "impossible"))
+    verdict = f"**{reached} of {asked} cells reach it, {impossible} of the others cannot.**"
     shown = command(0, 20)
     shown[shown.index("-n") + 1] = "N"
+    text = "\n".join(line for table in tables for line in (*table.lines, "", table.machine()))
     (HERE / "README.md").write_text(
-        TEXT.format(
-            verdict=verdict,
-            tables="\n".join([*tables, ""]),
-            machines="\n".join(machines),
-            command=" ".join(["unisono", *shown, "nN.json"]),
-        )
+        TEXT.format(verdict=verdict, tables=text, command=" ".join(["unisono", *shown, "nN.json"]))
     )
 
 
@@ -123,8 +128,7 @@ def main() -> None:
         if not arguments.again and arguments.only in (None, ranks):
             line = [*command(ranks, arguments.seconds), str(HERE / f"n{ranks}.json")]
             subprocess.run([sys.executable, "-m", "unisono.cli", *line], check=True)
-    found = {ranks: HERE / f"n{ranks}.json" for ranks in TARGETS}
-    write({ranks: Result.load(file) for ranks, file in found.items() if file.exists()})
+    write([Result.load(file) for file in sorted(HERE.glob("n*.json"))])
 
 
 if __name__ == "__main__":
