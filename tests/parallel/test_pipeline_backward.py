@@ -33,6 +33,34 @@ class Everything(nn.Module):
         return self.norm(x) + x
 
 
+class Nested(nn.Module):
+    """Weights that a node off the way takes together with what was made of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.square, self.scale, self.gain = (nn.Parameter(torch.randn(s)) for s in ((WIDTH, WIDTH), WIDTH, WIDTH))
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = self.square.t()
+        x = x @ turned @ turned * (3 * turned).sum()
+        x = torch.addcmul(x, self.scale, self.scale.exp())
+        return self.linear(nn.functional.layer_norm(x, (WIDTH,), self.gain, self.gain / 2))
+
+
+class Hooked(nn.Module):
+    """Hooks on weights that are used once, twice, and behind a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.once, self.twice, self.linear = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        for parameter in self.parameters():
+            parameter.register_hook(lambda gradient: 3 * gradient)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.twice(self.linear(self.once(self.twice(x))))
+
+
 class Convolutions(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Conv1d(3, 5, 1), nn.BatchNorm1d(5), nn.ReLU(), nn.Conv1d(5, 3, 1), nn.GELU())
@@ -45,7 +73,7 @@ def both(make: type[nn.Module], x: Tensor) -> tuple[nn.Module, Tensor, nn.Module
     return mine, x.clone().requires_grad_(), make(), x.clone().requires_grad_()
 
 
-@pytest.mark.parametrize("make", [Everything, Convolutions])
+@pytest.mark.parametrize("make", [Everything, Nested, Hooked, Convolutions])
 def test_the_halves_make_the_whole(make: type[nn.Module]) -> None:
     x, gradient = torch.randn(2, 3, WIDTH), torch.randn(2, 3, WIDTH)
     mine, source, whole, other = both(make, x)

@@ -8,7 +8,8 @@ what leads off the way from there is the first half's; thus nothing is done twic
 schedules (Qi et al. 2023).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,8 @@ class WeightGradients:
             if not arrived:
                 continue
             starts, given = zip(*arrived, strict=True)
-            found = torch.autograd.grad(starts, edges, given, retain_graph=True, allow_unused=True)
+            with _hooks_at_rest(edges):
+                found = torch.autograd.grad(starts, edges, given, retain_graph=True, allow_unused=True)
             for edge, gradient in zip(edges, found, strict=True):
                 if gradient is not None:
                     roots.append(edge)
@@ -71,7 +73,8 @@ def input_gradient(
     noted: _Noted = {}
     handles = [node.register_prehook(_note(noted, node)) for node in rest]
     try:
-        found = torch.autograd.grad([end], [goal, *early], [given], retain_graph=True, allow_unused=True)
+        with _hooks_at_rest(early):
+            found = torch.autograd.grad([end], [goal, *early], [given], retain_graph=True, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
@@ -94,3 +97,17 @@ def _note(noted: _Noted, node: Node) -> Callable[[tuple[Tensor, ...]], None]:
         noted[node] = gradients
 
     return hook
+
+
+@contextmanager
+def _hooks_at_rest(edges: Iterable[GradientEdge]) -> Iterator[None]:
+    """Keep the tensor hooks of weights (`register_hook`) for when their gradient is accumulated, not just computed."""
+    held = [getattr(getattr(edge.node, "variable", None), "_backward_hooks", None) for edge in edges]
+    kept = [(hooks, dict(hooks)) for hooks in held if hooks]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, own in kept:
+            hooks.update(own)
