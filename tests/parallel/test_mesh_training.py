@@ -81,6 +81,24 @@ def test_the_loss_curve_of_every_mesh_is_that_of_one_process(world_size: int, ba
     assert done == [[str(case) for case in cases]] * world_size
 
 
+def on_ranks_accumulate(rank: int, world_size: int, wanted: dict[str, torch.Tensor]) -> None:
+    """Gradients of a second step are added to those of the first, which have been summed over the ranks already."""
+    windows = batches()[0]
+    for shape in (MeshShape(dp=2, pp=2), MeshShape(dp=2, sp=2)):
+        mesh = TrainingMesh(shape)
+        model = MeshTransformer(whole(2), mesh)
+        model.step(windows)
+        with pytest.raises(UsageError, match="does not fill"):
+            model.step(windows[:0])
+        model.step(windows)
+        _compare_gradients(model, {name: 2 * gradient for name, gradient in wanted.items()}, str(shape))
+        mesh.close()
+
+
+def test_gradients_accumulate_over_steps() -> None:
+    ranks(4).run(on_ranks_accumulate, one_process(2).gradients)
+
+
 def on_ranks_refuse(rank: int, world_size: int) -> list[str]:
     """What every rank is told of configurations that cannot be; the group works afterwards."""
     said = []

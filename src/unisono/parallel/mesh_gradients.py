@@ -1,6 +1,7 @@
 """Gradients of a model over a mesh: summed over the ranks that hold the same weights, clipped by the norm of all."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from unisono.errors import UsageError
 from unisono.parallel.mesh import TrainingMesh
 from unisono.parallel.shards import Sharded, Split
 
-__all__ = ["Piece", "clip_gradients", "pieces_of", "sum_gradients_over"]
+__all__ = ["Piece", "clip_gradients", "gradients_apart", "pieces_of", "sum_gradients_over"]
 
 
 class Piece(NamedTuple):
@@ -33,6 +34,20 @@ def pieces_of(stage: nn.Module, copies: Sequence[str] = ()) -> Iterator[Piece]:
         for name, parameter in module.named_parameters(recurse=False):
             full_name = f"{prefix}.{name}" if prefix else name
             yield Piece(full_name, parameter, splits.get(name), full_name in copies)
+
+
+@contextmanager
+def gradients_apart(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Keep the gradients that are there out of what the block does with its own; at its end the two are added."""
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, earlier in zip(parameters, before, strict=True):
+            if earlier is not None:
+                parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
 
 
 @torch.no_grad()

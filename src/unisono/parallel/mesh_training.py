@@ -26,7 +26,7 @@ from unisono.parallel.cross_entropy import parallel_cross_entropy
 from unisono.parallel.full_weights import full_state_dict
 from unisono.parallel.layers import divide_layers
 from unisono.parallel.mesh import TrainingMesh, agree
-from unisono.parallel.mesh_gradients import Piece, clip_gradients, pieces_of, sum_gradients_over
+from unisono.parallel.mesh_gradients import Piece, clip_gradients, gradients_apart, pieces_of, sum_gradients_over
 from unisono.parallel.pipeline import Pipeline
 from unisono.parallel.pipeline_report import PipelineReport
 from unisono.parallel.pipeline_schedules import build_pipeline, usual_stages_per_rank
@@ -108,8 +108,10 @@ class MeshTransformer:
         Gradients are added to `.grad`. Returns the mean loss over all positions of the batch in nats per token, a
         detached float32 scalar, the same on every rank. Raises UsageError for a batch that does not fit the mesh.
         """
-        loss = self.pipeline.step(*self._own(windows))
-        sum_gradients_over(list(self.parameters()), self.mesh, "sp", "dp")
+        parameters = list(self.parameters())
+        with gradients_apart(parameters):
+            loss = self.pipeline.step(*self._own(windows))
+            sum_gradients_over(parameters, self.mesh, "sp", "dp")
         return self._total(loss)
 
     def evaluate(self, windows: Tensor) -> Tensor:
