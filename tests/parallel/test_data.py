@@ -74,6 +74,7 @@ def on_ranks_values(rank: int, world_size: int) -> None:
     _tokens(rank, world_size)
     for counted in (False, True):
         _out_of_data(rank, world_size, counted)
+    _out_of_data_and_accumulating(rank, world_size)
     _clipping(rank, world_size)
     _frozen_and_closed(rank, world_size)
 
@@ -215,6 +216,19 @@ def _out_of_data(rank: int, world_size: int, counted: bool) -> None:
         steps += 1
     assert steps == world_size - 1
     assert same_on_all(net)
+
+
+def _out_of_data_and_accumulating(rank: int, world_size: int) -> None:
+    """Without zero_grad the means of the steps add up, also on and after ranks that have no more data."""
+    model, alone = DataParallel(mlp(), bucket_nbytes=64), mlp()
+    batches = [[rows(2, seed=10 * peer + step) for step in range(peer + 1)] for peer in range(world_size)]
+    for step, batch in enumerate(model.in_step(batches[rank])):
+        if batch is None:
+            model.absent()
+        else:
+            squares(model(batch)).mean().backward()
+        squares(alone(torch.cat([held[step] for held in batches if len(held) > step]))).mean().backward()
+        assert_close(gradients(model.module), gradients(alone))
 
 
 def _clipping(rank: int, world_size: int) -> None:

@@ -61,6 +61,7 @@ class BackwardWatch:
     def __init__(
         self, parameters: Sequence[Parameter], buckets: Sequence[Bucket], ended: Callable[[list[int]], None]
     ) -> None:
+        self.parameters = parameters
         self.buckets = buckets
         self.ended = ended
         self.paused = False
@@ -85,7 +86,15 @@ class BackwardWatch:
             self._pass = None
 
     def pass_without_backward(self) -> None:
-        """Take part in the collectives of the other ranks' backward pass."""
+        """Take part in the collectives of the other ranks' backward pass.
+
+        Where this rank does not count among those present, so do not the means of earlier passes that it still has:
+        the others have them too, and all get them back.
+        """
+        if self.present < 1:
+            for slot, parameter in enumerate(self.parameters):
+                if slot not in self._touched and parameter.grad is not None:
+                    parameter.grad.zero_()
         self._end(self._begin())
 
     def _hook(self, slot: int) -> Callable[[torch.Tensor], None]:
