@@ -89,6 +89,7 @@ def on_ranks_optimizers(rank: int, world_size: int) -> None:
     _memory(rank, world_size)
     _accumulated(rank, world_size)
     _tied_unused_and_channels_last(rank, world_size)
+    _cut_short()
     _errors(rank)
 
 
@@ -159,7 +160,23 @@ def _tied_unused_and_channels_last(rank: int, world_size: int) -> None:
     assert tied.head.weight is tied.embedding.weight
 
 
+def _cut_short() -> None:
+    """An exception in every rank's backward; after zero_grad the next step is right again."""
+    net, alone = mlp(), mlp()
+    optimizer = ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1, bucket_nbytes=64)
+    hidden = net[0](rows(2))
+    hidden.register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        squares(net[1:](hidden)).backward()
+    train(net, optimizer, range(1))
+    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), range(1))
+    near(net, alone)
+
+
 def _errors(rank: int) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    with pytest.raises(UsageError, match="1 of 2 parameters are given twice: name a tied weight once"):
+        ShardedOptimizer([{"params": [weight], "lr": 0.1}, {"params": [weight]}], torch.optim.SGD, lr=0.2)
     with pytest.raises(UsageError, match="LBFGS looks at whole matrices"):
         ShardedOptimizer(mlp().parameters(), torch.optim.LBFGS)
     with pytest.raises(UsageError, match="no parameter takes a gradient"):

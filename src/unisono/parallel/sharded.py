@@ -54,8 +54,8 @@ class ShardedOptimizer:
         defaults: the optimizer's own options.
 
     A parameter that no rank used counts as one with gradient zero. `optimizer` is the torch optimizer of this rank's
-    parts, to give to learning rate schedulers. Raises UsageError for an optimizer that is not elementwise or without
-    parameters, MismatchError on every rank if the parameters differ in shape.
+    parts, to give to learning rate schedulers. Raises UsageError for an optimizer that is not elementwise, without
+    parameters or with one twice, MismatchError on every rank if the parameters differ in shape.
 
     """
 
@@ -116,7 +116,11 @@ class ShardedOptimizer:
             work.wait()
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Forget all gradients, also what a backward pass that failed on all ranks has left."""
+        if self._watch is not None:
+            self._watch.abandon()
+        for shard in self.shards:
+            shard.gradients = None
         for parameter in self.parameters:
             parameter.grad = None
         self.optimizer.zero_grad()
@@ -226,6 +230,9 @@ def _as_groups(parameters: Groups) -> list[dict[str, Any]]:
     groups = [options for options in groups if options["params"]]
     if not groups:
         raise UsageError("no parameter takes a gradient: there is nothing to optimize")
+    listed = [weight for options in groups for weight in options["params"]]
+    if twice := len(listed) - len(set(listed)):
+        raise UsageError(f"{twice} of {len(listed)} parameters are given twice: name a tied weight once")
     return groups
 
 
