@@ -155,11 +155,37 @@ def on_ranks_errors(rank: int, world_size: int) -> None:
     if rank:
         with pytest.raises(UsageError, match=f"rank {rank} pushes a count of -1"), Worker(mlp(), 0) as worker:
             worker.push(-1)  # the block ends by an exception: the server is told all the same
+        with Worker(mlp(), 0) as worker:
+            worker.push()
+            with pytest.raises(UsageError, match=f"rank {rank} pushes twice in a row"):
+                worker.push()
         return
     chief = server()
     with pytest.raises(UsageError, match="a module of its own"):
         Worker(chief.module, chief)
     assert chief.serve().steps == 0
+    assert server().serve().steps == 1
+
+
+def on_ranks_leave_early(rank: int, world_size: int) -> list[float]:
+    """Worker 1 pushes and leaves, worker 2 leaves without a push: the one gradient of the round still counts."""
+    if rank == 0:
+        net = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(net.weight)
+        server = ParameterServer(net, torch.optim.SGD(net.parameters(), lr=1.0))
+        assert server.serve().steps == 1
+        return [net.weight.item()]
+    with Worker(nn.Linear(1, 1, bias=False), 0) as worker:
+        if rank == 1:
+            worker.pull()
+            worker.module(torch.full((1, 1), 3.0)).sum().backward()
+            worker.push()
+    return []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_last_gradient_counts(backend: str) -> None:
+    assert ranks(3, backend=backend).run(on_ranks_leave_early)[0] == [-3.0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -124,7 +124,8 @@ class ParameterServer:
                 self._pulling.append(worker)
             else:
                 self._clocks.leave(worker)
-            if self._clocks.staleness is None and self._clocks.round_is_complete():
+            last = bool(self._pushed) and not self._clocks.pushes  # of a round that those who left did not finish
+            if self._clocks.staleness is None and (self._clocks.round_is_complete() or last):
                 self._step_together()
             for waiting in [rank for rank in self._pulling if self._clocks.may_go_on(rank)]:
                 self._pulling.remove(waiting)
@@ -197,6 +198,7 @@ class Worker:
     ) -> None:
         self.module, self.group = module, group
         self._weights = list(module.parameters())
+        self._has_pushed = False  # since the last pull
         self._here = server if isinstance(server, ParameterServer) else None
         if self._here is None:
             self._server: Any = server
@@ -214,6 +216,7 @@ class Worker:
     def pull(self) -> None:
         """Wait until this worker may go on, and bring the server's weights into the module."""
         self._tell(PULL)
+        self._has_pushed = False
         if self._here is not None:
             flat = self._here.weights_here()
         else:
@@ -225,10 +228,16 @@ class Worker:
     def push(self, count: float = 1.0) -> None:
         """Send the module's gradients, None as zeros, and forget them. `count`: their weight in a synchronous mean.
 
-        Raises UsageError if the count is negative or not finite.
+        Raises UsageError if the count is negative or not finite, or for a second push without a pull between, which no
+        bound on staleness would hold up.
         """
         if not 0 <= count < float("inf"):
             raise UsageError(f"rank {dist.get_rank()} pushes a count of {count:g}, expected a finite number, 0 or more")
+        if self._has_pushed:
+            raise UsageError(
+                f"rank {dist.get_rank()} pushes twice in a row: pull in between, or add the gradients up and push once"
+            )
+        self._has_pushed = True
         gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in self._weights]
         flat = _joined(gradients)
         self.module.zero_grad()
