@@ -94,6 +94,31 @@ def test_one_rank_is_a_pipeline_too() -> None:
     ranks(1).run(alone)
 
 
+def padded(rank: int, world_size: int) -> None:
+    """Cross-entropy of targets that are ignored: one of a microbatch, all of another, and in the end all of all."""
+    schedule = build_pipeline("zb-h1", world_size, 3)
+    own, whole = layers(), layers()
+    stages = stages_from_layers(own, schedule)
+    pipeline = Pipeline(stages, schedule, F.cross_entropy, count=lambda target: (target >= 0).sum().item())
+    inputs, _ = batch(6)
+    for targets in (torch.tensor([0, -100, -100, -100, 2, 3]), torch.full((6,), -100)):
+        for module in (*own, *whole):
+            module.zero_grad()
+        wanted = F.cross_entropy(nn.Sequential(*whole)(inputs), targets)
+        wanted.backward()
+        loss = pipeline.step(inputs, targets)
+        assert loss is None or loss.item() == pytest.approx(wanted.item(), nan_ok=True)
+        held = [i for i, layer in enumerate(own) if any(layer is part for stage in stages for part in stage)]
+        for got, want in zip(own, whole, strict=True):
+            if got in (own[i] for i in held):
+                for mine, other in zip(got.parameters(), want.parameters(), strict=True):
+                    torch.testing.assert_close(mine.grad, other.grad, equal_nan=True)
+
+
+def test_a_microbatch_of_padding_alone_adds_nothing() -> None:
+    ranks(2).run(padded)
+
+
 class Words(nn.Module):
     """Tokens to features; the weight is the output layer's too."""
 

@@ -55,6 +55,7 @@ class Pipeline:
     first dim is the microbatch's rows, and returns one; the last one's output goes to loss_fn(output, target), which
     returns one number. reduction: "mean" if that number is a mean over `count(target)` items (by default its rows),
     "sum" if it is a sum; the step's loss is then the mean or sum over the whole batch, however uneven the microbatches.
+    Of a microbatch that counts 0, where others do not, loss_fn is not asked.
     tied: weights that several stages share, each as in `TiedWeight`. infer: what a stage returns for an input without
     data, for stages that `meta_forward` does not suit.
 
@@ -130,7 +131,8 @@ class Pipeline:
         weights = [1.0] * len(wanted)
         if self.reduction == "mean":
             counts = [float(self.count(part)) for part in wanted]
-            weights = [value / (sum(counts) or 1.0) for value in counts]
+            total = sum(counts)
+            weights = [value / total for value in counts] if total else weights
         mail = PipelineMail(self.schedule, self.rank, shapes, self._channels, self.device, forward_only)
         clock = Clock(self.device)
         return PipelineStep(self.stages, mail, shapes, clock, self.loss_fn, sources, wanted, weights)

@@ -70,7 +70,7 @@ class PipelineStep:
         if stage < self._last:
             self._check_form(action, output)
         else:
-            output = self._loss_fn(output, self._targets[microbatch]) * self._weights[microbatch]
+            output = self._part_of_loss(output, microbatch)
             self.losses.append(output.detach())
         if torch.is_grad_enabled():
             self._done[stage, microbatch] = source, output
@@ -89,6 +89,11 @@ class PipelineStep:
         if not self._shapes.has_gradient(stage):
             return None
         return torch.zeros_like(source) if found is None else found
+
+    def _part_of_loss(self, output: Tensor, microbatch: int) -> Tensor:
+        """Of a microbatch without anything to count the mean would be NaN: it adds zero, and zero gradients."""
+        weight = self._weights[microbatch]
+        return self._loss_fn(output, self._targets[microbatch]) * weight if weight else output.mul(0.0).sum()
 
     def _check_form(self, action: Action, output: Tensor) -> None:
         """What leaves a stage must be what the next rank has made room for."""
