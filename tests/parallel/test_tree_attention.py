@@ -80,6 +80,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: tree_attention(query.detach(), key, key[:, :3]),
         lambda: tree_attention(query.detach(), key, key, algorithm="bush"),
         lambda: ShardedCache().append(key, key[:, :3]),
+        lambda: tree_attention(query.detach(), key[:, :0], key[:, :0]),
     ]
     messages = refused(attempts)
     with torch.no_grad():
@@ -94,6 +95,7 @@ def test_what_is_refused() -> None:
     assert "do not fit as [2, 1, 3], [2, 4, 3], [2, 3, 3]" in first[1]
     assert first[2].startswith("unknown algorithm 'bush'")
     assert first[3] == "key and value must be of one shape, not [2, 4, 3] and [2, 3, 3]"
+    assert first[4].startswith("no rank has a key to attend to")
 
 
 def recorded(rank: int, world_size: int) -> list[str]:

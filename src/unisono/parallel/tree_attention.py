@@ -31,10 +31,11 @@ def tree_attention(
     """Attention of queries that every rank has to all ranks' keys: [..., queries, width], the same on every rank.
 
     `key` and `value` [..., own length, width] are this rank's part; their lengths may differ by rank and be zero. Every
-    query sees every key, of which there must be one at least. Computed in float32 at least; `scale` is 1/√width by
+    query sees every key. Computed in float32 at least; `scale` is 1/√width by
     default. `algorithm` carries the all_reduces on the backend "unisono"; None: its default path, as on any other.
 
-    For decoding: there is no gradient. Raises UsageError where one would be needed, or if shapes do not fit.
+    For decoding: there is no gradient. Raises UsageError where one would be needed, or if shapes do not fit, and, on
+    every rank, if all ranks together have no key.
     """
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
         raise UsageError("tree_attention has no gradient: call it under torch.no_grad(), or train with ring_attention")
@@ -48,6 +49,8 @@ def tree_attention(
     with _carried_by(algorithm, group):
         highest = own.lse.clone()
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+        if torch.isneginf(highest).all() and highest.numel():
+            raise UsageError("no rank has a key to attend to: pass one key or more on some rank")
         share = (own.lse - highest).exp_().unsqueeze(-1)
         sums = torch.cat((own.out * share, share), -1)
         dist.all_reduce(sums, group=group)
