@@ -65,6 +65,11 @@ def on_ranks_values(rank: int, world_size: int) -> None:
     _low_precision(rank)
     _evaluation(rank)
     _errors(rank)
+    (slope,) = torch.autograd.grad(
+        SyncBatchNorm(3)(x := torch.rand(4, 3, requires_grad=True)).pow(3).sum(), x, None, True, True
+    )
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
 
 
 def _low_precision(rank: int) -> None:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.errors import UnisonoError
+from unisono.parallel.collectives import reduce_scatter_single
 
 __all__ = ["Average"]
 
@@ -49,7 +50,7 @@ class Average:
         if self.out is None:
             self._work: Any = dist.all_reduce(self.flat, op, self.group, async_op=True)
         else:
-            self._work = dist.reduce_scatter_tensor(self.out, self.flat, op, self.group, async_op=True)
+            self._work = reduce_scatter_single(self.out, self.flat, op, self.group, async_op=True)
 
     def _learn(self, error: Exception) -> None:
         """Remember a refusal of AVG; raise any other error again."""

@@ -24,10 +24,11 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float, group: dist.Pr
     """
     if not max_norm > 0:
         raise UsageError(f"max_norm is {max_norm}, expected a positive number")
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    squares = [gradient.float().pow(2).sum() for gradient in gradients]
-    device = gradients[0].device if gradients else torch.device("cpu")
-    total = torch.stack([square.to(device) for square in squares]).sum() if squares else torch.zeros((), device=device)
+    held = list(parameters)
+    gradients = [parameter.grad for parameter in held if parameter.grad is not None]
+    total = torch.zeros((), device=held[0].device if held else None)
+    for gradient in gradients:
+        total += gradient.float().pow(2).sum().to(total.device)
     if group is not None:
         dist.all_reduce(total, group=group)
     norm = total.sqrt()

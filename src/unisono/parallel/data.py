@@ -23,6 +23,7 @@ from unisono.errors import UsageError
 from unisono.parallel.agreement import check_structure
 from unisono.parallel.backward import BackwardWatch
 from unisono.parallel.buckets import GradientBucket, plan_buckets
+from unisono.parallel.collectives import all_gather_single
 
 __all__ = ["DataParallel", "mean_count"]
 
@@ -49,7 +50,7 @@ def _gather(row: list[float], group: dist.ProcessGroup | None, device: torch.dev
     """A few numbers of every rank: float64 (world_size, len(row)), on the CPU."""
     mine = torch.tensor(row, dtype=torch.float64, device=device)
     table = mine.new_empty(dist.get_world_size(group), len(row))
-    dist.all_gather_into_tensor(table.view(-1), mine, group)
+    all_gather_single(table.view(-1), mine, group)
     return table.cpu()
 
 

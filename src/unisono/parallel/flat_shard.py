@@ -21,6 +21,7 @@ from torch.nn import Parameter
 
 from unisono.parallel.averaging import Average
 from unisono.parallel.buckets import check_dense, flattened, shaped
+from unisono.parallel.collectives import all_gather_single
 
 __all__ = ["FlatShard", "is_per_weight"]
 
@@ -99,12 +100,12 @@ class FlatShard:
     def gather(self, part: Tensor, out: Tensor | None = None) -> Tensor:
         """All ranks' parts (length,) side by side: (length * world_size,)."""
         whole = part.new_empty(self.flat.shape) if out is None else out
-        dist.all_gather_into_tensor(whole, part, self.group)
+        all_gather_single(whole, part, self.group)
         return whole
 
     def start_gathering_weights(self) -> Any:
         """Bring the updated parts of all ranks into every rank's parameters; returns the Work."""
-        return dist.all_gather_into_tensor(self.flat, self.mine.detach(), self.group, async_op=True)
+        return all_gather_single(self.flat, self.mine.detach(), self.group, async_op=True)
 
     def whole_states(self, state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
         """An optimizer's state of `mine` as one of every parameter, in the parameter's shape. Collective."""

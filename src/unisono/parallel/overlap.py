@@ -185,12 +185,12 @@ class _RowScatter(torch.autograd.Function):
 
 
 def _as_autocast_wants(*tensors: Tensor | None) -> list[Any]:
-    """The operands in the dtype that autocast would multiply in, where it is on."""
+    """The operands in the dtype that autocast would multiply in, where it is on; it leaves float64 as it is."""
     device = next(t.device.type for t in tensors if t is not None)
     if not torch.is_autocast_enabled(device):
         return list(tensors)
     dtype = torch.get_autocast_dtype(device)
-    return [t if t is None else t.to(dtype) for t in tensors]
+    return [t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors]
 
 
 def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, chunks: int) -> Tensor:

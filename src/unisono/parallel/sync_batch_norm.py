@@ -11,8 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from unisono.errors import UsageError
+from unisono.parallel.autograd import apply
+from unisono.parallel.collectives import all_gather_single
 
 __all__ = ["SyncBatchNorm"]
 
@@ -71,7 +74,7 @@ def _normalise(norm: SyncBatchNorm, values: Tensor) -> Tensor:
     if norm.training and norm.running_mean is not None:
         _track(norm, mean, variance * (count / (count - 1)))
     scale = torch.rsqrt(variance + norm.eps)
-    normalised: Tensor = _Normalise.apply(values, mean, scale, count, norm.group)  # type: ignore[no-untyped-call]
+    normalised = apply(_Normalise, values, mean, scale, count, norm.group)
     if norm.affine:
         shape = [1, -1] + [1] * (values.dim() - 2)
         normalised = normalised * norm.weight.view(shape) + norm.bias.view(shape)
@@ -97,7 +100,7 @@ def _statistics(values: Tensor) -> Tensor:
 def _merge(mine: Tensor, group: dist.ProcessGroup | None) -> tuple[float, Tensor, Tensor]:
     """Count, mean and biased variance (channels,) over all ranks: the same bits on each."""
     tables = mine.new_empty(dist.get_world_size(group), *mine.shape)
-    dist.all_gather_into_tensor(tables.view(-1), mine.view(-1), group)
+    all_gather_single(tables.view(-1), mine.view(-1), group)
     counts, means, squares = tables.unbind(1)
     count = float(counts[:, 0].double().sum())
     if not count:
@@ -133,6 +136,7 @@ class _Normalise(torch.autograd.Function):
         return normalised
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         gradient = gradients[0]
         normalised, scale = ctx.saved_tensors
