@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,65 +12,127 @@ import torch.distributed as dist
 from ranks import ranks
 from unisono.errors import UsageError
 from unisono.parallel.collectives import all_gather_single, reduce_scatter_single
+from unisono.run.fused import DIFFERS
 from unisono.run.loops import WARM, loops, wanted
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64)
-OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
-COUNTS = (0, 1, 2049, 300_001)
+FLOATING, ORDERED, BITS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG"), ("SUM", "PRODUCT", "MIN", "MAX"), ("BAND", "BXOR")
+OPS = {
+    torch.float32: FLOATING,
+    torch.float64: ("SUM", "MAX", "AVG"),
+    torch.bfloat16: FLOATING,
+    torch.float16: FLOATING,
+    torch.int32: ("SUM", "PRODUCT"),
+    torch.int64: (*ORDERED, "BOR"),
+    torch.uint8: ("SUM", "MIN", *BITS),
+    torch.int8: ("SUM", "MIN"),
+    torch.int16: BITS,
+    torch.bool: ("MAX", "BOR"),
+    torch.uint32: ("SUM", "MAX"),
+    torch.complex64: ("SUM", "AVG"),
+}
+BY_TORCH = ((torch.int8, "MIN"), (torch.uint32, "MAX"), (torch.complex64, "AVG"))
+COUNTS = (0, 1, 2049, 200_001)
 
 
 def inputs(dtype: torch.dtype, count: int, world_size: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(count)
-    made = [(torch.randn(count, generator=generator) * 3).to(dtype) for _ in range(world_size)]
+    made = [(torch.randn(count, generator=generator) * 3).to(torch.int64).to(dtype) for _ in range(world_size)]
     if dtype.is_floating_point and count > 2:
+        made = [(torch.randn(count, generator=generator) * 3).to(dtype) for _ in range(world_size)]
         made[0][1], made[-1][2] = float("nan"), float("inf")
     return made
 
 
-def results(rank: int, world_size: int, path: str, modes: list[str]) -> list[bytes]:
-    """Digests of the bytes that every call gives; NaNs made one."""
+Keep = Callable[[torch.Tensor], None]
+
+
+def combined(rank: int, world_size: int, mine: torch.Tensor, op: str, keep: Keep) -> None:
+    """What every call that reduces gives."""
+    x, reduce_op, count = mine.clone(), getattr(dist.ReduceOp, op), mine.numel()
+    work = dist.all_reduce(x, reduce_op, async_op=count % 2 == 1)
+    if work is not None:
+        work.wait()
+    keep(x)
+    x = mine.clone()
+    dist.reduce(x, count % world_size, reduce_op)
+    keep(x)
+    part = torch.empty(count // world_size, dtype=mine.dtype)
+    whole = mine[: part.numel() * world_size].clone()
+    reduce_scatter_single(part, whole, reduce_op)
+    keep(part)
+    dist.reduce_scatter(part.zero_(), [p.clone() for p in whole.view(world_size, -1)], reduce_op)
+    keep(part)
+
+
+def moved(rank: int, world_size: int, mine: torch.Tensor, keep: Keep) -> None:
+    """What every call that moves gives."""
+    count, root = mine.numel(), mine.numel() % world_size
+    gathered = mine.new_empty(count * world_size)
+    all_gather_single(gathered, mine)
+    keep(gathered)
+    whole = mine[: count // world_size * world_size].clone()
+    pieces = torch.empty_like(whole)
+    dist.all_to_all_single(pieces, whole)
+    keep(pieces)
+    outputs = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(outputs, mine)
+    keep(torch.cat(outputs))
+    dist.all_to_all(outputs, [mine + r if mine.dtype.is_floating_point else mine.clone() for r in range(world_size)])
+    keep(torch.cat(outputs))
+    dist.gather(mine, [o.zero_() for o in outputs] if rank == root else None, root)
+    keep(torch.cat(outputs))
+    work = dist.scatter(mine, [o + o for o in outputs] if rank == root else None, root, async_op=count % 2 == 1)
+    if work is not None:
+        work.wait()
+    keep(mine)
+    dist.broadcast(mine, root)
+    keep(mine)
+
+
+def watched(outcome: int, unusual: list[str]) -> int:
+    if outcome & 3 == DIFFERS:
+        unusual.append("differs")
+    return outcome
+
+
+def results(rank: int, world_size: int, path: str, modes: list[str]) -> tuple[list[bytes], list[str]]:
+    """Digests of the bytes that every call gives, NaNs made one; what went the long way, or met unexpected headers."""
     os.environ["UNISONO_FUSED"] = modes[rank % len(modes)]
     dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
-    found = []
+    group = dist.distributed_c10d._get_default_group()
+    found: list[bytes] = []
 
     def keep(x: torch.Tensor) -> None:
-        if x.is_floating_point():
+        if x.is_floating_point() or x.is_complex():
             x = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
         found.append(hashlib.blake2b(x.view(torch.uint8).numpy()).digest())
 
-    for dtype in DTYPES:
+    desk, unusual, do = group._group.collectives.desk, [], group._do
+    group._do = lambda op, *args: unusual.append(op) or do(op, *args)
+    if modes[rank % len(modes)] != "0":
+        run = desk.run
+        desk.run = lambda *args: watched(run(*args), unusual)
+    for dtype, ops in OPS.items():
         for count in COUNTS:
             mine = inputs(dtype, count, world_size)[rank]
-            for op in OPS:
-                if op == "AVG" and not dtype.is_floating_point:
-                    continue
-                x = mine.clone()
-                work = dist.all_reduce(x, getattr(dist.ReduceOp, op), async_op=count % 2 == 1)
-                if work is not None:
-                    work.wait()
-                keep(x)
-                part = torch.empty(count // world_size, dtype=dtype)
-                whole = mine[: part.numel() * world_size].clone()
-                reduce_scatter_single(part, whole, getattr(dist.ReduceOp, op))
-                keep(part)
-            gathered = torch.empty(count * world_size, dtype=dtype)
-            all_gather_single(gathered, mine)
-            keep(gathered)
-            pieces = torch.empty_like(whole)
-            dist.all_to_all_single(pieces, whole)
-            keep(pieces)
-            dist.broadcast(mine, count % world_size)
-            keep(mine)
+            for op in ops:
+                combined(rank, world_size, mine, op, keep)
+                if (dtype, op) in BY_TORCH:
+                    unusual.clear()
+            if dtype in (torch.float32, torch.float16, torch.uint8):
+                moved(rank, world_size, mine, keep)
     dist.destroy_process_group()
-    return found
+    return found, unusual
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_bits_of_torchs_operations(world_size: int, tmp_path: Path) -> None:
     pool = ranks(world_size, group=False)
-    plain = pool.run(results, str(tmp_path / "plain"), ["0"])
-    assert pool.run(results, str(tmp_path / "mixed"), ["now", "0"]) == plain
-    assert pool.run(results, str(tmp_path / "loops"), ["now"]) == plain
+    plain = [found for found, _ in pool.run(results, str(tmp_path / "plain"), ["0"])]
+    mixed = pool.run(results, str(tmp_path / "mixed"), ["now", "0"])
+    loops = pool.run(results, str(tmp_path / "loops"), ["now"])
+    assert [found for found, _ in mixed] == [found for found, _ in loops] == plain
+    assert [unusual for _, unusual in [mixed[0], *loops]] == [[]] * (1 + world_size)
 
 
 def overlapping(rank: int, world_size: int) -> list[list[float]]:

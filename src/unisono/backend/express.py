@@ -13,6 +13,7 @@ import torch
 
 from unisono.backend.operations import Builder
 from unisono.backend.options import chosen
+from unisono.backend.tensors import ordinary
 from unisono.errors import UsageError
 from unisono.run.desk import Desk
 from unisono.run.mail import Letter, letter
@@ -33,16 +34,6 @@ def _nothing(half: int, output: torch.Tensor, tensor: torch.Tensor) -> None:
 Maker = Callable[["Express", torch.Tensor, torch.Tensor, Any], Prepared | None]
 
 
-def _simple(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in memory as they are, side by side, for anybody to write."""
-    return (
-        tensor.is_cpu
-        and tensor.is_contiguous()
-        and tensor.layout is torch.strided
-        and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
-    )
-
-
 class Express:
     """Tickets of one rank in one group; None where a call must take the long way."""
 
@@ -57,14 +48,14 @@ class Express:
 
     def _prepare(self) -> None:
         """Begins anew, with what the desk offers now."""
-        call, board = Call("barrier"), self._ops.board  # by default, whatever block this is called in
-        self._barrier: Prepared = self._desk.order("BARRIER", call, board.stages, 0) or Ticket(call, _nothing, _nothing)
+        call = Call("barrier")  # by default, whatever block this is called in
+        self._barrier: Prepared = self._desk.order("BARRIER", call, torch.uint8, 0) or Ticket(call, _nothing, _nothing)
         self._tickets = {}
 
     def ticket(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor) -> Prepared | None:
         """The ticket that ``make`` gives for these tensors and ``key``, if the tensors and the options allow one."""
         alike = output is tensor  # in place: half of the questions
-        if not _simple(output) or not (alike or _simple(tensor)) or chosen(self._ops.options) is not None:
+        if not ordinary(output) or not (alike or ordinary(tensor)) or chosen(self._ops.options) is not None:
             return None
         whole: tuple[Any, ...] = (make, key, output.dtype, output.shape)
         if not alike:
@@ -83,7 +74,7 @@ class Express:
 
     def letter(self, op: str, tensor: torch.Tensor, tag: int) -> Letter | None:
         """The letter of a send or recv of ``tensor``, if the tensor allows one."""
-        if not _simple(tensor):
+        if not ordinary(tensor):
             return None
         key = (op, tensor.dtype, tensor.shape, tag)
         found = self._letters.get(key)
@@ -102,7 +93,7 @@ class Express:
         small = one_shot(tensor.nbytes, self._size)
         call = self._ops.call("all_reduce", tensor, op)
         kind = "ONE_SHOT" if small else "ALL_REDUCE"
-        if order := self._desk.order(kind, call, tensor, tensor.nbytes, op):
+        if order := self._desk.order(kind, call, tensor.dtype, tensor.nbytes, op):
             return order
         if not small or op == "PREMUL_SUM":
             return None
@@ -115,10 +106,17 @@ class Express:
             lambda half, out, mine: combine(parts[half], out),
         )
 
+    def reduce(self, output: torch.Tensor, tensor: torch.Tensor, key: tuple[int, str]) -> Prepared | None:
+        """As `all_reduce`, for the root alone."""
+        root, op = key
+        kind = "ONE_SHOT" if one_shot(tensor.nbytes, self._size) else "REDUCE"
+        call = self._ops.call("reduce", tensor, op, root)
+        return self._desk.order(kind, call, tensor.dtype, tensor.nbytes, op, root=root)
+
     def broadcast(self, output: torch.Tensor, tensor: torch.Tensor, root: int) -> Prepared | None:
         """The root stages, the others copy."""
         call = self._ops.call("broadcast", tensor, root=root)
-        if order := self._desk.order("BROADCAST", call, tensor, tensor.nbytes, root):
+        if order := self._desk.order("BROADCAST", call, tensor.dtype, tensor.nbytes, root=root):
             return order
         if tensor.nbytes > self._board.stage_nbytes:
             return None
@@ -135,7 +133,8 @@ class Express:
         if not fits:
             return None
         call = self._ops.call("all_gather", tensor, rest="single")
-        if order := self._desk.order("ALL_GATHER", call, tensor, tensor.nbytes, apart=self._rank * tensor.nbytes):
+        dtype, apart = tensor.dtype, self._rank * tensor.nbytes
+        if order := self._desk.order("ALL_GATHER", call, dtype, tensor.nbytes, apart=apart):
             return order
         if tensor.nbytes > self._board.stage_nbytes:
             return None
@@ -164,7 +163,7 @@ class Express:
             pieces,
             lambda: f"{name_of_dtype(tensor.dtype)} {size} x [{count}] into {size} x [{count}]",
         )
-        if order := self._desk.order("ALL_TO_ALL", call, tensor, count * tensor.itemsize):
+        if order := self._desk.order("ALL_TO_ALL", call, tensor.dtype, count * tensor.itemsize):
             return order
         if count > width:
             return None
@@ -185,7 +184,7 @@ class Express:
             return None
         call = self._ops.call("reduce_scatter", tensor, op)
         apart = -rank * output.nbytes
-        if order := self._desk.order("REDUCE_SCATTER", call, tensor, output.nbytes, op, apart):
+        if order := self._desk.order("REDUCE_SCATTER", call, tensor.dtype, output.nbytes, op, apart=apart):
             return order
         if count > width or op == "PREMUL_SUM":
             return None

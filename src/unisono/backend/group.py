@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from unisono.backend import last_words
 from unisono.backend.express import Express
+from unisono.backend.lists import Lists
 from unisono.backend.moving import Moving
 from unisono.backend.options import Options
 from unisono.backend.reducing import Reducing
@@ -61,6 +62,7 @@ class Group:
         self.collectives: CollectiveLane
         self.operations: Operations
         self.express: Express
+        self.lists: Lists
         self._store = roll.store
         self._segment: Segment | None = None
         self._fd = -1
@@ -93,6 +95,7 @@ class Group:
         self.operations = Operations(board, self._options)
         self.collectives = CollectiveLane(board, self.names, self.label)
         self.express = Express(self.operations, self.collectives.desk)
+        self.lists = Lists(self.operations, self.operations, self.collectives.desk)
         self.messages = PointToPointLane(segment, self.rank, self.names, self.label)
         self.collectives.refusals = self.messages.refusals
         self.joined = True
@@ -169,7 +172,7 @@ class Group:
             self._log_refusals()
             self._say_left(segment, words)
             self.joined = False
-            del self.collectives, self.messages, self.operations, self.express
+            del self.collectives, self.messages, self.operations, self.express, self.lists
         elif segment is None or self.rank == 0:
             self._leave_unjoined(words)
         if self._fd >= 0 and segment is not None:

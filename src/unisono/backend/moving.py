@@ -9,13 +9,60 @@ from unisono.backend.operations import Builder, Operation, Tensors, apart, same_
 from unisono.backend.tensors import Result, as_bytes, check, flat_input, with_results
 from unisono.errors import UsageError
 from unisono.run import programs
-from unisono.watch.call import name_of_dtype
+from unisono.watch.call import Call, name_of_dtype
 
 __all__ = ["Moving"]
 
 
 class Moving(Builder):
-    """Builds the operations that move data."""
+    """Builds the operations that move data, and the calls of those whose pieces may differ by rank."""
+
+    def all_gather_call(self, outputs: Tensors, tensor: torch.Tensor) -> Call:
+        """What `all_gather` shall mean."""
+        return self.moving(
+            "all_gather",
+            tensor.dtype,
+            [tensor.shape] * self.size,
+            [output.shape for output in outputs],
+            lambda: f"{name_of_dtype(tensor.dtype)} {list(tensor.shape)} into {shapes(outputs)}",
+        )
+
+    def gather_call(self, outputs: Tensors, tensor: torch.Tensor, root: int) -> Call:
+        """What `gather` shall mean; ``outputs``: none but at the root."""
+        return self.moving(
+            "gather",
+            tensor.dtype,
+            [tensor.shape if r == root else None for r in range(self.size)],
+            [o.shape for o in outputs] if outputs else [None] * self.size,
+            lambda: (
+                f"{name_of_dtype(tensor.dtype)} {list(tensor.shape)}" + (f" into {shapes(outputs)}" if outputs else "")
+            ),
+            root,
+        )
+
+    def scatter_call(self, output: torch.Tensor, inputs: Tensors, root: int) -> Call:
+        """What `scatter` shall mean; ``inputs``: none but at the root."""
+        return self.moving(
+            "scatter",
+            output.dtype,
+            [t.shape for t in inputs] if inputs else [None] * self.size,
+            [output.shape if r == root else None for r in range(self.size)],
+            lambda: (
+                (f"{shapes(inputs)} of " if inputs else "") + f"{name_of_dtype(output.dtype)} into {list(output.shape)}"
+            ),
+            root,
+        )
+
+    def all_to_all_call(self, outputs: Tensors, inputs: Tensors) -> Call:
+        """What `all_to_all` shall mean."""
+        dtype = inputs[0].dtype
+        return self.moving(
+            "all_to_all",
+            dtype,
+            [t.shape for t in inputs],
+            [t.shape for t in outputs],
+            lambda: f"{name_of_dtype(dtype)} {shapes(inputs)} into {shapes(outputs)}",
+        )
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Operation:
         """``tensor`` of ``root`` into ``tensor`` of all."""
@@ -35,13 +82,7 @@ class Moving(Builder):
         check(tensor, "the input")
         self.one_per_rank(outputs, tensor, "outputs")
         results = [Result(output, f"output {r}") for r, output in enumerate(outputs)]
-        call = self.moving(
-            "all_gather",
-            tensor.dtype,
-            [tensor.shape] * self.size,
-            [output.shape for output in outputs],
-            lambda: f"{name_of_dtype(tensor.dtype)} {list(tensor.shape)} into {shapes(outputs)}",
-        )
+        call = self.all_gather_call(outputs, tensor)
         mine = apart(flat_input(tensor), [r.flat for r in results], self.rank)
         places = [as_bytes(r.flat) for r in results]
         default = partial(programs.all_gather, self.board, as_bytes(mine), places)
@@ -99,16 +140,7 @@ class Moving(Builder):
         if self.rank == root:
             self.one_per_rank(outputs, tensor, "outputs")
             results = [Result(output, f"output {r}") for r, output in enumerate(outputs)]
-        call = self.moving(
-            "gather",
-            tensor.dtype,
-            [tensor.shape if r == root else None for r in range(self.size)],
-            [o.shape for o in outputs] if results else [None] * self.size,
-            lambda: (
-                f"{name_of_dtype(tensor.dtype)} {list(tensor.shape)}" + (f" into {shapes(outputs)}" if results else "")
-            ),
-            root,
-        )
+        call = self.gather_call(outputs if results else [], tensor, root)
         mine = as_bytes(apart(flat_input(tensor), [r.flat for r in results], self.rank))
         sends = [mine if r == root else None for r in range(self.size)]
         places = [as_bytes(r.flat) for r in results]
@@ -124,17 +156,7 @@ class Moving(Builder):
             for rank, tensor in enumerate(inputs):
                 check(tensor, f"input {rank}")
         sending = self.rank == root
-        call = self.moving(
-            "scatter",
-            output.dtype,
-            [t.shape for t in inputs] if sending else [None] * self.size,
-            [output.shape if r == root else None for r in range(self.size)],
-            lambda: (
-                (f"{shapes(inputs)} of " if sending else "")
-                + f"{name_of_dtype(output.dtype)} into {list(output.shape)}"
-            ),
-            root,
-        )
+        call = self.scatter_call(output, inputs if sending else [], root)
         flats = [apart(flat_input(t), [result.flat], 0 if r == root else -1) for r, t in enumerate(inputs) if sending]
         receives = [as_bytes(result.flat) if r == root else None for r in range(self.size)]
         sends = [as_bytes(f) for f in flats]
@@ -189,14 +211,7 @@ class Moving(Builder):
         return [count * each for count in splits]
 
     def _all_to_all(self, results: Sequence[Result], flats: Tensors, outputs: Tensors, inputs: Tensors) -> Operation:
-        dtype = inputs[0].dtype
-        call = self.moving(
-            "all_to_all",
-            dtype,
-            [t.shape for t in inputs],
-            [t.shape for t in outputs],
-            lambda: f"{name_of_dtype(dtype)} {shapes(inputs)} into {shapes(outputs)}",
-        )
+        call = self.all_to_all_call(outputs, inputs)
         targets = [r.flat for r in results]
         safe = [apart(flat, targets, -1) for flat in flats]
         sends, receives = [as_bytes(f) for f in safe], [as_bytes(t) for t in targets]

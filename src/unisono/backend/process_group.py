@@ -18,9 +18,10 @@ from unisono.backend.dynamo import keep_from_dynamo
 from unisono.backend.express import Express, Maker
 from unisono.backend.group import Group
 from unisono.backend.operations import Operation, Tensors
+from unisono.backend.reducing import reduce_op
 from unisono.backend.sparse import all_reduce_sparse
 from unisono.backend.synchronous import waited_for
-from unisono.backend.tensors import Result, as_bytes, check, flat_input
+from unisono.backend.tensors import PLAIN, Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
 from unisono.run.lane import Task, telling
@@ -29,21 +30,7 @@ from unisono.run.prepared import Prepared, Ticket
 
 __all__ = ["UnisonoProcessGroup"]
 
-_OP_NAMES = {
-    getattr(dist.ReduceOp.RedOpType, name): name
-    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-}
-_OP_CODES = {int(op): name for op, name in _OP_NAMES.items()}  # torch hashes a ReduceOp to its code
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NO_DATA = torch.empty(0, dtype=torch.uint8, device="cpu")
-
-
-def _reduce_op(options: Any) -> tuple[str, float]:
-    """The reduce op's name and, for PREMUL_SUM, its factor (else 1)."""
-    op = options.reduceOp
-    name = _OP_CODES.get(hash(op)) or _OP_NAMES.get(getattr(op, "op", op), "UNUSED")
-    return name, float(op.__getstate__()[1]) if name == "PREMUL_SUM" else 1.0
 
 
 class UnisonoProcessGroup(dist.ProcessGroup):
@@ -174,33 +161,46 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             return self._go(prepared, output, tensor, options)
 
     def _go(self, prepared: Prepared, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
-        lane, background = self._group.collectives, options.asyncOp and not telling()
-        into, source = output, tensor
         if isinstance(prepared, Ticket):
             into = output.data
-            source = into if output is tensor else tensor.data
-        elif type(output) not in _PLAIN or type(tensor) not in _PLAIN:
-            return None  # a subclass may have its data elsewhere, or none: fake tensors, DTensors
-        elif output is not tensor and not prepared.fits(output.data_ptr(), tensor.data_ptr()):
+            return self._start(prepared, into, into if output is tensor else tensor.data, [output], options)
+        if type(output) not in PLAIN or type(tensor) not in PLAIN:
             return None
+        if output is not tensor and not prepared.fits(output.data_ptr(), tensor.data_ptr()):
+            return None
+        return self._start(prepared, output, tensor, [output], options)
+
+    def _start(self, prepared: Prepared, into: Any, source: Any, outputs: list[Any], options: Any) -> Work | None:
+        lane, background = self._group.collectives, options.asyncOp and not telling()
         task = lane.at_once(prepared, into, source, lambda: self._seconds(options), background)
         if task is None:
             if isinstance(prepared, Ticket) or not options.asyncOp:
                 return None
-            task = lane.order(prepared, output, tensor, self._seconds(options))
+            task = lane.order(prepared, into, source, self._seconds(options))
             lane.submit(task, True)
         if not task.done or task.error is not None:
-            task.outputs = [output]
+            task.outputs = outputs
             return PendingWork(lane, task)
         if lane.refused[0]:
             lane.hear()
-        return FinishedWork([output]) if options.asyncOp else DONE
+        return FinishedWork(outputs) if options.asyncOp else DONE
+
+    def _by_lists(self, op: str, key: Any, outputs: Tensors, inputs: Tensors, options: Any) -> Work | None:
+        """As `_quickly`, on a list of tensors on either side (see lists.py)."""
+        group = self._group
+        found = group.lists.order(op, key, outputs, inputs) if options is not None and group.joined else None
+        if found is None:
+            return None
+        if not profiler._is_profiler_enabled:
+            return self._start(*found, list(outputs), options)
+        with profiler.record_function(f"unisono:{found[0].call.op}"):
+            return self._start(*found, list(outputs), options)
 
     # Operations that combine
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.AllreduceOptions()
-        op, factor = _reduce_op(opts)
+        op, factor = reduce_op(opts)
         if work := self._quickly(Express.all_reduce, op, tensors[0], tensors[0], opts):
             return work
         if tensors[0].is_sparse:
@@ -209,24 +209,26 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.AllreduceCoalescedOptions()
-        op, factor = _reduce_op(opts)
+        op, factor = reduce_op(opts)
         return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce_many(tensors, op, factor))
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
-        op, factor = _reduce_op(opts)
+        op, factor = reduce_op(opts)
         root = opts.rootRank
-        return self._do("reduce", opts, lambda: self._group.operations.reduce(tensors[0], root, op, factor))
+        return self._quickly(Express.reduce, (root, op), tensors[0], tensors[0], opts) or self._do(
+            "reduce", opts, lambda: self._group.operations.reduce(tensors[0], root, op, factor)
+        )
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
-        op, factor = _reduce_op(opts)
-        return self._do(
+        op, factor = reduce_op(opts)
+        return self._by_lists("reduce_scatter", op, outputs, inputs[0], opts) or self._do(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter(outputs[0], inputs[0], op, factor)
         )
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
-        op, factor = _reduce_op(opts)
+        op, factor = reduce_op(opts)
         if work := self._quickly(Express.reduce_scatter, op, output, tensor, opts):
             return work
         return self._do(
@@ -235,7 +237,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
-        op, factor = _reduce_op(opts)
+        op, factor = reduce_op(opts)
         return self._do(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter_many(outputs, inputs, op, factor)
         )
@@ -244,17 +246,19 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         root = opts.rootRank
-        if work := self._quickly(Express.broadcast, root, tensors[0], tensors[0], opts):
-            return work
-        return self._do("broadcast", opts, lambda: self._group.operations.broadcast(tensors[0], root))
+        return self._quickly(Express.broadcast, root, tensors[0], tensors[0], opts) or self._do(
+            "broadcast", opts, lambda: self._group.operations.broadcast(tensors[0], root)
+        )
 
     def allgather(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
-        return self._do("all_gather", opts, lambda: self._group.operations.all_gather(outputs[0], tensors[0]))
+        return self._by_lists("all_gather", None, outputs[0], tensors, opts) or self._do(
+            "all_gather", opts, lambda: self._group.operations.all_gather(outputs[0], tensors[0])
+        )
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        if work := self._quickly(Express.all_gather, None, output, tensor, opts):
-            return work
-        return self._do("all_gather", opts, lambda: self._group.operations.all_gather_single(output, tensor))
+        return self._quickly(Express.all_gather, None, output, tensor, opts) or self._do(
+            "all_gather", opts, lambda: self._group.operations.all_gather_single(output, tensor)
+        )
 
     def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any = None) -> Work:
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather_many(outputs, tensors))
@@ -276,17 +280,21 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         return self._do("all_gather", opts, build)
 
     def gather(self, outputs: list[Tensors], tensors: Tensors, opts: Any) -> Work:
-        received = outputs[0] if outputs else []
-        root = opts.rootRank
-        return self._do("gather", opts, lambda: self._group.operations.gather(received, tensors[0], root))
+        received, root = outputs[0] if outputs else [], opts.rootRank
+        return self._by_lists("gather", root, received, tensors, opts) or self._do(
+            "gather", opts, lambda: self._group.operations.gather(received, tensors[0], root)
+        )
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
-        sent = inputs[0] if inputs else []
-        root = opts.rootRank
-        return self._do("scatter", opts, lambda: self._group.operations.scatter(outputs[0], sent, root))
+        sent, root = inputs[0] if inputs else [], opts.rootRank
+        return self._by_lists("scatter", root, outputs, sent, opts) or self._do(
+            "scatter", opts, lambda: self._group.operations.scatter(outputs[0], sent, root)
+        )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        return self._do("all_to_all", opts, lambda: self._group.operations.all_to_all(outputs, inputs))
+        return self._by_lists("all_to_all", None, outputs, inputs, opts) or self._do(
+            "all_to_all", opts, lambda: self._group.operations.all_to_all(outputs, inputs)
+        )
 
     def all_to_all_single(
         self,
@@ -342,7 +350,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def _by_mail(self, op: str, tensor: torch.Tensor, peer: int, tag: int) -> Work | None:
         """The work of a message that goes in compiled loops; None if it takes the long way."""
         group = self._group
-        if not group.joined or profiler._is_profiler_enabled or type(tensor) not in _PLAIN:
+        if not group.joined or profiler._is_profiler_enabled or type(tensor) not in PLAIN:
             return None
         found = group.express.letter(op, tensor, tag)
         if found is None:

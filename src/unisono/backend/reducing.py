@@ -1,8 +1,10 @@
 """Operations that combine: all_reduce, reduce, reduce_scatter, and their coalesced forms."""
 
 from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, unpack
 from unisono.backend.tensors import Result, check, flat_input, with_results
@@ -11,7 +13,20 @@ from unisono.run import programs
 from unisono.run.reduce import reducer
 from unisono.watch.call import Call
 
-__all__ = ["Reducing"]
+__all__ = ["Reducing", "reduce_op"]
+
+_OP_NAMES = {
+    getattr(dist.ReduceOp.RedOpType, name): name
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+}
+_OP_CODES = {int(op): name for op, name in _OP_NAMES.items()}  # torch hashes a ReduceOp to its code
+
+
+def reduce_op(options: Any) -> tuple[str, float]:
+    """The name of the reduce op in torch's options and, for PREMUL_SUM, its factor (else 1)."""
+    op = options.reduceOp
+    name = _OP_CODES.get(hash(op)) or _OP_NAMES.get(getattr(op, "op", op), "UNUSED")
+    return name, float(op.__getstate__()[1]) if name == "PREMUL_SUM" else 1.0
 
 
 class Reducing(Builder):
@@ -53,6 +68,10 @@ class Reducing(Builder):
         program = self.program(call, default, [result.flat], [result.flat], factor)
         return Operation(call, with_results(program, [result]), [tensor])
 
+    def reduce_scatter_call(self, inputs: Tensors, op: str) -> Call:
+        """What `reduce_scatter` shall mean."""
+        return self.call("reduce_scatter", inputs[0], op, rest=repr([tuple(t.shape) for t in inputs]))
+
     def reduce_scatter(self, output: torch.Tensor, inputs: Tensors, op: str, factor: float) -> Operation:
         """The combination of all ranks' ``inputs[r]`` into rank r's ``output``; shapes may differ by r."""
         self.one_per_rank(inputs, output, "inputs")
@@ -63,8 +82,7 @@ class Reducing(Builder):
                 f"reduce_scatter gives group rank {self.rank} {inputs[self.rank].numel()} elements; its output "
                 f"{list(output.shape)} has {output.numel()}"
             )
-        packed = repr([tuple(t.shape) for t in inputs])
-        call = self.call("reduce_scatter", inputs[0], op, rest=packed)
+        call = self.reduce_scatter_call(inputs, op)
         return self._scattered(call, output, [flat_input(t) for t in inputs], factor)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, op: str, factor: float) -> Operation:

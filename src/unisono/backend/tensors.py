@@ -12,7 +12,20 @@ from unisono.errors import UsageError
 from unisono.run.programs import Program
 from unisono.watch.call import name_of_dtype
 
-__all__ = ["Result", "as_bytes", "check", "flat_input", "overlap", "with_results"]
+__all__ = ["PLAIN", "Result", "as_bytes", "check", "flat_input", "ordinary", "overlap", "with_results"]
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types whose data lies where they say: a subclass may have it elsewhere, or none (fake tensors, DTensors)."""
+
+
+def ordinary(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in memory as they are, side by side, for anybody to write."""
+    return (
+        tensor.is_cpu
+        and tensor.is_contiguous()
+        and tensor.layout is torch.strided
+        and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
+    )
 
 
 def check(tensor: torch.Tensor, what: str) -> None:

@@ -236,7 +236,7 @@ class CollectiveLane(Lane):
         assert isinstance(task, Ordered)
         try:
             patience = LINGER if linger else 0.0
-            task.steps = self._loop(task.order, task.outputs[0], task.tensor, patience, site=task.site)
+            task.steps = self._loop(task.order, task.output, task.tensor, patience, site=task.site)
         except (MismatchError, UsageError) as error:
             raise _Agreed(error) from None
         if task.steps is None:

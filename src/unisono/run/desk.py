@@ -6,7 +6,8 @@ Each rank may decide for itself whether it uses the loops: the wire is the same.
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from array import array
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,19 +22,50 @@ from unisono.transport.layout import COMPLETED, COMPLETED_AT, HEADER, ISSUED, IS
 from unisono.watch.call import Call
 from unisono.watch.flight import CollectiveRecord
 
-__all__ = ["Desk", "Order"]
+__all__ = ["Desk", "Order", "Places"]
 
-_SAMPLES: dict[torch.dtype, Any] = {
-    torch.float32: np.empty(0, np.float32),
-    torch.float64: np.empty(0, np.float64),
-    torch.bfloat16: np.empty(0, np.uint16),
-    torch.int32: np.empty(0, np.int32),
-    torch.int64: np.empty(0, np.int64),
+_FLOATING = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
+_ORDERED, _BITS = ("SUM", "PRODUCT", "MIN", "MAX"), ("BAND", "BOR", "BXOR")
+_LOOPS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...]], ...] = (
+    ("float32", _FLOATING, (torch.float32,)),
+    ("float64", _FLOATING, (torch.float64,)),
+    ("uint16", _FLOATING, (torch.bfloat16,)),
+    ("int16", _FLOATING, (torch.float16,)),
+    ("int32", _ORDERED, (torch.int32,)),
+    ("int64", _ORDERED, (torch.int64,)),
+    ("uint8", _ORDERED, (torch.uint8,)),
+    ("uint8", _BITS, (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)),
+    ("uint8", (*_BITS, "MIN", "MAX"), (torch.bool,)),
+    ("uint8", _BITS, (torch.uint16, torch.uint32, torch.uint64)),
+    ("uint8", ("SUM", "PRODUCT"), (torch.int8,)),
+    ("int32", ("SUM", "PRODUCT"), (torch.uint32,)),
+    ("int64", ("SUM", "PRODUCT"), (torch.uint64,)),
+    ("float32", ("SUM",), (torch.complex64,)),
+    ("float64", ("SUM",), (torch.complex128,)),
+)
+"""What the loops reduce: as which dtype of theirs, by which ops, which of torch's (sums of unsigned integers have the
+same bits as signed ones, complex numbers are summed by halves). All else is reduced by torch. Moving takes any."""
+_SAMPLES: dict[tuple[torch.dtype, str], Any] = {
+    (dtype, op): np.empty(0, name) for name, ops, dtypes in _LOOPS for dtype in dtypes for op in ops
 }
-"""What the loops reduce; every other dtype is reduced by torch. Moving takes any."""
 _BYTES: Any = np.empty(0, np.uint8)
 _COLD, _AT_ONCE, _WARM = 1, 2, 3  # when a desk may use the loops; see loops.wanted
-_OPS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "AVG": 8}
+_OPS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6, "AVG": 8}
+
+
+class Places:
+    """Where several tensors lie, in a table that compiled loops read; takes the place of a tensor beside an order."""
+
+    __slots__ = ("_address", "_table", "tensors")
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._table = array("q", [tensor.data_ptr() for tensor in tensors])
+        self._address = self._table.buffer_info()[0]
+
+    def data_ptr(self) -> int:
+        """The address of the table."""
+        return self._address
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +99,14 @@ class Desk:
         self._words: Any = None
         self._setting_up = threading.Lock()
         self.address = 0
-        self._user: weakref.WeakMethod[Callable[[], None]] | None = None
+        self._users: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.open_at = WARM if self._mode == _COLD else -1
         """The call after which the loops are wanted; see `warm`."""
         loops.users.add(self)
 
     def tell(self, user: Callable[[], None]) -> None:
         """Calls the method ``user``, while its object lives, whenever more orders can be had."""
-        self._user = weakref.WeakMethod(user)
+        self._users.append(weakref.WeakMethod(user))
 
     def warm(self) -> None:
         """The group has made enough calls to be worth the loops."""
@@ -83,9 +115,9 @@ class Desk:
 
     def change(self) -> None:
         """More loops are there."""
-        user = self._user() if self._user else None
-        if user is not None:
-            user()
+        for user in [method() for method in self._users]:
+            if user is not None:
+                user()
 
     def _set_up(self) -> None:
         """Once: another thread may be at work with the words."""
@@ -133,26 +165,37 @@ class Desk:
         self._words = desk
 
     def order(
-        self, kind: str, call: Call, tensor: torch.Tensor, nbytes: int, op: str | int = 0, apart: int = 0
+        self,
+        kind: str,
+        call: Call,
+        dtype: torch.dtype,
+        nbytes: int,
+        op: str = "",
+        root: int = -1,
+        apart: int = 0,
+        listed: int = 0,
+        everybody: Sequence[Call] = (),
     ) -> Order | None:
-        """The order for a call of a kind (see fused.py) on tensors like ``tensor``; None if the loops do not serve it.
+        """The order for a call of a kind on tensors of ``dtype``; None if the loops do not serve it.
 
-        ``nbytes``: of the tensor, or of one rank's piece; ``op``: the reduce op, or the root.
+        The rest as in fused_words.py, but ``op``: the reduce op's name, if any; ``apart``: see `Order`; ``everybody``:
+        the calls of all ranks, where they are not alike.
         """
-        sample: Any = _SAMPLES.get(tensor.dtype) if isinstance(op, str) else _BYTES
-        if self._mode < _AT_ONCE or sample is None or (isinstance(op, str) and op not in _OPS):
+        sample: Any = _SAMPLES.get((dtype, op)) if op else _BYTES
+        if self._mode < _AT_ONCE or sample is None:
             return None
-        if op == "AVG" and not tensor.dtype.is_floating_point:
-            return None  # refused the long way
         if not loops.serve(sample.dtype.name, at_once=self._mode == _AT_ONCE):
             return None
         if self._words is None:
             self._set_up()
-        width, meetings = self._rounds(kind, nbytes, sample.itemsize)
-        code = _OPS[op] if isinstance(op, str) else op
-        told = np.array([getattr(words, kind), meetings, nbytes, code], np.int64)
-        header = np.frombuffer(call.header(self._board.size, self._board.segment.layout.header), np.uint8)
-        pieces = nbytes * self._board.size
+        size, length = self._board.size, self._board.segment.layout.header
+        width, meetings = self._rounds(kind, nbytes, dtype.itemsize)
+        stride = length if everybody else 0
+        told = np.array(
+            [getattr(words, kind), meetings, nbytes, _OPS.get(op, 0), root, width, listed, stride], np.int64
+        )
+        header = np.frombuffer(b"".join(each.header(size, length) for each in everybody or [call]), np.uint8)
+        pieces = nbytes * size
         reach = {"ALL_GATHER": (pieces, nbytes), "ALL_TO_ALL": (pieces, pieces), "REDUCE_SCATTER": (nbytes, pieces)}
         kept = (told, header)
         return Order(
@@ -172,9 +215,9 @@ class Desk:
         stage, size = self._board.stage_nbytes, self._board.size
         if kind in ("BARRIER", "ONE_SHOT"):
             return stage, 1
-        if kind in ("BROADCAST", "ALL_GATHER"):
+        if kind in ("BROADCAST", "ALL_GATHER", "GATHER"):
             return stage, max(1, -(-nbytes // stage))
-        if kind == "ALL_TO_ALL":
+        if kind in ("ALL_TO_ALL", "SCATTER"):
             width = stage // size // 64 * 64
             return width, max(1, -(-nbytes // width))
         width = stage // itemsize // size // 64 * 64 * itemsize
@@ -185,8 +228,8 @@ class Desk:
     def steps(
         self,
         order: Order,
-        target: torch.Tensor,
-        source: torch.Tensor,
+        target: torch.Tensor | Places,
+        source: torch.Tensor | Places,
         meeting: int,
         k: int,
         met: bool,

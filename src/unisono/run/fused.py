@@ -20,6 +20,7 @@ from numba import njit
 from numba.np.numpy_support import carray
 
 from unisono.run import fused_words as words
+from unisono.run.fused_entry import entry
 from unisono.run.fused_steps import carry
 from unisono.transport.atomics import clear, count_up, look, pointer, tell
 from unisono.transport.native import copy, note, now, pause, wake
@@ -31,16 +32,16 @@ DONE, WAITS, DIFFERS = range(3)
 
 _SPINS = 100
 
-_inner, _entry = njit(nogil=True), njit(nogil=True, cache=True)
+_inner = njit(nogil=True)
 
 
-@_entry
+@entry
 def step(desk_at: int, order_at: int, k: int, meeting: int, target: int, source: int, sample: Any) -> None:
     """Step ``k`` of a collective whose first meeting has the number ``meeting``.
 
-    ``desk_at``, ``order_at``: the addresses of the `DESK` and the `ORDER`, in which ``nbytes`` is of the tensor, of one
-    rank's piece for ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER; ``op`` as in `_combine`, + 8 for AVG, or the root.
-    ``target``, ``source``: addresses of output and input. ``sample``: an array of the dtype (uint16: bfloat16).
+    ``desk_at``, ``order_at``: the addresses of the desk and the order, see fused_words.py. ``target``, ``source``:
+    addresses of output and input, or of the tables of their addresses. ``sample``: an array of the dtype, see
+    fused_sums.py.
     """
     desk, order = (
         carray(pointer(desk_at), len(words.DESK), np.int64),
@@ -76,11 +77,11 @@ def _meet(desk: Any, meeting: int, patience: int) -> bool:
 
 
 @_inner
-def _differ(desk: Any, half: int, header_at: int) -> bool:
-    """Whether the headers of a meeting are not all as the one at ``header_at``."""
+def _differ(desk: Any, half: int, header_at: int, stride: int) -> bool:
+    """Whether the headers of a meeting are not as those from ``header_at`` on, ``stride`` bytes from rank to rank."""
     length = desk[words.HEADER] // 8
-    mine = carray(pointer(header_at), length, np.int64)
     for rank in range(desk[words.SIZE]):
+        mine = carray(pointer(header_at + stride * rank), length, np.int64)
         theirs = carray(
             pointer(desk[words.HEADERS] + (half * desk[words.SIZE] + rank) * desk[words.HEADER]), length, np.int64
         )
@@ -90,7 +91,7 @@ def _differ(desk: Any, half: int, header_at: int) -> bool:
     return False
 
 
-@_entry
+@entry
 def run(
     desk_at: int, order_at: int, header_at: int, number: int, done: int, meeting: int, patience: int,
     target: int, source: int, sample: Any,
@@ -99,20 +100,21 @@ def run(
 
     ``number``: 0 for a call that has waited for its turn, and was noted as issued before that.
 
-    ``header_at``: the address of the call's header; ``patience``: ns it may wait at a meeting; the rest as in `step`.
+    ``header_at``: the address of the header, or of those of all ranks; ``patience``: ns it may wait at a meeting; the
+    rest as in `step`.
     """
     desk, order = (
         carray(pointer(desk_at), len(words.DESK), np.int64),
         carray(pointer(order_at), len(words.ORDER), np.int64),
     )
-    half, meetings = meeting & 1, order[words.MEETINGS]
+    half, meetings, stride = meeting & 1, order[words.MEETINGS], order[words.STRIDE]
     if number > 0:
         moment = now()
         note(desk[words.ISSUED_AT] + 8 * (number % desk[words.ISSUED_KEPT]), moment)
         note(desk[words.MOMENTS] + 8 * (number % desk[words.KEPT]), moment)
         note(desk[words.ISSUED], number)
     mine = desk[words.HEADERS] + (half * desk[words.SIZE] + desk[words.RANK]) * desk[words.HEADER]
-    copy(mine, header_at, desk[words.HEADER])
+    copy(mine, header_at + stride * desk[words.RANK], desk[words.HEADER])
     note(desk[words.HEADER_AT], mine - desk[words.BASE])
     for k in range(meetings + 1):
         carry(desk, order, k, (meeting + k) & 1, target, source, sample)
@@ -120,7 +122,7 @@ def run(
             break
         if not _meet(desk, meeting + k, patience):
             return 4 * k + WAITS
-        if k == 0 and _differ(desk, half, header_at):
+        if k == 0 and _differ(desk, half, header_at, stride):
             return DIFFERS
     moment = now()
     note(desk[words.COMPLETED], done + 1)

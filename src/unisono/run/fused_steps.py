@@ -1,6 +1,4 @@
-"""The steps of every kind of collective, for compiled loops; what they are is told in fused.py. Needs numba; the loops
-are compiled with these inside, and cached: whoever changes something here changes them too.
-"""
+"""The steps of every kind of collective, for compiled loops; what they are is told in fused.py. Needs numba."""
 
 from typing import Any
 
@@ -8,6 +6,7 @@ from numba import njit
 
 from unisono.run import fused_words as words
 from unisono.run.fused_sums import places, sum_up
+from unisono.transport.atomics import read
 from unisono.transport.native import copy
 
 __all__ = ["area", "carry"]
@@ -22,82 +21,108 @@ def area(desk: Any, half: int, rank: int) -> Any:
 
 
 @_inner
-def _two_phase(desk: Any, k: int, half: int, target: int, source: int, nbytes: int, share: int) -> None:
+def _place(base: int, rank: int, nbytes: int, listed: int) -> Any:
+    """Where a rank's piece lies: the ranks' are side by side from ``base`` on, or ``listed`` there."""
+    return read(base + 8 * rank) if listed else base + rank * nbytes
+
+
+@_inner
+def _two_phase(desk: Any, order: Any, k: int, half: int, target: int, source: int) -> None:
     """Chunk k - 2 is copied out and chunk k staged, but for this rank's share."""
-    rank, width = desk[words.RANK], share * desk[words.SIZE]
+    rank, share, nbytes, root = desk[words.RANK], order[words.WIDTH], order[words.NBYTES], order[words.ROOT]
+    width = share * desk[words.SIZE]
     mine, old, new = area(desk, half, rank), (k - 2) * width, k * width
     for begin, end in ((0, share * rank), (share * (rank + 1), width)):
-        if k >= 2:
+        if k >= 2 and (root < 0 or root == rank):
             copy(target + old + begin, mine + begin, min(end, nbytes - old) - begin)
         copy(mine + begin, source + new + begin, min(end, nbytes - new) - begin)
 
 
 @_inner
-def _stage_pieces(desk: Any, k: int, half: int, source: int, nbytes: int, width: int) -> None:
+def _stage_pieces(desk: Any, order: Any, k: int, half: int, source: int) -> None:
     """The peers' pieces of round k are staged."""
+    width, nbytes, listed = order[words.WIDTH], order[words.NBYTES], order[words.LISTED] & words.INPUTS
     for peer in range(desk[words.SIZE]):
         if peer != desk[words.RANK]:
             place = area(desk, half, desk[words.RANK]) + peer * width
-            copy(place, source + peer * nbytes + k * width, min(width, nbytes - k * width))
+            copy(place, _place(source, peer, nbytes, listed) + k * width, min(width, nbytes - k * width))
 
 
 @_inner
-def _collect_pieces(desk: Any, k: int, half: int, target: int, nbytes: int, width: int, at: int) -> None:
+def _collect_pieces(desk: Any, order: Any, k: int, half: int, target: int, at: int) -> None:
     """The peers' pieces of round k are copied out; ``at``: where they lie in the peers' areas."""
+    width, nbytes, listed = order[words.WIDTH], order[words.NBYTES], order[words.LISTED] & words.OUTPUTS
     for peer in range(desk[words.SIZE]):
         if k >= 0 and peer != desk[words.RANK]:
-            here = target + peer * nbytes + k * width
+            here = _place(target, peer, nbytes, listed) + k * width
             copy(here, area(desk, half, peer) + at, min(width, nbytes - k * width))
+
+
+@_inner
+def _keep(k: int, target: int, source: int, nbytes: int) -> None:
+    """What a rank has for itself."""
+    if k == 0 and target != source:
+        copy(target, source, nbytes)
 
 
 @_inner
 def _move(desk: Any, order: Any, k: int, half: int, target: int, source: int) -> None:
     """Step k of a collective that only moves."""
-    kind, nbytes, rank, stage = order[words.KIND], order[words.NBYTES], desk[words.RANK], desk[words.STAGE]
+    kind, nbytes, rank, root = order[words.KIND], order[words.NBYTES], desk[words.RANK], order[words.ROOT]
+    width, listed = order[words.WIDTH], order[words.LISTED]
+    mine, new, old = area(desk, half, rank), k * width, (k - 1) * width
     if kind == words.ALL_GATHER:
-        _collect_pieces(desk, k - 1, 1 - half, target, nbytes, stage, 0)
-        copy(area(desk, half, rank), source + k * stage, min(stage, nbytes - k * stage))
-        if k == 0 and target + rank * nbytes != source:
-            copy(target + rank * nbytes, source, nbytes)
+        _collect_pieces(desk, order, k - 1, 1 - half, target, 0)
+        copy(mine, source + new, min(width, nbytes - new))
+        _keep(k, _place(target, rank, nbytes, listed & words.OUTPUTS), source, nbytes)
     elif kind == words.ALL_TO_ALL:
-        width = stage // desk[words.SIZE] // 64 * 64
-        _collect_pieces(desk, k - 1, 1 - half, target, nbytes, width, rank * width)
-        _stage_pieces(desk, k, half, source, nbytes, width)
-        if k == 0 and target != source:
-            copy(target + rank * nbytes, source + rank * nbytes, nbytes)
-    elif kind == words.BROADCAST:
-        root = order[words.OP]
-        if rank == root:
-            copy(area(desk, half, root), target + k * stage, min(stage, nbytes - k * stage))
-        elif k >= 1:
-            old = (k - 1) * stage
-            copy(target + old, area(desk, 1 - half, root), min(stage, nbytes - old))
+        _collect_pieces(desk, order, k - 1, 1 - half, target, rank * width)
+        _stage_pieces(desk, order, k, half, source)
+        own = _place(source, rank, nbytes, listed & words.INPUTS)
+        _keep(k, _place(target, rank, nbytes, listed & words.OUTPUTS), own, nbytes)
+    elif kind == words.BROADCAST and rank == root:
+        copy(mine, target + new, min(width, nbytes - new))
+    elif kind == words.GATHER and rank == root:
+        _collect_pieces(desk, order, k - 1, 1 - half, target, 0)
+        _keep(k, _place(target, rank, nbytes, listed & words.OUTPUTS), source, nbytes)
+    elif kind == words.GATHER:
+        copy(mine, source + new, min(width, nbytes - new))
+    elif kind == words.SCATTER and rank == root:
+        _stage_pieces(desk, order, k, half, source)
+        _keep(k, target, _place(source, rank, nbytes, listed & words.INPUTS), nbytes)
+    elif k >= 1 and kind != words.BARRIER:  # what the root has staged
+        at = rank * width if kind == words.SCATTER else 0
+        copy(target + old, area(desk, 1 - half, root) + at, min(width, nbytes - old))
 
 
 @_inner
 def carry(desk: Any, order: Any, k: int, half: int, target: int, source: int, sample: Any) -> None:
     """Step k of any collective, its next meeting having the parity ``half``; see `step` in fused.py."""
-    kind, nbytes, rank = order[words.KIND], order[words.NBYTES], desk[words.RANK]
-    share = desk[words.STAGE] // sample.itemsize // desk[words.SIZE] // 64 * 64 * sample.itemsize
+    kind, nbytes, rank, root = order[words.KIND], order[words.NBYTES], desk[words.RANK], order[words.ROOT]
+    share, elsewhere = order[words.WIDTH], root >= 0 and root != rank
     at = own = here = length = 0
     if kind < words.ONE_SHOT:
         _move(desk, order, k, half, target, source)
     elif kind == words.ONE_SHOT:
         if k == 0:
             copy(area(desk, half, rank), source, nbytes)
-        length = nbytes
-    elif kind == words.ALL_REDUCE:
-        _two_phase(desk, k, half, target, source, nbytes, share)
+        length = 0 if elsewhere else nbytes
+    elif kind == words.REDUCE_SCATTER:
+        _stage_pieces(desk, order, k, half, source)
+        at, here = share * rank, (k - 1) * share
+        own = _place(source, rank, nbytes, order[words.LISTED] & words.INPUTS) + here - source
+        length = min(share, nbytes - here)
+    else:
+        _two_phase(desk, order, k, half, target, source)
         at = share * rank
         own = here = (k - 1) * share * desk[words.SIZE] + at
         length = min(share, nbytes - here)
-    else:
-        _stage_pieces(desk, k, half, source, nbytes, share)
-        at, here = share * rank, (k - 1) * share
-        own, length = rank * nbytes + here, min(share, nbytes - here)
     if k >= 1 and length > 0:
         parts = places(desk)
         for peer in range(desk[words.SIZE]):
             parts[peer] = area(desk, 1 - half, peer) + at
+        result = target + here
+        if kind == words.REDUCE and elsewhere:
+            result = parts[root]
         parts[rank] = source + own
-        sum_up(desk, parts, target + here, length, sample, order[words.OP], kind == words.ALL_REDUCE)
+        sum_up(desk, parts, result, length, sample, order[words.OP], kind == words.ALL_REDUCE)

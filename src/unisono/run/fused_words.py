@@ -1,17 +1,19 @@
 """What compiled loops are told: the words of a desk (who works there, where things lie) and of an order (what to do).
 
-The loops are compiled with these inside, and cached: whoever changes something here changes them too.
+The loops are compiled with these inside (fused_entry.py).
 """
 
 __all__ = [
     "ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "BARRIER", "BASE", "BEGUN", "BLOCK", "BROADCAST", "COMPLETED",
-    "COMPLETED_AT", "COUNTERS", "CROWDED", "DESK", "ENDS", "HEADER", "HEADERS", "HEADER_AT", "ISSUED", "ISSUED_AT",
-    "ISSUED_KEPT", "KEPT", "KIND", "MEETINGS", "MOMENTS", "NBYTES", "ONE_SHOT", "OP", "ORDER", "RANK",
-    "REDUCE_SCATTER", "SCRATCH", "SIZE", "STAGE", "STAGES",
+    "COMPLETED_AT", "COUNTERS", "CROWDED", "DESK", "ENDS", "GATHER", "HEADER", "HEADERS", "HEADER_AT", "INPUTS",
+    "ISSUED", "ISSUED_AT", "ISSUED_KEPT", "KEPT", "KIND", "LISTED", "MEETINGS", "MOMENTS", "NBYTES", "ONE_SHOT", "OP",
+    "ORDER", "OUTPUTS", "RANK", "REDUCE", "REDUCE_SCATTER", "ROOT", "SCATTER", "SCRATCH", "SIZE", "STAGE", "STAGES",
+    "STRIDE", "WIDTH",
 ]  # fmt: skip
 
-BARRIER, BROADCAST, ALL_GATHER, ALL_TO_ALL, ONE_SHOT, ALL_REDUCE, REDUCE_SCATTER = range(7)
-"""Kinds of collectives: those that move, then those that reduce; ONE_SHOT and ALL_REDUCE are the two of all_reduce."""
+BARRIER, BROADCAST, ALL_GATHER, ALL_TO_ALL, GATHER, SCATTER, ONE_SHOT, ALL_REDUCE, REDUCE, REDUCE_SCATTER = range(10)
+"""Kinds of collectives: those that move, then those that reduce; ONE_SHOT is all_reduce and reduce where all is small.
+"""
 DESK = (
     "rank", "size", "counters", "headers", "header", "stages", "stage", "begun", "issued", "completed", "completed_at",
     "header_at", "issued_at", "issued_kept", "moments", "ends", "kept", "base", "scratch", "crowded",
@@ -20,9 +22,14 @@ DESK = (
 the bytes of a ``header`` and a ``stage``, and how many moments the rank's record and its flight record keep."""
 RANK, SIZE, COUNTERS, HEADERS, HEADER, STAGES, STAGE, BEGUN, ISSUED, COMPLETED, COMPLETED_AT = range(11)
 HEADER_AT, ISSUED_AT, ISSUED_KEPT, MOMENTS, ENDS, KEPT, BASE, SCRATCH, CROWDED = range(11, 20)
-ORDER = ("kind", "meetings", "nbytes", "op")
-"""The words of an order (int64): a kind of call, prepared; see `step`."""
-KIND, MEETINGS, NBYTES, OP = range(4)
+ORDER = ("kind", "meetings", "nbytes", "op", "root", "width", "listed", "stride")
+"""The words of an order (int64): a kind of call, prepared. ``nbytes``: of the tensor, or of one rank's piece where
+there is a piece per rank; ``op``: see fused_sums.py; ``root``: -1 where there is none; ``width``: bytes of the tensor,
+or piece, or rank's share of it, that go in one round; ``listed``: `OUTPUTS`, `INPUTS` or both, where these are not side
+by side, but at the addresses in a table; ``stride``: bytes between the headers that the ranks are expected to have, 0
+where all have the same."""
+KIND, MEETINGS, NBYTES, OP, ROOT, WIDTH, LISTED, STRIDE = range(8)
+OUTPUTS, INPUTS = 1, 2
 BLOCK = 2048
 """Elements summed at a time, so that the partial sums stay in the first cache; the scratch has 8 bytes for each, then
 8 for each rank."""

@@ -26,9 +26,9 @@ WARM = 200
 """Calls of a group before its loops are loaded: a program that makes fewer gains less than the loading takes, and has
 no thread and no open files for it."""
 MESSAGES = "messages"
-KINDS = ("uint8", "float32", "float64", "uint16", "int32", "int64", MESSAGES)
-"""What loops there are: collectives by numpy's name of a dtype (uint8 moves whatever it is; uint16 is bfloat16; the
-rest are reduced), and those of messages."""
+KINDS = ("uint8", "float32", "float64", "uint16", "int16", "int32", "int64", MESSAGES)
+"""What loops there are: collectives by numpy's name of a dtype (uint8 moves whatever it is; uint16 is bfloat16, int16
+float16), and those of messages."""
 _MODES = {"": 1, "0": 0, "1": 1, "now": 2}
 
 

@@ -41,11 +41,11 @@ Prepared = Ticket | Order
 class Ordered(Task):
     """The call of an order that waits for its turn."""
 
-    __slots__ = ("order", "tensor")
+    __slots__ = ("order", "output", "tensor")
 
     def __init__(self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: float) -> None:
         super().__init__(order.call, None, [output], timeout)
-        self.order, self.tensor = order, tensor
+        self.order, self.output, self.tensor = order, output, tensor
 
 
 def brief(call: Call) -> float:

@@ -12,7 +12,7 @@ from numba import types as numba_types
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
-__all__ = ["clear", "count_up", "look", "pointer", "read", "tell", "types"]
+__all__ = ["clear", "count_up", "intrinsic", "look", "pointer", "read", "tell", "types"]
 
 types: Any = numba_types  # numba's own annotations speak of something else than what its decorators make
 intrinsic: Any = numba_intrinsic
