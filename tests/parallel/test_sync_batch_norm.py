@@ -118,3 +118,6 @@ def test_a_model_is_converted_with_its_weights() -> None:
     assert (last.affine, last.training, last.track_running_stats) == (False, False, True)
     assert SyncBatchNorm.convert(first) is first
     assert isinstance(SyncBatchNorm.convert(nn.BatchNorm3d(2)), SyncBatchNorm)
+    torchs = nn.SyncBatchNorm(2, process_group="some ranks")
+    assert SyncBatchNorm.convert(torchs).group == "some ranks"
+    assert SyncBatchNorm.convert(torchs, "others").group == "others"  # type: ignore[arg-type]

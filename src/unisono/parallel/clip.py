@@ -26,9 +26,9 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float, group: dist.Pr
         raise UsageError(f"max_norm is {max_norm}, expected a positive number")
     held = list(parameters)
     gradients = [parameter.grad for parameter in held if parameter.grad is not None]
-    total = torch.zeros((), device=held[0].device if held else None)
-    for gradient in gradients:
-        total += gradient.float().pow(2).sum().to(total.device)
+    device = held[0].device if held else torch.device("cpu")
+    squares = [gradient.float().pow(2).sum().to(device) for gradient in gradients]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), device=device)
     if group is not None:
         dist.all_reduce(total, group=group)
     norm = total.sqrt()

@@ -14,17 +14,35 @@ from torch import Tensor, nn
 
 from unisono.errors import UsageError
 from unisono.parallel.overlap import column_linear, gather_column_linear, row_linear, row_scatter_linear
-from unisono.parallel.regions import (
-    copy_to_region,
-    gather_from_region,
-    scatter_to_region,
-)
+from unisono.parallel.regions import copy_to_region, gather_from_region, scatter_to_region
 from unisono.parallel.shards import Group, Lengths, Sharded, Split, lengths_of_part, lengths_of_whole, split_evenly
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
 
 
-class ColumnParallelLinear(Sharded):
+class _ParallelLinear(Sharded):
+    """What the two have in common."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self, in_features: int, out_features: int, group: Group, sequence_dim: int | None, chunks: int
+    ) -> None:
+        super().__init__(group)
+        if chunks < 1:
+            raise UsageError(f"chunks = {chunks}: must be 1 (no overlap in pieces) or more")
+        self.in_features, self.out_features = in_features, out_features
+        self.sequence_dim, self.chunks = sequence_dim, chunks
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
+        """The layer with this rank's share of a whole linear layer's weights, copied; options as of the constructor."""
+        options |= {"bias": linear.bias is not None, "device": "meta", "dtype": linear.weight.dtype}
+        return cls(linear.in_features, linear.out_features, **options).adopt(linear)
+
+
+class ColumnParallelLinear(_ParallelLinear):
     """A linear layer each rank of which computes its share of the outputs.
 
     Input [..., in_features], the same on every rank, or with `sequence_dim` this rank's part of that dim. Output
@@ -35,9 +53,6 @@ class ColumnParallelLinear(Sharded):
     The weights are drawn whole from torch's default generator and cut, so with the same seed on every rank they are
     those of `nn.Linear`. Raises UsageError if there are fewer outputs than ranks, or if `parts` does not divide them.
     """
-
-    weight: Tensor
-    bias: Tensor | None
 
     def __init__(
         self,
@@ -53,24 +68,17 @@ class ColumnParallelLinear(Sharded):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(group)
+        super().__init__(in_features, out_features, group, sequence_dim, chunks)
         if out_features % parts:
             raise UsageError(f"out_features = {out_features} is not {parts} equal parts")
         if gather_output and parts > 1:
             raise UsageError(f"gather_output joins one matrix's outputs, not {parts} parts': leave one of them out")
         split_evenly(out_features // parts, self.place.world_size, "out_features of a column-parallel layer")
-        self.in_features, self.out_features = in_features, out_features
-        self.gather_output, self.sequence_dim, self.chunks = gather_output, sequence_dim, _positive(chunks)
+        self.gather_output = gather_output
         whole = nn.Linear(in_features, out_features, bias, device, dtype)
         split = Split(0, out_features, self.place.world_size, parts)
         self.hold("weight", whole.weight, split)
         self.hold("bias", whole.bias, split)
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
-        """The layer with this rank's share of a whole linear layer's weights, copied; options as of the constructor."""
-        options |= {"bias": linear.bias is not None, "device": "meta", "dtype": linear.weight.dtype}
-        return cls(linear.in_features, linear.out_features, **options).adopt(linear)
 
     def forward(self, x: Tensor, lengths: Lengths = None) -> Tensor:
         """Apply it; `lengths` are the ranks' parts of `sequence_dim` (None asks the ranks: one small all_gather)."""
@@ -86,7 +94,7 @@ class ColumnParallelLinear(Sharded):
         return gather_from_region(y, -1, self.group, self.splits["weight"].lengths)
 
 
-class RowParallelLinear(Sharded):
+class RowParallelLinear(_ParallelLinear):
     """A linear layer each rank of which takes its share of the inputs; the outputs are summed over the ranks.
 
     Input [..., share of in_features] as a column-parallel layer leaves it (with `scatter_input`: all of them, the same
@@ -96,9 +104,6 @@ class RowParallelLinear(Sharded):
 
     Raises UsageError if there are fewer inputs than ranks.
     """
-
-    weight: Tensor
-    bias: Tensor | None
 
     def __init__(
         self,
@@ -113,19 +118,12 @@ class RowParallelLinear(Sharded):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(group)
+        super().__init__(in_features, out_features, group, sequence_dim, chunks)
         split_evenly(in_features, self.place.world_size, "in_features of a row-parallel layer")
-        self.in_features, self.out_features = in_features, out_features
-        self.scatter_input, self.sequence_dim, self.chunks = scatter_input, sequence_dim, _positive(chunks)
+        self.scatter_input = scatter_input
         whole = nn.Linear(in_features, out_features, bias, device, dtype)
         self.hold("weight", whole.weight, Split(1, in_features, self.place.world_size))
         self.hold("bias", whole.bias)
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
-        """The layer with this rank's share of a whole linear layer's weights, copied; options as of the constructor."""
-        options |= {"bias": linear.bias is not None, "device": "meta", "dtype": linear.weight.dtype}
-        return cls(linear.in_features, linear.out_features, **options).adopt(linear)
 
     def forward(self, x: Tensor, lengths: Lengths = None) -> Tensor:
         """Apply it; `lengths` are the parts of `sequence_dim` that each rank is to get (None: `split_evenly`)."""
@@ -138,9 +136,3 @@ class RowParallelLinear(Sharded):
         y = row_scatter_linear(x.movedim(self.sequence_dim, 0), self.weight, lengths, self.group, self.chunks)
         y = y.movedim(0, self.sequence_dim)
         return y if self.bias is None else y + copy_to_region(self.bias, self.group)
-
-
-def _positive(chunks: int) -> int:
-    if chunks < 1:
-        raise UsageError(f"chunks = {chunks}: must be 1 (no overlap in pieces) or more")
-    return chunks

@@ -38,10 +38,14 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     @classmethod
     def convert(cls, module: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
-        """Replace every BatchNorm in `module`, and itself if it is one; weights and buffers are the same objects."""
+        """Replace every BatchNorm in `module`, and itself if it is one; weights and buffers are the same objects.
+
+        `group`: None is torch's SyncBatchNorm's own where it has one, else all ranks.
+        """
         converted = module
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
-            norm = cls(module.num_features, module.eps, module.momentum, False, module.track_running_stats, group=group)
+            own = getattr(module, "process_group", None) if group is None else group
+            norm = cls(module.num_features, module.eps, module.momentum, False, module.track_running_stats, group=own)
             norm.affine, norm.training = module.affine, module.training
             norm._parameters, norm._buffers = dict(module._parameters), dict(module._buffers)
             converted = norm
