@@ -216,6 +216,8 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: RowParallelLinear(3, 3, chunks=0),
         lambda: ParallelMLP(nn.Linear(3, 4), nn.Linear(5, 3)),
         lambda: GatheredMLP([]),
+        lambda: ColumnParallelLinear(4, 6, parts=0),
+        lambda: RowParallelLinear(4, 6, sequence_dim=-1),
     ]
     return refused(attempts)
 
@@ -232,3 +234,5 @@ def test_bad_configurations_are_one_line_on_every_rank() -> None:
     assert first[4].startswith("chunks = 0")
     assert first[5] == "layer 0 gives 4 features, but layer 1 takes 5"
     assert first[6] == "an MLP needs at least one layer"
+    assert first[7] == "out_features = 6 is not 0 equal parts"
+    assert first[8].startswith("sequence_dim = -1 is the dim of the features")

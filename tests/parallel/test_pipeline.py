@@ -201,6 +201,7 @@ def refused(rank: int, world_size: int) -> list[str]:
     refuse(UsageError, stages_from_layers, layers(2), schedule)
     refuse(UsageError, Pipeline, [nn.Identity()] * (1 + rank % 2), schedule, squares)
     refuse(UsageError, Pipeline, [nn.Identity()], build_pipeline("1f1b", 2, 2), squares)
+    refuse(UsageError, Pipeline, [nn.Identity()], schedule, squares, reduction="avg" if rank else "sum")
     refuse(MismatchError, Pipeline, [nn.Identity()], build_pipeline("1f1b", world_size, 2 + rank // 2), squares)
     refuse(ScheduleError, Pipeline, [nn.Identity()], PipelineSchedule("none", 1, 1, ((),) * world_size), squares)
     refuse(UsageError, Pipeline, [nn.Linear(1, 1 + rank)], schedule, squares, tied=[{0: "weight", 2: "weight"}])
@@ -230,6 +231,7 @@ def test_what_one_rank_refuses_all_refuse_before_anything_moves(backend: str) ->
         "2 layers cannot make 3 stages of a layer or more: use 1 to 2 stages",
         "rank 1: 2 stages given, but 1f1b puts 1 here: [1]",
         "ranks 0, 1, 2: a schedule for 2 ranks does not fit a group of 3",
+        "ranks 1, 2: reduction = 'avg': must be",
         "different schedules: rank 0: pipeline 1f1b stages=3 microbatches=2, rank 1: pipeline 1f1b",
         "pipeline schedule none: 3 findings",
         "a tied weight is torch.float32 [1, 1] in stage 0, but stage 2 has torch.float32 [3, 1]",

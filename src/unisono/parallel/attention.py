@@ -67,7 +67,7 @@ class ParallelAttention(nn.Module):
 
 
 def _check(query_key_value: nn.Linear, out: nn.Linear, heads: int, world_size: int) -> None:
-    if heads % world_size:
+    if heads < 1 or heads % world_size:
         raise UsageError(
             f"{heads} attention heads cannot be split over {world_size} ranks: "
             "the number of heads must be a multiple of the number of ranks"

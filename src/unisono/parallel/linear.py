@@ -32,6 +32,8 @@ class _ParallelLinear(Sharded):
         super().__init__(group)
         if chunks < 1:
             raise UsageError(f"chunks = {chunks}: must be 1 (no overlap in pieces) or more")
+        if sequence_dim == -1:
+            raise UsageError("sequence_dim = -1 is the dim of the features: name the one of the sequence")
         self.in_features, self.out_features = in_features, out_features
         self.sequence_dim, self.chunks = sequence_dim, chunks
 
@@ -69,7 +71,7 @@ class ColumnParallelLinear(_ParallelLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, group, sequence_dim, chunks)
-        if out_features % parts:
+        if parts < 1 or out_features % parts:
             raise UsageError(f"out_features = {out_features} is not {parts} equal parts")
         if gather_output and parts > 1:
             raise UsageError(f"gather_output joins one matrix's outputs, not {parts} parts': leave one of them out")

@@ -59,8 +59,9 @@ class Pipeline:
     tied: weights that several stages share, each as in `TiedWeight`. infer: what a stage returns for an input without
     data, for stages that `meta_forward` does not suit.
 
-    Making one is collective. Raises UsageError on every rank if any has a wrong number of stages, or if the group does
-    not have the schedule's world_size, MismatchError if schedules differ, ScheduleError if the schedule is wrong.
+    Making one is collective. Raises UsageError on every rank if any has a wrong number of stages or another reduction,
+    or if the group does not have the schedule's world_size, MismatchError if schedules differ, ScheduleError if the
+    schedule is wrong.
     """
 
     def __init__(
@@ -149,6 +150,8 @@ class Pipeline:
         wanted, complaint = self.schedule.stages_of(self.rank), None
         if len(schedules) != self.schedule.world_size:
             complaint = f"a schedule for {self.schedule.world_size} ranks does not fit a group of {len(schedules)}"
+        elif self.reduction not in ("mean", "sum"):
+            complaint = f'reduction = {self.reduction!r}: must be "mean" or "sum"'
         elif len(stages) != len(wanted):
             complaint = f"{len(stages)} stages given, but {self.schedule.name} puts {len(wanted)} here: {list(wanted)}"
         refuse_together(complaint, self.group)
