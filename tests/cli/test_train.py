@@ -47,6 +47,7 @@ def _train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         (["--ranks", "4", "--tp", "3"], "a mesh of dp · tp · pp · sp = 1 · 3 · 1 · 1 has 3 ranks, not 4"),
         (["--ranks", "8", "--dp", "2", "--tp", "2"], "has 4 ranks, not 8"),
         (["--tp", "0", "--ranks", "4"], "tp = 0, expected 1 or more"),
+        (["--dp", "0"], "the mesh has dp = 0, expected 1 or more"),
         (["--tp", "3"], "4 attention heads do not divide by tp = 3"),
         (["--pp", "4"], "4 stages for 3 layers"),
         (["--pp", "2", "--schedule", "zb-v"], "4 stages for 3 layers"),

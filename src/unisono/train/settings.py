@@ -80,6 +80,8 @@ class Settings:
         """Raise UsageError, one line, for the first value that cannot be trained with."""
         if self.backend not in BACKENDS:
             raise UsageError(f"unknown backend {self.backend!r}, expected one of: {', '.join(BACKENDS)}")
+        if self.mesh is not None:
+            self.mesh.shape.check(self.ranks)
         _at_least("ranks", self.ranks, 1)
         _at_least("steps", self.steps, 1)
         _at_least("batch", self.batch, 1)
