@@ -4,13 +4,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import agents
+from unisono import cli
 from unisono.cli.main import app
 
 COMMAND = [sys.executable, "-m", "unisono.cli", "train"]
@@ -24,10 +28,9 @@ def _environment(folder: Path) -> dict[str, str]:
     return os.environ | {"TMPDIR": str(temporary), "COLUMNS": "120"}
 
 
-def _train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *TINY, *arguments], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=100
-    )
+def _train(*arguments: str) -> Result:
+    """The command in this process, whose ranks are forked from the server that all tests share."""
+    return CliRunner().invoke(app, ["train", *TINY, *arguments], env={"COLUMNS": "120"})
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,8 @@ def test_help_shows_an_example() -> None:
 
 
 def test_a_run_shows_table_sample_and_plot_and_leaves_nothing_else(tmp_path: Path) -> None:
-    result = _train(tmp_path, "--steps", "6")
+    command, environment = [*COMMAND, *TINY, "--steps", "6"], _environment(tmp_path)
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
     assert "held-out loss" in result.stdout
     assert "The " in result.stdout
@@ -120,8 +124,8 @@ def test_a_run_shows_table_sample_and_plot_and_leaves_nothing_else(tmp_path: Pat
 
 
 def test_compare_runs_both_backends_and_prints_one_table(tmp_path: Path) -> None:
-    result = _train(tmp_path, "--steps", "6", "--compare", "gloo", "--plot", "both.png")
-    assert result.returncode == 0, result.stderr
+    result = _train("--steps", "6", "--compare", "gloo", "--plot", str(tmp_path / "both.png"))
+    assert result.exit_code == 0, result.stderr
     assert "unisono 6/6" in result.stderr
     assert "gloo 6/6" in result.stderr
     header = next(line for line in result.stdout.splitlines() if "difference" in line)
@@ -131,8 +135,9 @@ def test_compare_runs_both_backends_and_prints_one_table(tmp_path: Path) -> None
 
 
 def test_on_a_mesh_it_tells_who_holds_what_and_who_waits(tmp_path: Path) -> None:
-    result = _train(tmp_path, "--steps", "6", "--layers", "2", "--pp", "2", "--compare", "gloo")
-    assert result.returncode == 0, result.stderr
+    plot = str(tmp_path / "curve.png")
+    result = _train("--steps", "6", "--layers", "2", "--pp", "2", "--compare", "gloo", "--plot", plot)
+    assert result.exit_code == 0, result.stderr
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert "who holds what on the mesh pp2" in lines
     assert "rank pp layers parameters states activations" in lines
@@ -145,7 +150,8 @@ def test_on_a_mesh_it_tells_who_holds_what_and_who_waits(tmp_path: Path) -> None
 
 
 def test_under_torchrun_the_processes_join(tmp_path: Path) -> None:
-    command = f"--standalone --nproc-per-node 2 -m {shlex.join([*COMMAND[2:], *TINY])} --steps 6 --compare gloo"
+    how = f"--standalone --nproc-per-node 2 --run-path --start-method fork {cli.__path__[0]}/__main__.py"  # saves imports
+    command = f"{how} {shlex.join(['train', *TINY])} --steps 6 --compare gloo"
     agent = agents.start(command, tmp_path / "printed", environment=_environment(tmp_path), folder=tmp_path)
     code, printed = agents.end(agent), (tmp_path / "printed").read_text()
     assert code == 0, printed
@@ -157,53 +163,60 @@ def test_under_torchrun_the_processes_join(tmp_path: Path) -> None:
 def _members(group: int) -> list[int]:
     """The living processes of a process group."""
     found = []
-    for process in psutil.process_iter(["status"]):
-        try:
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            continue
+    for pid in psutil.pids():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
     return found
 
 
-def _until(condition: object, seconds: float) -> bool:
+def _until(condition: Callable[[], bool], seconds: float) -> bool:
     end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         if time.monotonic() > end:
             return False
         time.sleep(0.02)
     return True
 
 
-@pytest.mark.parametrize("started", [False, True], ids=["while starting", "while training"])
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
-)
-def test_a_signal_ends_all_ranks_and_leaves_nothing(
-    tmp_path: Path, number: signal.Signals, code: int, started: bool
-) -> None:
+def _end_by(folder: Path, number: signal.Signals, members: int) -> tuple[int, str, bool, list[Path]]:
+    """Starts the command, sends the signal once it has so many processes, waits 3 s for its end.
+
+    Returns its exit code, what it printed as errors, whether all its processes were gone, and the files it left.
+    """
     with subprocess.Popen(
         [*COMMAND, *TINY, "--steps", "100000"],
-        cwd=tmp_path,
-        env=_environment(tmp_path),
+        cwd=folder,
+        env=_environment(folder),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     ) as process:
         try:
-            members = 5 if started else 2  # the launcher, its resource tracker and fork server, two ranks
             assert _until(lambda: len(_members(process.pid)) >= members, 90)
             if number == signal.SIGINT:
                 os.killpg(process.pid, number)  # as a terminal does
             else:
                 process.send_signal(number)
             _, errors = process.communicate(timeout=3)
-            assert process.returncode == code
-            assert "Traceback" not in errors
-            assert _until(lambda: not _members(process.pid), 3)
-            if number != signal.SIGKILL:
-                assert list((tmp_path / "temporary").glob("unisono-*")) == []
+            gone = _until(lambda: not _members(process.pid), 3)
+            return process.returncode, errors, gone, list((folder / "temporary").glob("unisono-*"))
         finally:
             for member in _members(process.pid):
                 os.kill(member, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("members", [2, 5], ids=["while starting", "while training"])
+def test_a_signal_ends_all_ranks_and_leaves_nothing(tmp_path_factory: pytest.TempPathFactory, members: int) -> None:
+    """Three jobs at once, for it is their starts that take time: launcher, resource tracker, fork server, two ranks."""
+    codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
+    with ThreadPoolExecutor(len(codes)) as jobs:
+        folders = {number: tmp_path_factory.mktemp("job") for number in codes}  # short: sockets are made in them
+        ends = {number: jobs.submit(_end_by, folders[number], number, members) for number in codes}
+    for number, end in ends.items():
+        code, errors, gone, left = end.result()
+        assert code == codes[number], errors
+        assert "Traceback" not in errors
+        assert gone
+        assert number == signal.SIGKILL or left == []

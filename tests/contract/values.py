@@ -1,5 +1,7 @@
 """Dtypes, the reduce ops that mean something on them, and reproducible data for both."""
 
+import functools
+
 import torch
 import torch.distributed as dist
 
@@ -39,6 +41,7 @@ REDUCIBLE = {
 }
 OPS = tuple(REDUCIBLE)
 FACTOR = 0.5  # of PREMUL_SUM
+MAGNITUDES = torch.tensor([-2.0, -1.0, 1.0, 2.0])
 
 
 def reduce_op(name: str) -> dist.ReduceOp:
@@ -48,32 +51,40 @@ def reduce_op(name: str) -> dist.ReduceOp:
 
 def data(dtype: torch.dtype, count: int, seed: int, op: str = "") -> torch.Tensor:
     """Return `count` reproducible values: any bit pattern for moving (no op), else values whose reduction is exact."""
-    generator = torch.Generator().manual_seed(seed)
     width = torch.empty(0, dtype=dtype).element_size()
     if dtype is torch.bool:
-        return _bytes(count, generator).lt(128)
+        return _bytes(count, seed).lt(128)
     if not op or dtype in INTEGERS:
-        return _bytes(count * width, generator).view(dtype)
+        return _bytes(count * width, seed).clone().view(dtype)
     if dtype.is_complex:
-        parts = _exact(2 * count, op, generator).view(-1, 2)
+        parts = _exact(2 * count, op, seed).view(-1, 2)
         return torch.view_as_complex(parts.to(torch.float16)).to(dtype)
-    return _exact(count, op, generator).to(dtype)
+    return _exact(count, op, seed).to(dtype)
 
 
-def _bytes(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Random bytes, drawn eight at a time."""
-    words = torch.empty(count // 8 + 1, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    return words.view(torch.uint8)[:count].clone()
+@functools.cache
+def _pool() -> torch.Tensor:
+    """16 MiB of random bytes: a generator of its own for each small tensor would be half the cost of a case."""
+    words = torch.empty(1 << 21, dtype=torch.int64)
+    return words.random_(-(2**63), None, generator=torch.Generator().manual_seed(1)).view(torch.uint8)
 
 
-def _exact(count: int, op: str, generator: torch.Generator) -> torch.Tensor:
+def _bytes(count: int, seed: int) -> torch.Tensor:
+    """The pool's bytes from a place of the seed's own."""
+    pool = _pool()
+    start = seed * 7_368_787 % (len(pool) - count)
+    return pool[start : start + count]
+
+
+def _exact(count: int, op: str, seed: int) -> torch.Tensor:
+    random = _bytes(count, seed)
     if op == "PRODUCT":  # magnitudes that neither round nor overflow, even in float16, when 8 of them are multiplied
-        return torch.tensor([-2.0, -1.0, 1.0, 2.0])[_bytes(count, generator).long() % 4]
-    values = (_bytes(count, generator) % 33).float().sub_(16).div_(4)
+        return MAGNITUDES[random.long() % 4]
+    values = (random % 33).float().sub_(16).div_(4)
     if op in ("MIN", "MAX"):
-        rare = torch.rand(count, generator=generator)
-        values[rare < 0.05] = torch.nan
-        values[rare > 0.97] = torch.inf
+        rare = _bytes(count, seed + 1000)
+        values[rare < 13] = torch.nan
+        values[rare > 248] = torch.inf
     return values
 
 
