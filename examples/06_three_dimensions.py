@@ -18,7 +18,7 @@ from unisono.parallel.mesh_traffic import CommunicationMeter
 from unisono.parallel.mesh_training import MeshTransformer
 from unisono.parallel.transformer import Transformer
 
-VOCABULARY, CONTEXT, ROWS, STEPS = 29, 16, 16, 12
+VOCABULARY, CONTEXT, ROWS, STEPS = 29, 16, 16, 8
 
 
 def whole() -> Transformer:

@@ -18,7 +18,7 @@ from unisono import cli
 from unisono.cli.main import app
 
 COMMAND = [sys.executable, "-m", "unisono.cli", "train"]
-TINY = ["--ranks", "2", "--width", "16", "--layers", "1", "--context", "16", "--batch", "4"]
+TINY = ["--ranks", "2", "--width", "16", "--layers", "1", "--context", "16", "--batch", "16"]
 BOX = ("│", "┃")
 
 
@@ -150,7 +150,9 @@ def test_on_a_mesh_it_tells_who_holds_what_and_who_waits(tmp_path: Path) -> None
 
 
 def test_under_torchrun_the_processes_join(tmp_path: Path) -> None:
-    how = f"--standalone --nproc-per-node 2 --run-path --start-method fork {cli.__path__[0]}/__main__.py"  # saves imports
+    how = (
+        f"--standalone --nproc-per-node 2 --run-path --start-method fork {cli.__path__[0]}/__main__.py"  # saves imports
+    )
     command = f"{how} {shlex.join(['train', *TINY])} --steps 6 --compare gloo"
     agent = agents.start(command, tmp_path / "printed", environment=_environment(tmp_path), folder=tmp_path)
     code, printed = agents.end(agent), (tmp_path / "printed").read_text()

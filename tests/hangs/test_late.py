@@ -13,8 +13,8 @@ from hangs.job import Fault, Job, attempt, hurry, line_of, tell
 LIMIT = datetime.timedelta(seconds=0.5)
 
 
-def dawdle() -> None:
-    end = time.monotonic() + 3
+def dawdle(seconds: float) -> None:
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.01)  # this is where the late rank is
 
@@ -23,7 +23,7 @@ def group_timeout(rank: int, world_size: int) -> Fault:
     hurry(0.5)
     dist.all_reduce(torch.zeros(2, 3))
     if rank == 1:
-        dawdle()
+        dawdle(2.0)
         dist.broadcast(torch.zeros(7), 0)  # the others' data lies there
         return attempt(dist.barrier)
     return attempt(lambda: dist.broadcast(torch.zeros(7), 0))
@@ -73,7 +73,7 @@ def subgroup_timeout(rank: int, world_size: int) -> list[Fault]:
     group = dist.new_group([0, 2], timeout=LIMIT)
     faults = []
     if rank == 2:
-        time.sleep(2)
+        time.sleep(1.6)
     elif rank == 0:
         faults.append(attempt(lambda: dist.all_reduce(torch.zeros(1), group=group)))
         faults.append(attempt(lambda: dist.all_reduce(torch.zeros(1), group=group)))
@@ -93,7 +93,7 @@ def test_new_group_with_a_timeout() -> None:
 def messages(rank: int, world_size: int) -> list[Fault]:
     hurry(1.5)
     if rank == 1:
-        dawdle()
+        dawdle(60)
         return []
     x = torch.zeros(3_000_000)
     recv = dist.irecv(x, 1)
@@ -106,7 +106,7 @@ def messages(rank: int, world_size: int) -> list[Fault]:
 
 def test_messages() -> None:
     with Job(messages, 2) as job:
-        waited, sent, own = job.results(15)[0]
+        waited, sent, own = job.result(0, 15)
     place = line_of(dawdle, "where the late rank is")
     waited.says("CollectiveTimeout", r"recv\(float32 \[3000000\]\) from rank 1", r"0\.5 s", place)
     sent.says("CollectiveTimeout", r"send\(float32 \[3000000\]\) to rank 1", r"\d+ of 12000000 bytes", place)

@@ -18,7 +18,7 @@ MODEL = ModelShape(width=16, layers=3, heads=4, context=16)
     ("shape", "backend"), [(MeshShape(tp=2, pp=2), "unisono"), (MeshShape(dp=2, sp=2), "gloo")], ids=str
 )
 def test_the_loss_curve_is_that_of_one_process(tmp_path: Path, shape: MeshShape, backend: str) -> None:
-    settings = small(tmp_path, ranks=4, backend=backend, shape=MODEL, mesh=MeshSettings(shape))
+    settings = small(tmp_path, ranks=4, batch=24, backend=backend, shape=MODEL, mesh=MeshSettings(shape))
     outcome = launch(settings, lambda records: None)
     assert [record.loss for record in outcome.records] == pytest.approx(one_process(settings), rel=0, abs=1e-5)
     assert all(0 < record.sync_seconds < record.seconds for record in outcome.records)
@@ -36,7 +36,7 @@ def test_the_loss_curve_is_that_of_one_process(tmp_path: Path, shape: MeshShape,
         assert report.bubble is not None
         assert all(0 < bubble < 1 for bubble in report.bubble)
     else:
-        assert [share.sequences for share in report.shares] == ["0-2", "0-2", "3-5", "3-5"]
+        assert [share.sequences for share in report.shares] == ["0-11", "0-11", "12-23", "12-23"]
         assert [share.positions for share in report.shares] == ["0-3, 12-15", "4-11"] * 2
         assert report.bubble is None
         assert all(share.parameters == outcome.parameters for share in report.shares)

@@ -2,7 +2,7 @@
 
 import os
 import pickle
-import subprocess
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import unisono
 from hangs.job import Job, attempt, hurry, tell
+from ranks import FORKS
 from unisono.parallel.collectives import all_gather_single, reduce_scatter_single
 from unisono.watch.call import Call, piece
 from unisono.watch.flight import CollectiveRecord, MessageRecord, dump_flight_record
@@ -22,10 +23,21 @@ from unisono.watch.schema import sizes
 
 def _analyze(folder: Path) -> str:
     """What PyTorch's analyzer says of a directory; it must be able to read it."""
-    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    said = folder.with_name(f"{folder.name}-said")
+    analyzer = FORKS.Process(target=_be_the_analyzer, args=(folder, said))
+    analyzer.start()
+    analyzer.join(100)
+    assert analyzer.exitcode == 0, said.read_text()
+    return said.read_text()
+
+
+def _be_the_analyzer(folder: Path, said: Path) -> None:
+    """`python -m torch.distributed.flight_recorder.fr_trace folder`, in a process that has torch already."""
+    with said.open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.argv = ["fr_trace", str(folder)]
+    runpy.run_module("torch.distributed.flight_recorder.fr_trace", run_name="__main__", alter_sys=True)
 
 
 def _entries(folder: Path, rank: int) -> list[dict[str, Any]]:
