@@ -212,6 +212,8 @@ def refused(rank: int, world_size: int) -> list[str]:
     pipeline = Pipeline([nn.Linear(4, 4)], schedule, mean_of_squares)
     refuse(UsageError, pipeline.step, torch.ones(1, 4), torch.ones(1, 4))
     refuse(UsageError, pipeline.step, None, torch.ones(3, 4))
+    with torch.no_grad():
+        refuse(UsageError, pipeline.step, torch.ones(3, 4), torch.ones(3, 4))
     refuse(UsageError, pipeline.step, torch.ones(3, 4), torch.ones(4, 4))
     refuse(UsageError, pipeline.step, torch.ones(3, 4), torch.ones(3, 3))
     refuse(UsageError, pipeline.step, torch.ones(3, 4), None)
@@ -240,6 +242,7 @@ def test_what_one_rank_refuses_all_refuse_before_anything_moves(backend: str) ->
         "rank 1: stage 1 refuses its input, float32 [2, 4]: ",
         "rank 0: a batch of shape [1, 4] does not make 2 microbatches of a row; nothing has been computed or sent",
         "rank 0: the rank of the first stage needs inputs",
+        "a step without gradients",
         "rank 2: targets of shape [4, 4] do not fit an input of 3 rows",
         "rank 2: the loss refuses float32 [2, 4] with float32 [2, 3]: ",
         "rank 2: the rank of the last stage needs targets",

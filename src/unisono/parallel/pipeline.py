@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, UsageError
 from unisono.parallel.layers import divide_layers
 from unisono.parallel.pipeline_actions import PipelineSchedule
 from unisono.parallel.pipeline_channels import Channels
@@ -93,8 +93,10 @@ class Pipeline:
         The rank of stage 0 needs inputs, that of the last stage targets; others may pass None, or the same batch. Rows
         are cut into microbatches by `torch.tensor_split`: the first ones are a row longer if they do not divide.
         Returns the loss, a detached scalar, on the rank of the last stage; None on others. Raises UsageError on every
-        rank for shapes that a stage refuses, before anything is computed.
+        rank for shapes that a stage refuses, before anything is computed, and where gradients are switched off.
         """
+        if not torch.is_grad_enabled():
+            raise UsageError("a step without gradients: take it outside of torch.no_grad(), or call evaluate")
         step = self._prepare(inputs, targets)
         for weight in self._tied:
             weight.begin()
