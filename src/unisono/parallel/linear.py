@@ -133,8 +133,8 @@ class RowParallelLinear(_ParallelLinear):
             x = scatter_to_region(x, -1, self.group, self.splits["weight"].lengths)
         if self.sequence_dim is None:
             y = row_linear(x, self.weight, self.group, self.chunks)
-            return y if self.bias is None else y + self.bias
+            return y if self.bias is None else y + self.bias.to(y.dtype)
         lengths = lengths_of_whole(x, self.sequence_dim, lengths, self.group)
         y = row_scatter_linear(x.movedim(self.sequence_dim, 0), self.weight, lengths, self.group, self.chunks)
         y = y.movedim(0, self.sequence_dim)
-        return y if self.bias is None else y + copy_to_region(self.bias, self.group)
+        return y if self.bias is None else y + copy_to_region(self.bias, self.group).to(y.dtype)
