@@ -248,6 +248,31 @@ def test_a_checkpoint_of_two_ranks_loads_on_three(backend: str, parameters_too: 
     ranks(3, backend=backend).run(on_ranks_load, tmp_path, parameters_too)
 
 
+def on_ranks_before_the_first_step(rank: int, world_size: int, folder: Path) -> None:
+    """A checkpoint written before the first step, and the program that wrote it, go on as if it had not been."""
+    with pytest.raises(UsageError, match="there is no checkpoint in"):
+        load_checkpoint(folder / "none", *build(False, 0))
+    for parameters_too in (False, True):
+        first, later = build(parameters_too, 0), build(parameters_too, 7)
+        train(*later, range(2))
+        save_checkpoint(folder / str(parameters_too), *first)
+        load_checkpoint(folder / str(parameters_too), *later)
+        alone = mlp()
+        train(alone, torch.optim.AdamW(alone.parameters(), lr=0.01), range(2))
+        for net, optimizer in (first, later):
+            train(net, optimizer, range(2))
+            near(net, alone)
+    plain, other = mlp(0), mlp(7)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.2)
+    save_checkpoint(folder / "plain", plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    load_checkpoint(folder / "plain", other, optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_checkpoint_before_the_first_step(tmp_path: Path) -> None:
+    ranks(2).run(on_ranks_before_the_first_step, tmp_path)
+
+
 def on_ranks_subgroup(rank: int, world_size: int) -> bool:
     """Only ranks 1 and 2 train, in a group of their own, and save a state with padding."""
     group = dist.new_group([1, 2])
