@@ -177,8 +177,9 @@ def _errors(rank: int) -> None:
     weight = nn.Parameter(torch.ones(2))
     with pytest.raises(UsageError, match="1 of 2 parameters are given twice: name a tied weight once"):
         ShardedOptimizer([{"params": [weight], "lr": 0.1}, {"params": [weight]}], torch.optim.SGD, lr=0.2)
-    with pytest.raises(UsageError, match="LBFGS looks at whole matrices"):
-        ShardedOptimizer(mlp().parameters(), torch.optim.LBFGS)
+    for kind in (torch.optim.LBFGS, type("Mine", (torch.optim.LBFGS,), {})):
+        with pytest.raises(UsageError, match=f"{kind.__name__} looks at whole matrices"):
+            ShardedOptimizer(mlp().parameters(), kind)
     with pytest.raises(UsageError, match="no parameter takes a gradient"):
         ShardedOptimizer([], torch.optim.SGD, lr=0.1)
     with pytest.raises(
@@ -257,6 +258,7 @@ def on_ranks_before_the_first_step(rank: int, world_size: int, folder: Path) -> 
         train(*later, range(2))
         save_checkpoint(folder / str(parameters_too), *first)
         load_checkpoint(folder / str(parameters_too), *later)
+        assert full_state(*first)[1]["state"] == full_state(*later)[1]["state"] == {}
         alone = mlp()
         train(alone, torch.optim.AdamW(alone.parameters(), lr=0.01), range(2))
         for net, optimizer in (first, later):

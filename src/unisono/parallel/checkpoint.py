@@ -75,9 +75,7 @@ def full_state(module: nn.Module, optimizer: Optimizer | ShardedOptimizer) -> tu
     """
     if isinstance(optimizer, ShardedOptimizer):
         return dict(_unwrapped(module).state_dict()), optimizer.full_state_dict()
-    options = StateDictOptions(full_state_dict=True)
-    model, optim = get_state_dict(_unwrapped(module), optimizer, options=options)
-    return dict(model), dict(optim)
+    return _torchs(module, optimizer, options=StateDictOptions(full_state_dict=True))
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
@@ -97,9 +95,20 @@ def _state(module: nn.Module, optimizer: Optimizer | ShardedOptimizer, allocate:
     """What DCP writes, or reads into."""
     if isinstance(optimizer, ShardedOptimizer):
         return {"model": _unwrapped(module).state_dict(), "optimizer": optimizer.state_dict(allocate)}
+    model, optim = _torchs(module, optimizer, allocate)
+    return {"model": model, "optimizer": optim}
+
+
+def _torchs(
+    module: nn.Module, optimizer: Optimizer, allocate: bool = False, options: StateDictOptions | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """State dicts of model and optimizer by DCP, which makes states by a step without effect if there are none.
+
+    Such a step would count as the first: unless room is to be allocated, those states are taken away again.
+    """
     is_fresh = not optimizer.state
-    model, optim = get_state_dict(_unwrapped(module), optimizer)
-    if is_fresh and not allocate:  # torch has made states by a step without effect, which would count as the first
+    model, optim = get_state_dict(_unwrapped(module), optimizer, options=options)
+    if is_fresh and not allocate:
         optimizer.state.clear()
         optim["state"] = {}
-    return {"model": model, "optimizer": optim}
+    return dict(model), dict(optim)

@@ -69,7 +69,7 @@ class ShardedOptimizer:
         bucket_nbytes: int = BUCKET_NBYTES,
         **defaults: Any,
     ) -> None:
-        if kind.__name__ in NOT_ELEMENTWISE:
+        if NOT_ELEMENTWISE & {base.__name__ for base in kind.__mro__}:
             raise UsageError(
                 f"{kind.__name__} looks at whole matrices, expected an elementwise optimizer such as AdamW"
             )
