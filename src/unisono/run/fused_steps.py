@@ -59,10 +59,11 @@ def _collect_pieces(desk: Any, order: Any, k: int, half: int, target: int, at: i
 
 
 @_inner
-def _keep(k: int, target: int, source: int, nbytes: int) -> None:
-    """What a rank has for itself."""
-    if k == 0 and target != source:
-        copy(target, source, nbytes)
+def _keep(order: Any, k: int, target: int, source: int) -> None:
+    """Of what a rank has for itself, the piece of round k, which has just been staged or lies beside what was."""
+    width, nbytes = order[words.WIDTH], order[words.NBYTES]
+    if target != source:
+        copy(target + k * width, source + k * width, min(width, nbytes - k * width))
 
 
 @_inner
@@ -74,22 +75,22 @@ def _move(desk: Any, order: Any, k: int, half: int, target: int, source: int) ->
     if kind == words.ALL_GATHER:
         _collect_pieces(desk, order, k - 1, 1 - half, target, 0)
         copy(mine, source + new, min(width, nbytes - new))
-        _keep(k, _place(target, rank, nbytes, listed & words.OUTPUTS), source, nbytes)
+        _keep(order, k, _place(target, rank, nbytes, listed & words.OUTPUTS), source)
     elif kind == words.ALL_TO_ALL:
         _collect_pieces(desk, order, k - 1, 1 - half, target, rank * width)
         _stage_pieces(desk, order, k, half, source)
         own = _place(source, rank, nbytes, listed & words.INPUTS)
-        _keep(k, _place(target, rank, nbytes, listed & words.OUTPUTS), own, nbytes)
+        _keep(order, k, _place(target, rank, nbytes, listed & words.OUTPUTS), own)
     elif kind == words.BROADCAST and rank == root:
         copy(mine, target + new, min(width, nbytes - new))
     elif kind == words.GATHER and rank == root:
         _collect_pieces(desk, order, k - 1, 1 - half, target, 0)
-        _keep(k, _place(target, rank, nbytes, listed & words.OUTPUTS), source, nbytes)
+        _keep(order, k, _place(target, rank, nbytes, listed & words.OUTPUTS), source)
     elif kind == words.GATHER:
         copy(mine, source + new, min(width, nbytes - new))
     elif kind == words.SCATTER and rank == root:
         _stage_pieces(desk, order, k, half, source)
-        _keep(k, target, _place(source, rank, nbytes, listed & words.INPUTS), nbytes)
+        _keep(order, k, target, _place(source, rank, nbytes, listed & words.INPUTS))
     elif k >= 1 and kind != words.BARRIER:  # what the root has staged
         at = rank * width if kind == words.SCATTER else 0
         copy(target + old, area(desk, 1 - half, root) + at, min(width, nbytes - old))
