@@ -17,6 +17,7 @@ from unisono.errors import (
     UnisonoError,
     UsageError,
 )
+from unisono.transport.shared_tensor import empty
 from unisono.watch.flight import dump_flight_record
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "algorithm",
     "dump_flight_record",
+    "empty",
 ]
 
 __version__ = "0.1.0"

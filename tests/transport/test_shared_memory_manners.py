@@ -72,8 +72,8 @@ def test_parts_of_the_layout_do_not_overlap() -> None:
     for world_size in (1, 2, 3, 8, 64, 500):
         layout = Layout(world_size)
         places = [
-            layout.records, layout.texts, layout.counters, layout.bells, layout.headers, layout.ring_controls,
-            layout.rings, layout.stages, layout.total,
+            layout.records, layout.texts, layout.counters, layout.bells, layout.headers, layout.offers,
+            layout.ring_controls, layout.rings, layout.stages, layout.total,
         ]  # fmt: skip
         assert places == sorted(places)
         assert layout.stage % 64 == 0

@@ -18,6 +18,7 @@ from unisono.backend.roll import Roll
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.run.collectives import CollectiveLane
 from unisono.run.point_to_point import PointToPointLane
+from unisono.transport.arena import announce
 from unisono.transport.board import Board
 from unisono.transport.process import Identity
 from unisono.transport.segment import (
@@ -92,8 +93,9 @@ class Group:
         segment.absentees = self._roll
         self._claim(segment)
         board = Board(segment, self.rank)
-        self.operations = Operations(board, self._options)
+        announce(segment, self.rank)
         self.collectives = CollectiveLane(board, self.names, self.label)
+        self.operations = Operations(board, self.collectives.offers, self._options)
         self.express = Express(self.operations, self.collectives.desk)
         self.lists = Lists(self.operations, self.operations, self.collectives.desk)
         self.messages = PointToPointLane(segment, self.rank, self.names, self.label)

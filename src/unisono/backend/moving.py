@@ -1,6 +1,6 @@
 """Operations that only move data, for every dtype: broadcast, all_gather, gather, scatter, all_to_all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -8,7 +8,10 @@ import torch
 from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, shapes
 from unisono.backend.tensors import Result, as_bytes, check, flat_input, with_results
 from unisono.errors import UsageError
-from unisono.run import programs
+from unisono.run import direct, programs
+from unisono.run.direct import extent
+from unisono.run.offers import LARGE, Direct, Extent
+from unisono.run.programs import Program
 from unisono.watch.call import Call, name_of_dtype
 
 __all__ = ["Moving"]
@@ -70,12 +73,17 @@ class Moving(Builder):
         if self.rank == root:
             check(tensor, "the tensor")
             mine = as_bytes(flat_input(tensor))
-            default = partial(programs.broadcast, self.board, root, mine)
-            return Operation(call, self.program(call, default, [mine], [mine]), [tensor])
+            return Operation(call, self.program(call, self._broadcast(call, root, mine), [mine], [mine]), [tensor])
         result = Result(tensor, "the tensor")
         data = as_bytes(result.flat)
-        program = self.program(call, partial(programs.broadcast, self.board, root, data), [], [data])
+        program = self.program(call, self._broadcast(call, root, data), [], [data])
         return Operation(call, with_results(program, [result]), [tensor])
+
+    def _broadcast(self, call: Call, root: int, data: torch.Tensor) -> Callable[[], Program]:
+        staged = partial(programs.broadcast, self.board, root, data)
+        if data.numel() <= LARGE:
+            return staged
+        return self.directly(call, extent([data]), staged, direct.broadcast(data, root), lambda: True, root)
 
     def all_gather(self, outputs: Tensors, tensor: torch.Tensor) -> Operation:
         """``tensor`` of every rank into ``outputs``, whose shapes may differ by rank."""
@@ -83,10 +91,12 @@ class Moving(Builder):
         self.one_per_rank(outputs, tensor, "outputs")
         results = [Result(output, f"output {r}") for r, output in enumerate(outputs)]
         call = self.all_gather_call(outputs, tensor)
-        mine = apart(flat_input(tensor), [r.flat for r in results], self.rank)
+        mine = as_bytes(apart(flat_input(tensor), [r.flat for r in results], self.rank))
         places = [as_bytes(r.flat) for r in results]
-        default = partial(programs.all_gather, self.board, as_bytes(mine), places)
-        program = self.program(call, default, [as_bytes(mine)], places)
+        staged = partial(programs.all_gather, self.board, mine, places)
+        go = direct.collect(mine, places, lambda offers, rank, meeting: 0, lambda: call.longest_nbytes)
+        default = self._measured(call, extent([mine]), staged, go)
+        program = self.program(call, default, [mine], places)
         return Operation(call, with_results(program, results), list(outputs))
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
@@ -102,9 +112,18 @@ class Moving(Builder):
         call = self.call("all_gather", tensor, rest="single")
         mine = apart(flat_input(tensor), list(result.flat.view(self.size, -1)), self.rank)
         places = as_bytes(result.flat).view(self.size, -1)
-        default = partial(programs.all_gather_flat, self.board, as_bytes(mine), places)
+        default: Callable[[], Program] = partial(programs.all_gather_flat, self.board, as_bytes(mine), places)
+        if mine.nbytes > LARGE:
+            go = direct.collect(as_bytes(mine), list(places), lambda offers, rank, meeting: 0, lambda: mine.nbytes)
+            default = self.directly(call, extent([mine]), default, go, lambda: True)
         program = self.program(call, default, [as_bytes(mine)], list(places))
         return Operation(call, with_results(program, [result]), [output])
+
+    def _measured(
+        self, call: Call, memory: Extent | None, staged: Callable[[], Program], go: Direct
+    ) -> Callable[[], Program]:
+        """`directly`, of pieces whose sizes only the headers tell."""
+        return self.directly(call, memory, staged, go, lambda: call.longest_nbytes > LARGE)
 
     def all_gather_many(self, outputs: Tensors, tensors: Tensors) -> Operation:
         """Several `all_gather_single`, of any dtypes, in one call."""
@@ -124,9 +143,7 @@ class Moving(Builder):
         program = self.program(call, default, [mine], list(packed))
         return Operation(call, self._unpack_rows(program, packed, results), list(outputs))
 
-    def _unpack_rows(
-        self, program: programs.Program, packed: torch.Tensor, results: Sequence[Result]
-    ) -> programs.Program:
+    def _unpack_rows(self, program: Program, packed: torch.Tensor, results: Sequence[Result]) -> Program:
         yield from program
         parts = torch.split(packed, [r.flat.nbytes // self.size for r in results], dim=1)
         for result, part in zip(results, parts, strict=True):
@@ -215,6 +232,8 @@ class Moving(Builder):
         targets = [r.flat for r in results]
         safe = [apart(flat, targets, -1) for flat in flats]
         sends, receives = [as_bytes(f) for f in safe], [as_bytes(t) for t in targets]
-        default = partial(programs.exchange, self.board, call, sends, receives, slots=self.size)
+        staged = partial(programs.exchange, self.board, call, sends, receives, slots=self.size)
+        go = direct.all_to_all(call, sends[self.rank], receives)
+        default = self._measured(call, extent(sends), staged, go)
         program = self.program(call, default, sends, receives)
         return Operation(call, with_results(program, results), list(outputs))

@@ -14,6 +14,7 @@ from unisono.backend.options import Options, chosen
 from unisono.backend.tensors import Result, overlap
 from unisono.errors import UsageError
 from unisono.run import programs
+from unisono.run.offers import Direct, Extent, Offers, either_way
 from unisono.run.programs import Program
 from unisono.transport.board import Board
 from unisono.watch.call import Call, name_of_dtype, piece
@@ -37,8 +38,9 @@ class Operation:
 class Builder:
     """What the builders of all operations share: the board, the ranks, the calls made before."""
 
-    def __init__(self, board: Board, options: Options | None = None) -> None:
+    def __init__(self, board: Board, offers: Offers, options: Options | None = None) -> None:
         self.board, self.rank, self.size = board, board.rank, board.size
+        self.offers = offers
         self.options = options
         self._calls: dict[tuple[Any, ...], Call] = {}
 
@@ -86,6 +88,24 @@ class Builder:
             sizes=told,
             deterministic=options.deterministic,
         )
+
+    def directly(
+        self,
+        call: Call,
+        extent: Extent | None,
+        staged: Callable[[], Program],
+        direct: Direct,
+        large: Callable[[], bool],
+        root: int = -1,
+    ) -> Callable[[], Program]:
+        """A default program that goes from shared tensor to shared tensor where it can (see run/offers.py).
+
+        ``extent``: the memory that peers would read on this rank; ``large``: whether it is worth it, asked once the
+        headers have been compared, and the same on all ranks.
+        """
+        if self.size == 1:
+            return staged
+        return lambda: either_way(self.offers, call, extent, staged, direct, large, root)
 
     def moving(
         self,

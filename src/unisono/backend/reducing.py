@@ -1,5 +1,6 @@
 """Operations that combine: all_reduce, reduce, reduce_scatter, and their coalesced forms."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,10 @@ import torch.distributed as dist
 from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, unpack
 from unisono.backend.tensors import Result, check, flat_input, with_results
 from unisono.errors import UsageError
-from unisono.run import programs
+from unisono.run import direct, programs
+from unisono.run.direct import extent
+from unisono.run.offers import LARGE
+from unisono.run.programs import Program
 from unisono.run.reduce import reducer
 from unisono.watch.call import Call
 
@@ -36,7 +40,9 @@ class Reducing(Builder):
         """The combination of all tensors into each."""
         result = Result(tensor, "the tensor", load=True)
         combine, call, flat = reducer(tensor.dtype, op, factor), self.call("all_reduce", tensor, op), result.flat
-        default = partial(programs.all_reduce, self.board, flat, flat, combine)
+        default: Callable[[], Program] = partial(programs.all_reduce, self.board, flat, flat, combine)
+        if op != "PREMUL_SUM" and not programs.one_shot(flat.nbytes, self.size):
+            default = self.directly(call, extent([flat]), default, direct.all_reduce(flat, combine), lambda: True)
         program = self.program(call, default, [flat], [flat], factor)
         if result.tensor is not None:
             program = with_results(program, [result])
@@ -101,7 +107,11 @@ class Reducing(Builder):
         combine = reducer(output.dtype, call.reduce_op, factor)
         result = Result(output, "the output")
         inputs = [apart(part, [result.flat], 0 if rank == self.rank else -1) for rank, part in enumerate(parts)]
-        default = partial(programs.reduce_scatter, self.board, inputs, result.flat, combine)
+        default: Callable[[], Program] = partial(programs.reduce_scatter, self.board, inputs, result.flat, combine)
+        if call.reduce_op != "PREMUL_SUM" and max(part.nbytes for part in inputs) > LARGE:
+            default = self.directly(
+                call, extent(inputs), default, direct.reduce_scatter(inputs, result.flat, combine), lambda: True
+            )
         program = self.program(call, default, inputs, [result.flat], factor)
         return Operation(call, with_results(program, [result]), [output])
 

@@ -10,11 +10,14 @@ import torch
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.run.desk import Desk, Order
 from unisono.run.lane import Lane, Task
+from unisono.run.offers import AGAIN, DIRECT, STAGED, Offers
 from unisono.run.parley import parley
 from unisono.run.prepared import Ordered, Prepared, Ticket, brief
 from unisono.run.programs import Program
+from unisono.transport.arena import keep, place
 from unisono.transport.board import Board
 from unisono.transport.futex import LINGER
+from unisono.transport.layout import ABANDONED
 from unisono.transport.process import Identity
 from unisono.transport.segment import (
     COMPLETED,
@@ -57,9 +60,11 @@ class CollectiveLane(Lane):
         self._longs, self._issued, record = board.segment.longs, 0, board.segment.field(board.rank, 0)
         self._moments_at = record + ISSUED_AT
         self._issued_at, self._completed_at = record + ISSUED, record + COMPLETED
+        self._abandoned_at = record + ABANDONED
         self._moment_at, self._header_at = record + COMPLETED_AT, record + HEADER
         self._flight = CollectiveRecord(label, names, board.rank, _counts(board))
-        self.desk = Desk(board, self._flight)
+        self.offers = Offers(board, names, label)
+        self.desk = Desk(board, self._flight, self.offers)
 
     def busy(self) -> bool:
         """Whether any collective is under way."""
@@ -109,6 +114,7 @@ class CollectiveLane(Lane):
                 task = Task(prepared.call, None, [output], 0.0)
                 self._end(task, error)
             except BaseException as error:
+                _keep_shared([output])
                 self._give_up(error if isinstance(error, UnisonoError) else _broken(error))
                 raise
             if task.done:
@@ -170,13 +176,22 @@ class CollectiveLane(Lane):
             board.meetings = meeting + order.meetings
             self.calls += 1
             return None
-        step, outcome = outcome >> 2, outcome & 3
+        step, mode, outcome = outcome >> 4, outcome >> 2 & 3, outcome & 3
+        if mode == AGAIN:
+            meeting += 1
+        if outcome in (desk.done, desk.unsure):
+            board.meetings = meeting + (order.rounds + 1 if mode >= DIRECT else order.meetings)
+            if outcome == desk.unsure:
+                desk.settle(order, mode)
+            self.calls += 1
+            return None
+        met = step > 0 or mode > STAGED
         self._arrived = outcome == desk.waits
         board.meetings = meeting + step + (not self._arrived)
-        self._fresh = self._arrived and step == 0
+        self._fresh = self._arrived and not met
         if not self._arrived:  # headers differ
             self._check(order.call, site)
-        return desk.steps(order, output, tensor, meeting, step, step > 0)
+        return desk.steps(order, output, tensor, meeting, step, mode, met)
 
     def _locate(self, task: Task, site: Site) -> None:
         queue = self._queue
@@ -347,8 +362,11 @@ class CollectiveLane(Lane):
         self._give_up(error)
 
     def _fail_all(self, error: UnisonoError) -> None:
+        self._longs[self._abandoned_at] = self.calls + 1
         while self._queue:
-            self._end(self._queue.popleft(), error)
+            task = self._queue.popleft()
+            _keep_shared(task.outputs)
+            self._end(task, error)
 
 
 class _Agreed(Exception):
@@ -362,6 +380,11 @@ class _Agreed(Exception):
 _ENDED = Task(Call("barrier"), None, [], 0.0)
 _ENDED.done = True
 """Stands for every call that was done at once."""
+
+
+def _keep_shared(outputs: Sequence[Any]) -> None:
+    """The memory of results that a late peer may write to although the call has failed here is not used again."""
+    keep(*(t for t in outputs if isinstance(t, torch.Tensor) and t.is_cpu and place(t.data_ptr(), t.nbytes) >= 0))
 
 
 def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:

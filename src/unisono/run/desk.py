@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from unisono.run import direct
 from unisono.run import fused_words as words
 from unisono.run.loops import WARM, loops, wanted
+from unisono.run.offers import AGAIN, DIRECT, LARGE, Direct, Offers
+from unisono.transport.arena import BOUNDS
 from unisono.transport.board import Board
 from unisono.transport.futex import CROWDED
-from unisono.transport.layout import COMPLETED, COMPLETED_AT, HEADER, ISSUED, ISSUED_AT, MEETINGS, MOMENTS
+from unisono.transport.layout import ABANDONED, COMPLETED, COMPLETED_AT, HEADER, ISSUED, ISSUED_AT, MEETINGS, MOMENTS
 from unisono.watch.call import Call
 from unisono.watch.flight import CollectiveRecord
 
@@ -72,6 +75,7 @@ class Places:
 class Order:
     """A kind of call, prepared for the loops: ``address``, ``header``: where they read it; ``meetings``: how many.
 
+    ``rounds``: after the first meeting, if it goes directly (offers.py), 0 if it never does; ``root``: of a broadcast.
     ``apart``: bytes from the output to the input where these may overlap; ``reach``: bytes of output and input.
     """
 
@@ -79,6 +83,8 @@ class Order:
     address: int
     header: int
     meetings: int
+    rounds: int
+    root: int
     sample: Any
     apart: int
     reach: tuple[int, int]
@@ -94,8 +100,9 @@ class Order:
 class Desk:
     """One rank's desk in one group; see the module's text."""
 
-    def __init__(self, board: Board, flight: CollectiveRecord) -> None:
+    def __init__(self, board: Board, flight: CollectiveRecord, offers: Offers) -> None:
         self._board, self._flight, self._mode = board, flight, wanted()
+        self._offers = offers
         self._words: Any = None
         self._setting_up = threading.Lock()
         self.address = 0
@@ -157,11 +164,16 @@ class Desk:
             "base": base,
             "scratch": self._scratch.ctypes.data,
             "crowded": ctypes.addressof(CROWDED),
+            "offers": base + layout.offers,
+            "bounds": ctypes.addressof(BOUNDS),
+            "bases": ctypes.addressof(self._offers.neighbours.bases),
+            "abandoned": base + 8 * segment.field(0, ABANDONED),
+            "record": layout.RECORD,
         }
         desk = np.array([places[name] for name in words.DESK], np.int64)
         self.address = int(desk.ctypes.data)
         self.run, self._step = fused.run, fused.step
-        self.done, self.waits = fused.DONE, fused.WAITS
+        self.done, self.waits, self.unsure = fused.DONE, fused.WAITS, fused.UNSURE
         self._words = desk
 
     def order(
@@ -191,8 +203,10 @@ class Desk:
         size, length = self._board.size, self._board.segment.layout.header
         width, meetings = self._rounds(kind, nbytes, dtype.itemsize)
         stride = length if everybody else 0
+        each, rounds = direct.rounds(kind, nbytes, size)
+        code = _OPS.get(op, 0)
         told = np.array(
-            [getattr(words, kind), meetings, nbytes, _OPS.get(op, 0), root, width, listed, stride], np.int64
+            [getattr(words, kind), meetings, nbytes, code, root, width, listed, stride, each, rounds, 0], np.int64
         )
         header = np.frombuffer(b"".join(each.header(size, length) for each in everybody or [call]), np.uint8)
         pieces = nbytes * size
@@ -203,6 +217,8 @@ class Desk:
             int(told.ctypes.data),
             int(header.ctypes.data),
             meetings,
+            rounds,
+            call.root,
             sample,
             apart,
             reach.get(kind, (0, 0)),
@@ -232,17 +248,52 @@ class Desk:
         source: torch.Tensor | Places,
         meeting: int,
         k: int,
+        mode: int,
         met: bool,
     ) -> Generator[None, None, None]:
         """What is left, as a program, after step ``k`` of a call whose first meeting was ``meeting``.
 
-        ``met``: whether the loops have compared the headers; else the lane does.
+        ``mode``: the verdict of that meeting, `STAGED` before it; ``met``: whether the loops have compared the headers
+        and come to it, else the lane does the one and this the other.
         """
         call, last = order.call, order.meetings
+        if not met:
+            if call.sends:  # the headers have told
+                last = max(1, -(-call.longest_nbytes // order.width))
+            if order.rounds:
+                mode = self._verdict(order, meeting)
+            if mode == AGAIN:
+                meeting, k = meeting + 1, -1
+            elif mode >= DIRECT and call.sends:  # and may be uneven
+                yield from self._all_to_all(call, target, source)(self._offers, meeting, mode)
+                k = last
+        if mode >= DIRECT:
+            last = order.rounds + 1
         while k < last:
             k += 1
-            self._step(self.address, order.address, k, meeting, target.data_ptr(), source.data_ptr(), order.sample)
-            if k == 1 and not met and call.sends and call.dtype is not None:  # the headers have told
-                last = max(1, -(-call.longest * call.dtype.itemsize // order.width))
+            self._step(
+                self.address, order.address, k, mode, meeting, target.data_ptr(), source.data_ptr(), order.sample
+            )
             if k < last:
                 yield
+        if mode >= DIRECT:
+            self._offers.confirm(call)
+
+    def _verdict(self, order: Order, meeting: int) -> int:
+        call, told = order.call, order.kept[0]
+        large = not call.sends or call.longest_nbytes > LARGE
+        verdict = self._offers.verdict(call, meeting, order.root, large)
+        told[words.HOPES] = call.hopes
+        return verdict
+
+    def _all_to_all(self, call: Call, target: torch.Tensor, source: torch.Tensor) -> Direct:
+        size = self._board.size
+        sent, taken = (t.detach().view(size, -1).view(torch.uint8) for t in (source, target))
+        return direct.all_to_all(call, sent[self._board.rank], list(taken))
+
+    def settle(self, order: Order, mode: int) -> None:
+        """What is left to do of a call that ended in UNSURE: see fused.py. Raises if a peer has given the call up."""
+        if mode >= DIRECT:
+            self._offers.confirm(order.call)
+        else:
+            self._offers.learn(order.root)

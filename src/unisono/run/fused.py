@@ -20,15 +20,18 @@ from numba import njit
 from numba.np.numpy_support import carray
 
 from unisono.run import fused_words as words
+from unisono.run.fused_direct import UNREADY, abandoned, go, lay, verdict
 from unisono.run.fused_entry import entry
 from unisono.run.fused_steps import carry
+from unisono.run.offers import AGAIN, DIRECT, STAGED
 from unisono.transport.atomics import clear, count_up, look, pointer, tell
 from unisono.transport.native import copy, note, now, pause, wake
 
-__all__ = ["DIFFERS", "DONE", "WAITS", "run", "step"]
+__all__ = ["DIFFERS", "DONE", "UNSURE", "WAITS", "run", "step"]
 
-DONE, WAITS, DIFFERS = range(3)
-"""How `run` ends: all done; at a meeting that not all have come to; headers of the ranks differ. Plus 4 × step."""
+DONE, WAITS, DIFFERS, UNSURE = range(4)
+"""How `run` ends: all done; at a meeting that not all have come to; headers of the ranks differ; all done, but there is
+more for the lane to do: arenas to map, or, of a direct call, to see who has given it up. Plus 4 × verdict, 16 × step."""
 
 _SPINS = 100
 
@@ -36,8 +39,10 @@ _inner = njit(nogil=True)
 
 
 @entry
-def step(desk_at: int, order_at: int, k: int, meeting: int, target: int, source: int, sample: Any) -> None:
-    """Step ``k`` of a collective whose first meeting has the number ``meeting``.
+def step(
+    desk_at: int, order_at: int, k: int, mode: int, meeting: int, target: int, source: int, sample: Any
+) -> None:  # fmt: skip
+    """Step ``k`` of a collective whose first meeting has the number ``meeting``; ``mode``: the verdict on it.
 
     ``desk_at``, ``order_at``: the addresses of the desk and the order, see fused_words.py. ``target``, ``source``:
     addresses of output and input, or of the tables of their addresses. ``sample``: an array of the dtype, see
@@ -47,7 +52,15 @@ def step(desk_at: int, order_at: int, k: int, meeting: int, target: int, source:
         carray(pointer(desk_at), len(words.DESK), np.int64),
         carray(pointer(order_at), len(words.ORDER), np.int64),
     )
-    carry(desk, order, k, (meeting + k) & 1, target, source, sample)
+    _step(desk, order, k, mode, meeting, target, source, sample)
+
+
+@_inner
+def _step(desk: Any, order: Any, k: int, mode: int, meeting: int, target: int, source: int, sample: Any) -> None:
+    if mode >= DIRECT:
+        go(desk, order, k, mode, meeting, target, source, sample)
+    else:
+        carry(desk, order, k, (meeting + k) & 1, target, source, sample)
 
 
 @_inner
@@ -107,25 +120,37 @@ def run(
         carray(pointer(desk_at), len(words.DESK), np.int64),
         carray(pointer(order_at), len(words.ORDER), np.int64),
     )
-    half, meetings, stride = meeting & 1, order[words.MEETINGS], order[words.STRIDE]
+    stride = order[words.STRIDE]
     if number > 0:
         moment = now()
         note(desk[words.ISSUED_AT] + 8 * (number % desk[words.ISSUED_KEPT]), moment)
         note(desk[words.MOMENTS] + 8 * (number % desk[words.KEPT]), moment)
         note(desk[words.ISSUED], number)
-    mine = desk[words.HEADERS] + (half * desk[words.SIZE] + desk[words.RANK]) * desk[words.HEADER]
+    mine = desk[words.HEADERS] + ((meeting & 1) * desk[words.SIZE] + desk[words.RANK]) * desk[words.HEADER]
     copy(mine, header_at + stride * desk[words.RANK], desk[words.HEADER])
     note(desk[words.HEADER_AT], mine - desk[words.BASE])
-    for k in range(meetings + 1):
-        carry(desk, order, k, (meeting + k) & 1, target, source, sample)
-        if k == meetings:
-            break
+    k, last, mode, unready, first = 0, order[words.MEETINGS], STAGED, False, meeting
+    if order[words.ROUNDS] == 0 or not lay(desk, order, meeting, target, source):
+        _step(desk, order, 0, mode, meeting, target, source, sample)
+    while k < last:
         if not _meet(desk, meeting + k, patience):
-            return 4 * k + WAITS
-        if k == 0 and _differ(desk, half, header_at, stride):
-            return DIFFERS
+            return 16 * k + 4 * mode + WAITS
+        k += 1
+        if k == 1 and mode == STAGED:
+            if _differ(desk, first & 1, header_at, stride):
+                return DIFFERS
+            if order[words.ROUNDS] > 0:
+                mode = verdict(desk, order, first)
+                unready, mode = mode >= UNREADY, mode % UNREADY
+                if mode == AGAIN:
+                    k, meeting = 0, meeting + 1
+                elif mode >= DIRECT:
+                    last = order[words.ROUNDS] + 1
+        _step(desk, order, k, mode, meeting, target, source, sample)
+    if mode >= DIRECT and abandoned(desk, done + 1):
+        return 4 * mode + UNSURE
     moment = now()
     note(desk[words.COMPLETED], done + 1)
     note(desk[words.COMPLETED_AT], moment)
     note(desk[words.ENDS] + 8 * ((done + 1) % desk[words.KEPT]), moment)
-    return DONE
+    return 4 * mode + (UNSURE if unready else DONE)

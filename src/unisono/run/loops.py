@@ -104,7 +104,7 @@ class Loops:
             else:
                 sample = fused_sums.array_of(kind)
                 fused.run.compile((*(word,) * 9, sample))
-                fused.step.compile((*(word,) * 6, sample))
+                fused.step.compile((*(word,) * 7, sample))
                 self.fused = fused
             self._ready.add(kind)
 

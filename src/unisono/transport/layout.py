@@ -3,7 +3,11 @@
 from dataclasses import dataclass
 
 __all__ = [
+    "ABANDONED",
     "ABSENT",
+    "ARENA",
+    "ARENA_NBYTES",
+    "ARENA_NONCE",
     "CALL",
     "COMPLETED",
     "COMPLETED_AT",
@@ -17,6 +21,7 @@ __all__ = [
     "KIB",
     "LEFT",
     "LENGTH",
+    "LINE",
     "MAGIC",
     "MEETINGS",
     "MEMORY_NAME",
@@ -41,6 +46,9 @@ PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER, NAME, RE
 """Words of a rank's record: its process; whether it is there; meetings begun; calls issued and completed; when the last
 one was (``time.monotonic_ns``); where in the segment its newest header lies; its global rank; whether a peer refused a
 message of its."""
+ARENA, ARENA_NBYTES, ARENA_NONCE, ABANDONED = range(10, 14)
+"""More of them: the descriptor, plus 1, of the memory of its process's shared tensors (0: none), its bytes, the number
+it begins with; the collective call that the rank has given up, counted from 1."""
 ISSUED_AT, MOMENTS = 16, 16
 """Words ``ISSUED_AT + k % MOMENTS`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)
@@ -104,8 +112,13 @@ class Layout:
         return self.bells + self.world_size * LINE
 
     @property
-    def ring_controls(self) -> int:  # noqa: D102
+    def offers(self) -> int:
+        """Two lines per rank, used in turn as headers are: where its tensor lies, if peers may read it there."""
         return self.headers + 2 * self.world_size * self.header
+
+    @property
+    def ring_controls(self) -> int:  # noqa: D102
+        return self.offers + 2 * self.world_size * LINE
 
     @property
     def rings(self) -> int:  # noqa: D102

@@ -52,6 +52,8 @@ class Call:
     """Headers of all ranks that were found to agree before, with the longest piece that goes between two ranks."""
     longest: int = 0
     """Elements of the longest piece any rank sends to another; known once the headers have been compared."""
+    hopes: bool = False
+    """Whether the last call of this kind went directly from tensor to tensor (run/offers.py)."""
 
     @cached_property
     def numel(self) -> int:
@@ -62,6 +64,11 @@ class Call:
     def nbytes(self) -> int:
         """Bytes of this rank's tensor."""
         return self.numel * (self.dtype.itemsize if self.dtype else 0)
+
+    @property
+    def longest_nbytes(self) -> int:
+        """Bytes of the `longest` piece."""
+        return self.longest * (self.dtype.itemsize if self.dtype else 1)
 
     @cached_property
     def signature(self) -> bytes:

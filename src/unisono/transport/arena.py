@@ -1,0 +1,204 @@
+"""The memory of this process's shared tensors: one anonymous file, its *arena*, that other ranks may map as a whole.
+
+The arena is as large as the host's memory in addresses, and takes memory only where a tensor lies: a page is there once
+it is touched, and is given back (``MADV_REMOVE``, in every process that maps it) as soon as its tensor dies. So one
+descriptor and one mapping per peer serve any number of tensors, for the life of the process, and whether a tensor is
+shared is a comparison of addresses. The file has no name, its mode is 0600, and nothing is left of it however the
+process ends.
+
+A forked child keeps what its parent had when it was forked: what dies in the parent later is not used again, nor given
+back, until that child has ended, which the parent learns from a pipe whose other end the child never closes. The child's
+own shared tensors lie in an arena of its own. Never imports torch.
+"""
+
+import ctypes
+import mmap
+import os
+import secrets
+import select
+import threading
+import weakref
+from bisect import insort
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from unisono.transport.layout import ARENA, ARENA_NBYTES, ARENA_NONCE, MEMORY_NAME, PAGE
+
+if TYPE_CHECKING:
+    from unisono.transport.segment import Segment
+
+__all__ = ["BOUNDS", "MAP_NORESERVE", "Arena", "announce", "arena", "keep", "place"]
+
+MAP_NORESERVE = 0x4000
+BOUNDS = (ctypes.c_int64 * 2)(0, 0)
+"""First address of this process's arena, and the one after its last; compiled loops read them too."""
+_MOST = 256 << 30  # bytes of addresses
+
+_segments: "weakref.WeakKeyDictionary[Segment, int]" = weakref.WeakKeyDictionary()
+_arena: "Arena | None" = None
+_making = threading.Lock()
+_kept: list[object] = []  # what must not be used again as long as this process lives
+
+
+class Arena:
+    """Ranges of one anonymous file, handed out in pages."""
+
+    def __init__(self) -> None:
+        """Raises `OSError` where the system grants no addresses (``ulimit -v``)."""
+        self.nbytes = min(os.sysconf("SC_PHYS_PAGES") * PAGE, _MOST)
+        self.nonce = secrets.randbits(62) | 1
+        self.fd = os.memfd_create(f"{MEMORY_NAME}tensors", os.MFD_CLOEXEC)
+        try:
+            os.fchmod(self.fd, 0o600)
+            os.ftruncate(self.fd, self.nbytes)
+            self._raw = mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED | MAP_NORESERVE)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self._raw.madvise(mmap.MADV_DONTDUMP)
+        self._raw[:8] = self.nonce.to_bytes(8, "little")
+        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._raw))
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._free = [(PAGE, self.nbytes)]  # first and last-plus-one byte, in order, none touching the next
+        self._returned: deque[tuple[int, int]] = deque()  # no lock: a tensor may die at any moment, in any thread
+        self._withheld: deque[tuple[int, int, int]] = (
+            deque()
+        )  # the same, with the number of its birth: a child may use it
+        self._children: list[tuple[int, int]] = []  # a pipe that ends with a child, and the births before its fork
+        self._births = 0
+
+    def allocate(self, nbytes: int) -> ctypes.Array[ctypes.c_char] | None:
+        """Memory of ``nbytes``, more than 0, as an array with whose last reference it ends; None if there is no room."""
+        length = -(-nbytes // PAGE) * PAGE
+        with self._lock:
+            self._collect()
+            found = next((i for i, (start, stop) in enumerate(self._free) if stop - start >= length), None)
+            if found is None:
+                return None
+            start, stop = self._free[found]
+            self._free[found : found + 1] = [(start + length, stop)] if stop - start > length else []
+            self._births += 1
+            birth = self._births
+        memory = (ctypes.c_char * nbytes).from_address(self.base + start)
+        weakref.finalize(memory, self._release, start, start + length, birth).atexit = False
+        return memory
+
+    def _release(self, start: int, stop: int, birth: int) -> None:
+        """The last reference is gone; runs wherever that happens, so without the lock."""
+        if os.getpid() != self._pid:
+            return
+        if any(birth <= before for _, before in self._children):
+            self._withheld.append((start, stop, birth))
+            return
+        with suppress(OSError):  # where that can not be, the memory is kept, for the next tensor
+            self._raw.madvise(mmap.MADV_REMOVE, start, stop - start)
+        self._returned.append((start, stop))
+
+    def _collect(self) -> None:
+        """Makes what has been released free. Lock held."""
+        self._children = [child for child in self._children if _lives(child[0])]
+        for _ in range(len(self._withheld)):
+            self._release(*self._withheld.popleft())
+        while self._returned:
+            start, stop = self._returned.popleft()
+            insort(self._free, (start, stop))
+            at = self._free.index((start, stop))
+            if at + 1 < len(self._free) and self._free[at + 1][0] == stop:
+                self._free[at : at + 2] = [(start, self._free[at + 1][1])]
+            if at and self._free[at - 1][1] == start:
+                self._free[at - 1 : at + 1] = [(self._free[at - 1][0], self._free[at][1])]
+
+    def forked(self, pipe: int) -> None:
+        """In the parent of a child that holds the other end of ``pipe``."""
+        self._children.append((pipe, self._births))
+
+    def disown(self) -> None:
+        """In a forked child: only the memory stays, for tensors that were there before."""
+        for descriptor in (self.fd, *(pipe for pipe, _ in self._children)):
+            os.close(descriptor)
+
+
+def _lives(pipe: int) -> bool:
+    """Whether anybody holds the other end of a pipe; closes this one otherwise."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    if not poll.poll(0):
+        return True
+    os.close(pipe)
+    return False
+
+
+def arena() -> Arena | None:
+    """This process's arena, made at the first call and announced to all its groups; None if the system refuses it."""
+    global _arena
+    if _arena is None:
+        with _making:
+            if _arena is None:
+                try:
+                    made = Arena()
+                except OSError:
+                    return None
+                for segment, rank in list(_segments.items()):
+                    _write(made, segment, rank)
+                BOUNDS[0], BOUNDS[1] = made.base, made.base + made.nbytes
+                _arena = made
+    return _arena
+
+
+def announce(segment: "Segment", rank: int) -> None:
+    """Tells the peers in ``segment`` where this process's arena is, now or as soon as there is one."""
+    with _making:
+        _segments[segment] = rank
+        if _arena is not None:
+            _write(_arena, segment, rank)
+
+
+def _write(made: Arena, segment: "Segment", rank: int) -> None:
+    longs, field = segment.longs, segment.field
+    longs[field(rank, ARENA)] = made.fd + 1
+    longs[field(rank, ARENA_NBYTES)], longs[field(rank, ARENA_NONCE)] = made.nbytes, made.nonce
+
+
+def place(address: int, nbytes: int) -> int:
+    """Where in this process's arena the bytes lie, or -1 if they do not."""
+    return address - BOUNDS[0] if BOUNDS[0] <= address and address + nbytes <= BOUNDS[1] else -1
+
+
+def keep(*things: object) -> None:
+    """Keeps things as long as this process lives: memory that a peer, late in a call that failed, may still write."""
+    _kept.extend(things)
+
+
+_pipe: tuple[int, int] | None = None  # of the fork under way
+
+
+def _before_fork() -> None:
+    global _pipe
+    _making.acquire()
+    _pipe = os.pipe() if _arena is not None else None
+
+
+def _after_in_parent() -> None:
+    global _pipe
+    if _pipe is not None and _arena is not None:
+        os.close(_pipe[1])
+        _arena.forked(_pipe[0])
+    _pipe = None
+    _making.release()
+
+
+def _after_in_child() -> None:
+    global _arena, _pipe, _making
+    _making = threading.Lock()
+    if _pipe is not None and _arena is not None:
+        os.close(_pipe[0])
+        _arena.disown()
+        keep(_arena)
+    BOUNDS[0] = BOUNDS[1] = 0
+    _arena = _pipe = None
+    _segments.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

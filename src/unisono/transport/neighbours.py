@@ -1,0 +1,80 @@
+"""The arenas of the other ranks of a group (arena.py), mapped into this process as they are needed.
+
+A peer's arena is opened through ``/proc/<pid>/fd`` and mapped once, as a whole: that takes addresses, not memory. The
+mapping serves all groups that both are in, and ends with the last of them.
+"""
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections.abc import Iterable
+
+import torch
+
+from unisono.transport.arena import MAP_NORESERVE
+from unisono.transport.layout import ARENA, ARENA_NBYTES, ARENA_NONCE, PID
+from unisono.transport.segment import Segment
+
+__all__ = ["Neighbours"]
+
+_MOST = 32 << 40  # bytes of addresses that the arenas of one group may take here
+
+
+class _Mapped:
+    """A peer's arena: its address here, and all of it as bytes."""
+
+    def __init__(self, pid: int, fd_there: int, nbytes: int, nonce: int) -> None:
+        """Raises `OSError` if it can not be opened or mapped, or is gone."""
+        fd = os.open(f"/proc/{pid}/fd/{fd_there}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.pread(fd, 8, 0) != nonce.to_bytes(8, "little"):
+                raise FileNotFoundError(f"pid {pid} has another file there")
+            raw = mmap.mmap(fd, nbytes, mmap.MAP_SHARED | MAP_NORESERVE)
+        finally:
+            os.close(fd)
+        raw.madvise(mmap.MADV_DONTDUMP)
+        self.bytes = torch.frombuffer(raw, dtype=torch.uint8)
+        self.base = self.bytes.data_ptr()
+
+
+_mapped: "weakref.WeakValueDictionary[int, _Mapped]" = weakref.WeakValueDictionary()
+
+
+class Neighbours:
+    """What one rank has mapped of its peers' arenas."""
+
+    def __init__(self, segment: Segment, rank: int, world_size: int) -> None:
+        self._segment, self._rank, self._size = segment, rank, world_size
+        self._mapped: dict[int, _Mapped] = {}
+        self._refused: set[int] = set()
+        self.bases = (ctypes.c_int64 * world_size)()
+        """Addresses of the arenas of all ranks here, 0 where there is none; compiled loops read them too."""
+
+    def ready(self, ranks: Iterable[int]) -> bool:
+        """Whether the arenas of ``ranks`` are mapped; this rank's own need not be."""
+        return all(self.bases[rank] or rank == self._rank for rank in ranks)
+
+    def learn(self, ranks: Iterable[int]) -> None:
+        """Maps the arenas of ``ranks`` that are not mapped yet; what was refused once is not tried again."""
+        for rank in ranks:
+            if rank == self._rank or self.bases[rank] or rank in self._refused:
+                continue
+            word = [self._segment.longs[self._segment.field(rank, k)] for k in (PID, ARENA, ARENA_NBYTES, ARENA_NONCE)]
+            pid, number, nbytes, nonce = word
+            if not number:
+                continue
+            try:
+                if nbytes * self._size > _MOST:
+                    raise OSError("too many addresses")
+                found = _mapped.get(nonce)
+                if found is None:
+                    found = _mapped[nonce] = _Mapped(pid, number - 1, nbytes, nonce)
+            except (OSError, ValueError, OverflowError):
+                self._refused.add(rank)
+                continue
+            self._mapped[rank], self.bases[rank] = found, found.base
+
+    def view(self, rank: int, start: int, nbytes: int) -> torch.Tensor:
+        """Bytes of the arena of ``rank``, which is mapped, from ``start`` on: a flat tensor of uint8."""
+        return self._mapped[rank].bytes[start : start + nbytes]
