@@ -17,7 +17,6 @@ from unisono.backend.tensors import ordinary
 from unisono.errors import UsageError
 from unisono.run.desk import Desk
 from unisono.run.mail import Letter, letter
-from unisono.run.offers import LARGE
 from unisono.run.prepared import Prepared, Ticket
 from unisono.run.programs import one_shot
 from unisono.run.reduce import reducer
@@ -119,7 +118,7 @@ class Express:
         call = self._ops.call("broadcast", tensor, root=root)
         if order := self._desk.order("BROADCAST", call, tensor.dtype, tensor.nbytes, root=root):
             return order
-        if tensor.nbytes > LARGE:
+        if tensor.nbytes > self._board.stage_nbytes:
             return None
         parts = self._board.parts(tensor.numel(), tensor.dtype)
         places = [row[root].view(tensor.shape) for row in parts]
@@ -137,7 +136,7 @@ class Express:
         dtype, apart = tensor.dtype, self._rank * tensor.nbytes
         if order := self._desk.order("ALL_GATHER", call, dtype, tensor.nbytes, apart=apart):
             return order
-        if tensor.nbytes > LARGE:
+        if tensor.nbytes > self._board.stage_nbytes:
             return None
         stages = self._board.typed(tensor.dtype)
         rows = [stages[half, :, :count] for half in (0, 1)]
@@ -166,7 +165,7 @@ class Express:
         )
         if order := self._desk.order("ALL_TO_ALL", call, tensor.dtype, count * tensor.itemsize):
             return order
-        if count * tensor.itemsize > LARGE or count > width:
+        if count > width:
             return None
         cut = self._board.typed(tensor.dtype)[:, :, : size * width].view(2, size, size, width)[..., :count]
         return Ticket(
@@ -187,7 +186,7 @@ class Express:
         apart = -rank * output.nbytes
         if order := self._desk.order("REDUCE_SCATTER", call, tensor.dtype, output.nbytes, op, apart=apart):
             return order
-        if output.nbytes > LARGE or count > width or op == "PREMUL_SUM":
+        if count > width or op == "PREMUL_SUM":
             return None
         combine = reducer(tensor.dtype, op)
         cut = stages[:, :, : size * width].view(2, size, size, width)[..., :count]

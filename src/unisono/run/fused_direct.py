@@ -21,6 +21,8 @@ __all__ = ["UNREADY", "abandoned", "go", "lay", "verdict"]
 UNREADY = 4
 """Added to a verdict of `STAGED` or `AGAIN` that this rank could better: there are arenas for it to map."""
 
+_PIECE = 256 * 1024
+
 _inner = njit(nogil=True)
 _share = _inner(direct.share)
 
@@ -119,15 +121,22 @@ def _combine(desk: Any, order: Any, k: int, parts: Any, target: int, sample: Any
 
 
 @_inner
+def _copy(target: int, source: int, nbytes: int) -> None:
+    """Copies in pieces, so that lines that a peer's core has written are stored to through the caches."""
+    for start in range(0, nbytes, _PIECE):
+        copy(target + start, source + start, min(_PIECE, nbytes - start))
+
+
+@_inner
 def _collect(desk: Any, order: Any, k: int, parts: Any, target: int) -> None:
-    """Chunk k of every rank's piece of an all_gather or all_to_all."""
+    """Chunk k of every peer's piece of an all_gather or all_to_all; with the first, all of this rank's own."""
     size, rank, nbytes, at = desk[words.SIZE], desk[words.RANK], order[words.NBYTES], k * order[words.WIDTH]
     first = rank * nbytes if order[words.KIND] == words.ALL_TO_ALL else 0
-    for i in range(size):
+    if k == 0 and target + rank * nbytes != parts[rank] + first:
+        copy(target + rank * nbytes, parts[rank] + first, nbytes)
+    for i in range(1, size):
         peer = (rank + i) % size
-        here, there = target + peer * nbytes + at, parts[peer] + first + at
-        if here != there:
-            copy(here, there, min(order[words.WIDTH], nbytes - at))
+        _copy(target + peer * nbytes + at, parts[peer] + first + at, min(order[words.WIDTH], nbytes - at))
 
 
 @_inner
@@ -140,11 +149,11 @@ def _broadcast(desk: Any, order: Any, k: int, mode: int, parts: Any) -> None:
     if mode == PUSHED:
         middle -= _share(stop - start, size)
     if rank != root:
-        copy(parts[rank] + start, parts[root] + start, middle - start)
+        _copy(parts[rank] + start, parts[root] + start, middle - start)
     elif mode == PUSHED:
         for peer in range(size):
             if peer != root:
-                copy(parts[peer] + middle, parts[root] + middle, stop - middle)
+                _copy(parts[peer] + middle, parts[root] + middle, stop - middle)
 
 
 @_inner

@@ -1,6 +1,6 @@
 """Offers: ranks tell each other where their tensors lie, and all come to one verdict on how a large call goes.
 
-With a call of more than `LARGE` bytes every rank lays an *offer* beside its header: where its tensor lies in its arena
+With a large call (see `LARGE`) every rank lays an *offer* beside its header: where its tensor lies in its arena
 (transport/arena.py), if it is a shared one, whether it has mapped the arenas it needs, and whether it *hopes* that the
 call will go directly, and so has staged nothing for the first meeting. After that meeting all ranks read the same
 offers, and so agree without another word:
@@ -23,7 +23,7 @@ import torch
 from unisono.run.programs import Program
 from unisono.transport.arena import place
 from unisono.transport.board import Board
-from unisono.transport.layout import ABANDONED, COMPLETED, LINE
+from unisono.transport.layout import ABANDONED, COMPLETED, LINE, MIB
 from unisono.transport.neighbours import Neighbours
 from unisono.watch.account import loss
 from unisono.watch.call import SIGNATURE, Call, piece_numel
@@ -31,8 +31,9 @@ from unisono.watch.farewell import Loss, lost
 
 __all__ = ["AGAIN", "DIRECT", "LARGE", "PUSHED", "STAGED", "Direct", "Extent", "Offers", "either_way"]
 
-LARGE = 128 * 1024
-"""Bytes above which a tensor, or a rank's piece of it, is worth the second meeting that a direct call takes."""
+LARGE = MIB
+"""Bytes above which a rank's piece is read directly, as much as a staging area holds at most: up to there the data comes
+out of the caches in either way. An all_reduce gains wherever it takes two meetings anyway."""
 STAGED, AGAIN, DIRECT, PUSHED = range(4)
 _READY, _HOPES, _NUMBER = 1, 2, 4  # bits of an offer's first word, the meeting's number above; the second: place + 1
 
