@@ -170,6 +170,7 @@ class Group:
         if self.joined and segment is not None:
             error = UnisonoError(f"{self.label}: this rank {why} while the call was under way")
             self.collectives.close(error)
+            self.collectives.offers.neighbours.forget()
             self.messages.close(error)
             self._log_refusals()
             self._say_left(segment, words)

@@ -218,7 +218,7 @@ class Desk:
             int(header.ctypes.data),
             meetings,
             rounds,
-            call.root,
+            root,
             sample,
             apart,
             reach.get(kind, (0, 0)),
@@ -260,13 +260,14 @@ class Desk:
         if not met:
             if call.sends:  # the headers have told
                 last = max(1, -(-call.longest_nbytes // order.width))
-            if order.rounds:
+            if order.rounds or call.sends:
                 mode = self._verdict(order, meeting)
             if mode == AGAIN:
                 meeting, k = meeting + 1, -1
             elif mode >= DIRECT and call.sends:  # and may be uneven
-                yield from self._all_to_all(call, target, source)(self._offers, meeting, mode)
-                k = last
+                yield from self._pieces(call, target, source)(self._offers, meeting, mode)
+                self._offers.confirm(call)
+                return
         if mode >= DIRECT:
             last = order.rounds + 1
         while k < last:
@@ -286,10 +287,17 @@ class Desk:
         told[words.HOPES] = call.hopes
         return verdict
 
-    def _all_to_all(self, call: Call, target: torch.Tensor, source: torch.Tensor) -> Direct:
-        size = self._board.size
-        sent, taken = (t.detach().view(size, -1).view(torch.uint8) for t in (source, target))
-        return direct.all_to_all(call, sent[self._board.rank], list(taken))
+    def _pieces(self, call: Call, target: torch.Tensor | Places, source: torch.Tensor | Places) -> Direct:
+        """The pieces of an all_gather or all_to_all, which may be of other sizes elsewhere."""
+        if call.op == "all_gather":
+            assert isinstance(source, torch.Tensor)
+            return direct.all_gather(call, _flat(source), self._each(target))
+        return direct.all_to_all(call, self._each(source)[self._board.rank], self._each(target))
+
+    def _each(self, tensors: torch.Tensor | Places) -> list[torch.Tensor]:
+        if isinstance(tensors, Places):
+            return [_flat(tensor) for tensor in tensors.tensors]
+        return list(_flat(tensors).view(self._board.size, -1))
 
     def settle(self, order: Order, mode: int) -> None:
         """What is left to do of a call that ended in UNSURE: see fused.py. Raises if a peer has given the call up."""
@@ -297,3 +305,8 @@ class Desk:
             self._offers.confirm(order.call)
         else:
             self._offers.learn(order.root)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor."""
+    return tensor.detach().view(-1).view(torch.uint8)

@@ -16,7 +16,18 @@ from unisono.run.programs import Program
 from unisono.run.reduce import Reducer
 from unisono.watch.call import Call
 
-__all__ = ["all_reduce", "all_to_all", "broadcast", "collect", "extent", "reduce_scatter", "rounds", "share", "width"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "collect",
+    "extent",
+    "reduce_scatter",
+    "rounds",
+    "share",
+    "width",
+]
 
 _MOVED, _BLOCK = 8 << 20, 256 << 10  # bytes that a rank moves between two meetings; that are combined at a time
 
@@ -27,7 +38,7 @@ def width(world_size: int) -> int:
 
 
 def share(nbytes: int, world_size: int) -> int:
-    """Bytes of one rank's share of ``nbytes``, in whole cache lines; what the last ranks get may be less, or nothing."""
+    """Bytes of one rank's share of ``nbytes``, in whole cache lines; the last ranks may get less, or nothing."""
     return -(-nbytes // (64 * world_size)) * 64
 
 
@@ -128,6 +139,11 @@ def collect(
             yield
 
     return program
+
+
+def all_gather(call: Call, mine: torch.Tensor, outputs: Sequence[torch.Tensor]) -> Direct:
+    """`collect` of whole tensors, whose sizes may differ by rank."""
+    return collect(mine, outputs, lambda offers, rank, meeting: 0, lambda: call.longest_nbytes)
 
 
 def all_to_all(call: Call, mine: torch.Tensor, outputs: Sequence[torch.Tensor]) -> Direct:

@@ -30,8 +30,8 @@ from unisono.transport.native import copy, note, now, pause, wake
 __all__ = ["DIFFERS", "DONE", "UNSURE", "WAITS", "run", "step"]
 
 DONE, WAITS, DIFFERS, UNSURE = range(4)
-"""How `run` ends: all done; at a meeting that not all have come to; headers of the ranks differ; all done, but there is
-more for the lane to do: arenas to map, or, of a direct call, to see who has given it up. Plus 4 × verdict, 16 × step."""
+"""How `run` ends: all done; at a meeting that not all have come to; headers of the ranks differ; all done, but the lane
+has to map arenas or, of a direct call, to see who has given it up. Plus 4 × verdict, 16 × step."""
 
 _SPINS = 100
 

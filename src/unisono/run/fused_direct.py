@@ -1,6 +1,5 @@
 """Calls that go from shared tensor to shared tensor, for compiled loops: offers, verdicts (run/offers.py), and what the
-programs of run/direct.py do. Needs numba; the loops are compiled with these inside, and cached: whoever changes
-something here changes them too.
+programs of run/direct.py do. Needs numba.
 """
 
 from typing import Any
@@ -11,6 +10,7 @@ from numba.np.numpy_support import carray
 
 from unisono.run import direct
 from unisono.run import fused_words as words
+from unisono.run.fused_steps import piece_at
 from unisono.run.fused_sums import places, sum_up
 from unisono.run.offers import AGAIN, DIRECT, PUSHED, STAGED
 from unisono.transport.atomics import pointer
@@ -39,39 +39,47 @@ def _ready(desk: Any, root: int) -> bool:
     rank = desk[words.RANK]
     bases = carray(pointer(desk[words.BASES]), desk[words.SIZE], np.int64)
     for peer in range(desk[words.SIZE]):
-        needed = peer != rank and (root < 0 or root == rank or root == peer)
+        needed = peer != rank and (root < 0 or root in (rank, peer))
         if needed and bases[peer] == 0:
             return False
     return True
 
 
 @_inner
-def _root(order: Any) -> Any:
-    return order[words.OP] if order[words.KIND] == words.BROADCAST else -1
+def _extent(desk: Any, order: Any, target: int, source: int) -> Any:
+    """Address and bytes of the memory that peers read on this rank; no address where it does not lie together, or where
+    results are written to it before peers have read it.
+    """
+    size, nbytes, kind, listed = desk[words.SIZE], order[words.NBYTES], order[words.KIND], order[words.LISTED]
+    if kind != words.ALL_TO_ALL and kind != words.REDUCE_SCATTER:
+        return source, nbytes
+    first = piece_at(source, 0, nbytes, listed & words.INPUTS)
+    for peer in range(size):
+        piece = piece_at(source, peer, nbytes, listed & words.INPUTS)
+        overwritten = kind == words.ALL_TO_ALL and piece == piece_at(target, peer, nbytes, listed & words.OUTPUTS)
+        if piece != first + peer * nbytes or overwritten:
+            return 0, 0
+    return first, nbytes * size
 
 
 @_inner
 def lay(desk: Any, order: Any, meeting: int, target: int, source: int) -> bool:
     """Lays the offer of a call for its first meeting; whether this rank hopes."""
-    kind, nbytes, root = order[words.KIND], order[words.NBYTES], _root(order)
-    if kind == words.ALL_TO_ALL or kind == words.REDUCE_SCATTER:
-        nbytes *= desk[words.SIZE]
-    bounds = carray(pointer(desk[words.BOUNDS]), 2, np.int64)
-    inside = (
-        bounds[0] <= source and source + nbytes <= bounds[1] and not (kind == words.ALL_TO_ALL and target == source)
-    )
+    root, bounds = order[words.ROOT], carray(pointer(desk[words.BOUNDS]), 2, np.int64)
+    address, nbytes = _extent(desk, order, target, source)
+    inside = address > 0 and bounds[0] <= address and address + nbytes <= bounds[1]
     ready = _ready(desk, root)
     hopes = order[words.HOPES] == 1 and inside and (ready if root < 0 else root == desk[words.RANK])
     offer = _offer(desk, meeting, desk[words.RANK])
     offer[0] = (meeting + 1) * 4 + (2 if hopes else 0) + (1 if ready else 0)
-    offer[1] = source - bounds[0] + 1 if inside else 0
+    offer[1] = address - bounds[0] + 1 if inside else 0
     return hopes
 
 
 @_inner
 def verdict(desk: Any, order: Any, meeting: int) -> int:
     """What follows from the offers at ``meeting``: see run/offers.py, and `UNREADY`."""
-    root, rank = _root(order), desk[words.RANK]
+    root, rank = order[words.ROOT], desk[words.RANK]
     hoped = False
     placed = able = complete = True  # those who are read; those who read; everybody's tensor
     for peer in range(desk[words.SIZE]):
@@ -104,7 +112,7 @@ def abandoned(desk: Any, number: int) -> bool:
 @_inner
 def _combine(desk: Any, order: Any, k: int, parts: Any, target: int, sample: Any) -> None:
     """This rank's share of chunk k of an all_reduce, or chunk k of its piece of a reduce_scatter."""
-    size, rank, width, nbytes = desk[words.SIZE], desk[words.RANK], order[words.WIDTH], order[words.NBYTES]
+    size, rank, width, nbytes = desk[words.SIZE], desk[words.RANK], order[words.EACH], order[words.NBYTES]
     if order[words.KIND] == words.ALL_REDUCE:
         start = k * width * size
         stop = min(start + width * size, nbytes)
@@ -130,21 +138,23 @@ def _copy(target: int, source: int, nbytes: int) -> None:
 @_inner
 def _collect(desk: Any, order: Any, k: int, parts: Any, target: int) -> None:
     """Chunk k of every peer's piece of an all_gather or all_to_all; with the first, all of this rank's own."""
-    size, rank, nbytes, at = desk[words.SIZE], desk[words.RANK], order[words.NBYTES], k * order[words.WIDTH]
+    size, rank, nbytes, at = desk[words.SIZE], desk[words.RANK], order[words.NBYTES], k * order[words.EACH]
     first = rank * nbytes if order[words.KIND] == words.ALL_TO_ALL else 0
-    if k == 0 and target + rank * nbytes != parts[rank] + first:
-        copy(target + rank * nbytes, parts[rank] + first, nbytes)
-    for i in range(1, size):
+    for i in range(size):
         peer = (rank + i) % size
-        _copy(target + peer * nbytes + at, parts[peer] + first + at, min(order[words.WIDTH], nbytes - at))
+        here, there = piece_at(target, peer, nbytes, order[words.LISTED] & words.OUTPUTS), parts[peer] + first
+        if peer != rank:
+            _copy(here + at, there + at, min(order[words.EACH], nbytes - at))
+        elif k == 0 and here != there:
+            copy(here, there, nbytes)
 
 
 @_inner
 def _broadcast(desk: Any, order: Any, k: int, mode: int, parts: Any) -> None:
     """Chunk k of a broadcast: the root's data to this rank, or, at the root, its share of the work."""
-    size, rank, root, nbytes = desk[words.SIZE], desk[words.RANK], order[words.OP], order[words.NBYTES]
-    start = k * order[words.WIDTH] * size
-    stop = min(start + order[words.WIDTH] * size, nbytes)
+    size, rank, root, nbytes = desk[words.SIZE], desk[words.RANK], order[words.ROOT], order[words.NBYTES]
+    start = k * order[words.EACH] * size
+    stop = min(start + order[words.EACH] * size, nbytes)
     middle = stop
     if mode == PUSHED:
         middle -= _share(stop - start, size)
@@ -165,7 +175,7 @@ def go(desk: Any, order: Any, k: int, mode: int, meeting: int, target: int, sour
     parts, bases = places(desk), carray(pointer(desk[words.BASES]), desk[words.SIZE], np.int64)
     for peer in range(desk[words.SIZE]):
         parts[peer] = bases[peer] + _offer(desk, meeting, peer)[1] - 1
-    parts[rank] = source
+    parts[rank], _ = _extent(desk, order, target, source)
     if kind == words.BROADCAST:
         _broadcast(desk, order, k - 1, mode, parts)
     elif kind < words.ONE_SHOT:

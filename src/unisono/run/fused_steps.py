@@ -9,7 +9,7 @@ from unisono.run.fused_sums import places, sum_up
 from unisono.transport.atomics import read
 from unisono.transport.native import copy
 
-__all__ = ["area", "carry"]
+__all__ = ["area", "carry", "piece_at"]
 
 _inner = njit(nogil=True)
 
@@ -21,7 +21,7 @@ def area(desk: Any, half: int, rank: int) -> Any:
 
 
 @_inner
-def _place(base: int, rank: int, nbytes: int, listed: int) -> Any:
+def piece_at(base: int, rank: int, nbytes: int, listed: int) -> Any:
     """Where a rank's piece lies: the ranks' are side by side from ``base`` on, or ``listed`` there."""
     return read(base + 8 * rank) if listed else base + rank * nbytes
 
@@ -45,7 +45,7 @@ def _stage_pieces(desk: Any, order: Any, k: int, half: int, source: int) -> None
     for peer in range(desk[words.SIZE]):
         if peer != desk[words.RANK]:
             place = area(desk, half, desk[words.RANK]) + peer * width
-            copy(place, _place(source, peer, nbytes, listed) + k * width, min(width, nbytes - k * width))
+            copy(place, piece_at(source, peer, nbytes, listed) + k * width, min(width, nbytes - k * width))
 
 
 @_inner
@@ -54,7 +54,7 @@ def _collect_pieces(desk: Any, order: Any, k: int, half: int, target: int, at: i
     width, nbytes, listed = order[words.WIDTH], order[words.NBYTES], order[words.LISTED] & words.OUTPUTS
     for peer in range(desk[words.SIZE]):
         if k >= 0 and peer != desk[words.RANK]:
-            here = _place(target, peer, nbytes, listed) + k * width
+            here = piece_at(target, peer, nbytes, listed) + k * width
             copy(here, area(desk, half, peer) + at, min(width, nbytes - k * width))
 
 
@@ -75,22 +75,22 @@ def _move(desk: Any, order: Any, k: int, half: int, target: int, source: int) ->
     if kind == words.ALL_GATHER:
         _collect_pieces(desk, order, k - 1, 1 - half, target, 0)
         copy(mine, source + new, min(width, nbytes - new))
-        _keep(order, k, _place(target, rank, nbytes, listed & words.OUTPUTS), source)
+        _keep(order, k, piece_at(target, rank, nbytes, listed & words.OUTPUTS), source)
     elif kind == words.ALL_TO_ALL:
         _collect_pieces(desk, order, k - 1, 1 - half, target, rank * width)
         _stage_pieces(desk, order, k, half, source)
-        own = _place(source, rank, nbytes, listed & words.INPUTS)
-        _keep(order, k, _place(target, rank, nbytes, listed & words.OUTPUTS), own)
+        own = piece_at(source, rank, nbytes, listed & words.INPUTS)
+        _keep(order, k, piece_at(target, rank, nbytes, listed & words.OUTPUTS), own)
     elif kind == words.BROADCAST and rank == root:
         copy(mine, target + new, min(width, nbytes - new))
     elif kind == words.GATHER and rank == root:
         _collect_pieces(desk, order, k - 1, 1 - half, target, 0)
-        _keep(order, k, _place(target, rank, nbytes, listed & words.OUTPUTS), source)
+        _keep(order, k, piece_at(target, rank, nbytes, listed & words.OUTPUTS), source)
     elif kind == words.GATHER:
         copy(mine, source + new, min(width, nbytes - new))
     elif kind == words.SCATTER and rank == root:
         _stage_pieces(desk, order, k, half, source)
-        _keep(order, k, target, _place(source, rank, nbytes, listed & words.INPUTS))
+        _keep(order, k, target, piece_at(source, rank, nbytes, listed & words.INPUTS))
     elif k >= 1 and kind != words.BARRIER:  # what the root has staged
         at = rank * width if kind == words.SCATTER else 0
         copy(target + old, area(desk, 1 - half, root) + at, min(width, nbytes - old))
@@ -111,7 +111,7 @@ def carry(desk: Any, order: Any, k: int, half: int, target: int, source: int, sa
     elif kind == words.REDUCE_SCATTER:
         _stage_pieces(desk, order, k, half, source)
         at, here = share * rank, (k - 1) * share
-        own = _place(source, rank, nbytes, order[words.LISTED] & words.INPUTS) + here - source
+        own = piece_at(source, rank, nbytes, order[words.LISTED] & words.INPUTS) + here - source
         length = min(share, nbytes - here)
     else:
         _two_phase(desk, order, k, half, target, source)

@@ -32,8 +32,8 @@ from unisono.watch.farewell import Loss, lost
 __all__ = ["AGAIN", "DIRECT", "LARGE", "PUSHED", "STAGED", "Direct", "Extent", "Offers", "either_way"]
 
 LARGE = MIB
-"""Bytes above which a rank's piece is read directly, as much as a staging area holds at most: up to there the data comes
-out of the caches in either way. An all_reduce gains wherever it takes two meetings anyway."""
+"""Bytes above which a rank's piece is read directly, as much as a staging area holds at most: up to there the data
+comes out of the caches in either way. An all_reduce gains wherever it takes two meetings anyway."""
 STAGED, AGAIN, DIRECT, PUSHED = range(4)
 _READY, _HOPES, _NUMBER = 1, 2, 4  # bits of an offer's first word, the meeting's number above; the second: place + 1
 
@@ -85,10 +85,16 @@ class Offers:
         possible = large and (all(placed) if root < 0 else placed[root])
         if possible and (root != self.rank or all(placed)):
             self.learn(root)
-        call.hopes = possible and all(able for rank, able in enumerate(ready) if rank != root)
-        if call.hopes:
+        able = possible and all(mapped for rank, mapped in enumerate(ready) if rank != root)
+        call.hopes = able and (not call.sends or self._long(call))
+        if able:
             return PUSHED if root >= 0 and ready[root] and all(placed) else DIRECT
         return AGAIN if hoped else STAGED
+
+    def _long(self, call: Call) -> bool:
+        """Whether this rank itself sends or takes a large piece: then nobody takes the call for one of small pieces."""
+        pairs = [pair for rank, pair in enumerate(zip(call.sends, call.expects, strict=True)) if rank != self.rank]
+        return call.dtype is not None and max(map(piece_numel, sum(pairs, ()))) * call.dtype.itemsize > LARGE
 
     def learn(self, root: int) -> None:
         """Maps the arenas that this rank needs, as far as they are offered."""

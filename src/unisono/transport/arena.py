@@ -7,8 +7,8 @@ shared is a comparison of addresses. The file has no name, its mode is 0600, and
 process ends.
 
 A forked child keeps what its parent had when it was forked: what dies in the parent later is not used again, nor given
-back, until that child has ended, which the parent learns from a pipe whose other end the child never closes. The child's
-own shared tensors lie in an arena of its own. Never imports torch.
+back, until that child has ended, which the parent learns from a pipe whose other end the child never closes. Shared
+tensors that the child makes lie in an arena of its own. Never imports torch.
 """
 
 import ctypes
@@ -70,7 +70,7 @@ class Arena:
         self._births = 0
 
     def allocate(self, nbytes: int) -> ctypes.Array[ctypes.c_char] | None:
-        """Memory of ``nbytes``, more than 0, as an array with whose last reference it ends; None if there is no room."""
+        """Memory of ``nbytes``, more than 0, ended by the last reference to the array; None if there is no room."""
         length = -(-nbytes // PAGE) * PAGE
         with self._lock:
             self._collect()

@@ -78,3 +78,8 @@ class Neighbours:
     def view(self, rank: int, start: int, nbytes: int) -> torch.Tensor:
         """Bytes of the arena of ``rank``, which is mapped, from ``start`` on: a flat tensor of uint8."""
         return self._mapped[rank].bytes[start : start + nbytes]
+
+    def forget(self) -> None:
+        """Ends the mappings that no other group of this process needs."""
+        self._mapped.clear()
+        self.bases[:] = [0] * self._size

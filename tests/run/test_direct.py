@@ -1,0 +1,226 @@
+"""Calls on shared tensors: the results, bits and errors of staged calls, whoever shares and whoever uses the loops."""
+
+import datetime
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import unisono
+from hangs.job import Fault, Job, attempt, hurry, tell
+from ranks import ranks
+from unisono.run import direct
+from unisono.run.offers import DIRECT, PUSHED
+from unisono.run.reduce import Reducer
+from unisono.transport import neighbours
+
+# torch 2.11 has the older names alone
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+PIECE = 1_200_000  # bytes of one rank's piece: more than a staging area holds
+Make = Callable[..., torch.Tensor]
+
+
+def lane() -> Any:
+    return dist.distributed_c10d._get_default_group()._group.collectives
+
+
+def verdicts() -> list[int]:
+    """Fills up with the verdicts that this rank comes to outside the loops."""
+    found: list[int] = []
+    offers = lane().offers
+    ask = type(offers).verdict.__get__(offers)
+    offers.verdict = lambda *args: found.append(ask(*args)) or found[-1]
+    return found
+
+
+def inputs(dtype: torch.dtype, count: int, world_size: int) -> list[torch.Tensor]:
+    made = torch.Generator().manual_seed(count)
+    return [(torch.randn(count, generator=made) * 9).to(dtype) for _ in range(world_size)]
+
+
+def every_call(rank: int, world_size: int, make: Make, dtype: torch.dtype) -> list[torch.Tensor]:
+    """One of each, on tensors that ``make`` gives: their results."""
+    count = PIECE // dtype.itemsize + 3
+    data = inputs(dtype, count * world_size, world_size)
+
+    def filled(*size: int, whole: bool = True) -> torch.Tensor:
+        return make(*size, dtype=dtype).copy_(data[rank][: size[0]])
+
+    x, y, z = filled(count), filled(count), filled(count * world_size)
+    dist.all_reduce(x)
+    dist.all_reduce(y, dist.ReduceOp.MAX, async_op=True).wait()
+    part = make(count, dtype=dtype)
+    reduce_scatter_single(part, z)
+    listed = make(count, dtype=dtype)
+    dist.reduce_scatter(listed, list(z.chunk(world_size)))
+    gathered, rows = make(count * world_size, dtype=dtype), [make(count, dtype=dtype) for _ in range(world_size)]
+    all_gather_single(gathered, z[:count])
+    dist.all_gather(rows, z[:count])
+    pieces, uneven = make(count * world_size, dtype=dtype), make(count * world_size, dtype=dtype).zero_()
+    dist.all_to_all_single(pieces, z)
+    sizes = [[count if a == b else count - a for b in range(world_size)] for a in range(world_size)]
+    sent, taken = sizes[rank], [sizes[peer][rank] for peer in range(world_size)]
+    dist.all_to_all_single(uneven[: sum(taken)], z[: sum(sent)], taken, sent)
+    whole = filled(count)
+    dist.broadcast(whole, world_size - 1)
+    inside = filled(count * world_size)
+    reduce_scatter_single(inside[rank * count : (rank + 1) * count], inside)
+    return [x, y, part, listed, gathered, *rows, pieces, uneven, whole, inside]
+
+
+def alike(rank: int, world_size: int, dtype: torch.dtype, sharing: list[list[int]]) -> list[list[int]]:
+    """Every call staged, then with the ranks in ``sharing`` on shared tensors; the verdicts on those."""
+    expected = every_call(rank, world_size, torch.empty, dtype)
+    found = []
+    for group in sharing:
+        seen = verdicts()
+        for _ in range(3):
+            results = every_call(rank, world_size, unisono.empty if rank in group else torch.empty, dtype)
+            for a, b in zip(results, expected, strict=True):
+                assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        found.append(seen[len(seen) * 2 // 3 :])
+        del lane().offers.verdict
+    data = inputs(dtype, (PIECE // dtype.itemsize + 3) * world_size, world_size)
+    total = sum((d[: expected[0].numel()].double() for d in data), torch.zeros(expected[0].numel()).double())
+    assert torch.allclose(expected[0].double(), total, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-3)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_the_bits_of_staged_calls(world_size: int) -> None:
+    everybody = list(range(world_size))
+    dtype = (torch.float32, torch.bfloat16, torch.int64)[world_size % 3]
+    results = ranks(world_size).run(alike, dtype, [everybody, everybody[1:]])
+    if world_size > 1:
+        together, apart = results[1]  # rank 1 does without the loops
+        assert set(together) <= {DIRECT, PUSHED}
+        assert PUSHED in together
+        assert [verdict for verdict in apart if verdict >= DIRECT] == [DIRECT]  # a broadcast, whose root shares
+        assert len(together) > 8
+
+
+def in_several_rounds(rank: int, world_size: int) -> bool:
+    direct._MOVED, kept = 1 << 20, direct._MOVED
+    try:
+        for _ in range(3):
+            results = every_call(rank, world_size, unisono.empty, torch.float32)
+        expected = every_call(rank, world_size, torch.empty, torch.float32)
+        return all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+    finally:
+        direct._MOVED = kept
+
+
+def test_in_several_rounds() -> None:
+    assert ranks(2, group_timeout=29.0).run(in_several_rounds) == [True, True]
+
+
+def disagreeing(rank: int, world_size: int) -> tuple[Fault, float]:
+    """A mismatch among ranks that have staged nothing, for they hope to go directly; the next call is fine."""
+    x = unisono.empty(500_000).fill_(rank + 1.0)
+    for _ in range(3):
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+    op = (dist.ReduceOp.MAX, dist.ReduceOp.SUM)[rank]
+    fault = attempt(lambda: dist.all_reduce(x, op))
+    dist.all_reduce(x)
+    return fault, x.max().item()
+
+
+def test_a_mismatch() -> None:
+    for fault, value in ranks(2).run(disagreeing):
+        fault.says("MismatchError", r"rank 0: all_reduce\(float32 \[500000\], MAX\)", r"rank 1: .*SUM\)")
+        assert value == 4.0
+
+
+def refused(rank: int, world_size: int) -> tuple[float, int]:
+    """A rank may not map its peers' memory: calls are staged, without a word."""
+
+    def forbidden(*args: Any) -> None:
+        raise PermissionError("not yours")
+
+    mapped, found = neighbours._Mapped, verdicts()
+    if rank == 1:
+        neighbours._Mapped = forbidden
+    try:
+        x = unisono.empty(500_000).fill_(1.0)
+        for _ in range(3):
+            dist.all_reduce(x)
+    finally:
+        neighbours._Mapped = mapped
+        del lane().offers.verdict
+    return x.sum().item(), max(found, default=0)
+
+
+def test_memory_that_may_not_be_mapped() -> None:
+    pool = ranks(2, group_timeout=28.0)
+    assert [value for value, _ in pool.run(refused)] == [4_000_000.0] * 2
+    assert pool.run(refused)[1][1] < DIRECT
+
+
+def slowly(seconds: float) -> None:
+    """From now on this rank takes its time over the first part that it reduces directly."""
+    combine = Reducer.__call__
+
+    def slow(self: Reducer, *args: Any) -> None:
+        tell("reads")
+        Reducer.__call__ = combine  # type: ignore[method-assign]
+        time.sleep(seconds)
+        combine(self, *args)
+
+    Reducer.__call__ = slow  # type: ignore[method-assign]
+
+
+def cut_short(rank: int, world_size: int, timeout: float, seconds: float) -> tuple[Fault, bool]:
+    """Rank 1 is late over its peer's tensor; whether memory of that is used again on rank 0."""
+    os.environ["UNISONO_FUSED"] = "0"
+    x = unisono.empty(500_000).fill_(1.0)
+    for _ in range(3):
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+    address = x.data_ptr()
+    hurry(timeout)
+    if rank == 1:
+        slowly(seconds)
+    fault = attempt(lambda: dist.all_reduce(x, dist.ReduceOp.MAX))
+    x = torch.empty(0)
+    return fault, unisono.empty(500_000).data_ptr() == address
+
+
+def test_a_peer_killed_while_it_reads() -> None:
+    with Job(cut_short, 2, 30.0, 60.0) as job:
+        job.hear("reads", [1])
+        pid, killed = job.pid(1), job.signal(1, signal.SIGKILL)
+        fault, again = job.results(10)[0]
+    fault.says("PeerLostError", rf"rank 1 \(pid {pid} .*dead", r"all_reduce\(")
+    assert fault.at - killed < 1.0
+    assert not again
+
+
+def test_a_tensor_given_up_while_a_peer_reads_gives_no_result() -> None:
+    with Job(cut_short, 2, 0.5, 1.5) as job:
+        (first, again), (late, _) = job.results(15)
+    first.says("CollectiveTimeout", "rank 1 missing")
+    assert not again  # what the late rank still writes to is no other tensor's
+    late.says("PeerLostError", r"all_reduce\(float32 \[500000\], MAX\)", "no result to be trusted: rank 0 ")
+
+
+def test_the_group_ends_and_nothing_stays_mapped() -> None:
+    assert ranks(2, group=False).run(mapped_after_the_group) == [True, True]
+
+
+def mapped_after_the_group(rank: int, world_size: int) -> bool:
+    meeting = f"/tmp/unisono-direct-{os.getppid()}"
+    dist.init_process_group(
+        "unisono", f"file://{meeting}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=20)
+    )
+    x = unisono.empty(500_000).fill_(1.0)
+    for _ in range(3):
+        dist.all_reduce(x)
+    during = len(neighbours._mapped)
+    files = len(os.listdir("/proc/self/fd"))
+    dist.destroy_process_group()
+    return during == 1 and not neighbours._mapped and len(os.listdir("/proc/self/fd")) <= files
