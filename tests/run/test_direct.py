@@ -1,10 +1,10 @@
 """Calls on shared tensors: the results, bits and errors of staged calls, whoever shares and whoever uses the loops."""
 
-import datetime
 import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,8 +74,10 @@ def every_call(rank: int, world_size: int, make: Make, dtype: torch.dtype) -> li
     return [x, y, part, listed, gathered, *rows, pieces, uneven, whole, inside]
 
 
-def alike(rank: int, world_size: int, dtype: torch.dtype, sharing: list[list[int]]) -> list[list[int]]:
+def alike(rank: int, world_size: int, meeting: str, dtype: torch.dtype, sharing: list[list[int]]) -> list[list[int]]:
     """Every call staged, then with the ranks in ``sharing`` on shared tensors; the verdicts on those."""
+    os.environ["UNISONO_FUSED"] = "0" if rank % 2 else "now"
+    dist.init_process_group("unisono", f"file://{meeting}", rank=rank, world_size=world_size)
     expected = every_call(rank, world_size, torch.empty, dtype)
     found = []
     for group in sharing:
@@ -89,14 +91,15 @@ def alike(rank: int, world_size: int, dtype: torch.dtype, sharing: list[list[int
     data = inputs(dtype, (PIECE // dtype.itemsize + 3) * world_size, world_size)
     total = sum((d[: expected[0].numel()].double() for d in data), torch.zeros(expected[0].numel()).double())
     assert torch.allclose(expected[0].double(), total, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-3)
+    dist.destroy_process_group()
     return found
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_the_bits_of_staged_calls(world_size: int) -> None:
+def test_the_bits_of_staged_calls(world_size: int, tmp_path: Path) -> None:
     everybody = list(range(world_size))
     dtype = (torch.float32, torch.bfloat16, torch.int64)[world_size % 3]
-    results = ranks(world_size).run(alike, dtype, [everybody, everybody[1:]])
+    results = ranks(world_size, group=False).run(alike, str(tmp_path / "meeting"), dtype, [everybody, everybody[1:]])
     if world_size > 1:
         together, apart = results[1]  # rank 1 does without the loops
         assert set(together) <= {DIRECT, PUSHED}
@@ -208,15 +211,12 @@ def test_a_tensor_given_up_while_a_peer_reads_gives_no_result() -> None:
     late.says("PeerLostError", r"all_reduce\(float32 \[500000\], MAX\)", "no result to be trusted: rank 0 ")
 
 
-def test_the_group_ends_and_nothing_stays_mapped() -> None:
-    assert ranks(2, group=False).run(mapped_after_the_group) == [True, True]
+def test_the_group_ends_and_nothing_stays_mapped(tmp_path: Path) -> None:
+    assert ranks(2, group=False).run(mapped_after_the_group, str(tmp_path / "meeting")) == [True, True]
 
 
-def mapped_after_the_group(rank: int, world_size: int) -> bool:
-    meeting = f"/tmp/unisono-direct-{os.getppid()}"
-    dist.init_process_group(
-        "unisono", f"file://{meeting}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=20)
-    )
+def mapped_after_the_group(rank: int, world_size: int, meeting: str) -> bool:
+    dist.init_process_group("unisono", f"file://{meeting}", rank=rank, world_size=world_size)
     x = unisono.empty(500_000).fill_(1.0)
     for _ in range(3):
         dist.all_reduce(x)
