@@ -1,17 +1,19 @@
 """What the guard costs per call: the same loop with it and, for this measurement only, without it.
 
-    python benchmarks/guard/guard.py [--ranks 2 4] [--nbytes 4 65536] [--blocks 60]
+    python benchmarks/guard/guard.py [--ways loops torch] [--ranks 2 4] [--nbytes 4 65536] [--blocks 60]
 
 "Without" takes out, on all ranks, what every call does so that mistakes have names: laying its header beside the data,
 comparing the headers after the meeting, and keeping count for late ranks, `unisono ps` and the flight record. Nothing
-in the library can be switched off; this program replaces the methods of its own group's lane. Blocks of calls with and
-without take turns in one process; each block's time is that of the slowest rank, and the cost is the median, over
-neighbouring blocks, of the difference per call. Torch's operations are measured: in the compiled loops nothing can be
-taken out, and all they do together is the bound there (benchmarks/call_budget). The exit code is 1 if a cost is above
-its limit of 3 µs or 5 %.
+in the library can be switched off; this program replaces the methods of its own group's lane, and for the compiled
+loops it compiles a second copy of their module in which the same things do nothing. Blocks of calls with and without
+take turns in one process; each block's time is that of the slowest rank, and the cost is the median, over neighbouring
+blocks, of the difference per call. The exit code is 1 if a cost is above its limit of 3 µs or 5 %.
 """
 
 import argparse
+import functools
+import importlib.util
+import itertools
 import multiprocessing
 import os
 import platform
@@ -20,21 +22,53 @@ import sys
 import tempfile
 import time
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+
+from unisono.run import collectives
+from unisono.run.lane import Task
 
 __all__: list[str] = []
 
 LIMIT_US, LIMIT_SHARE = 3.0, 0.05
 
 
-class Switch:
-    """Takes the guard out of a group's lane of collectives, and puts it back."""
+@functools.cache
+def bare_loops() -> Any:
+    """The module of the compiled loops once more, in which headers and records do nothing; not kept on disk."""
+    from numba import njit
 
-    def __init__(self) -> None:
+    from unisono.run import fused_entry
+    from unisono.run.fused_sums import array_of
+    from unisono.run.loops import loops
+    from unisono.transport.atomics import types
+
+    loops.serve("float32", at_once=True)
+    spec = importlib.util.spec_from_file_location("loops_without_a_guard", loops.fused.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    bare: Any = importlib.util.module_from_spec(spec)
+    with mock.patch.object(fused_entry, "entry", njit(nogil=True)):
+        spec.loader.exec_module(bare)
+    bare._meet = loops.fused._meet  # the meeting itself needs the time, and is compiled with its own names
+    bare.now = njit(lambda: 0)
+    bare.note = njit(lambda address, value: None)
+    bare.copy = njit(lambda target, source, nbytes: None)
+    bare._differ = njit(lambda desk, half, header_at, stride: False)
+    bare.run.compile((*(types.intp,) * 9, array_of("float32")))
+    return bare
+
+
+class Switch:
+    """Takes the guard out of a group's lane of collectives, and puts it back; ``bare``: the loops without, if any."""
+
+    def __init__(self, bare: Any) -> None:
         group: Any = dist.distributed_c10d._get_default_group()
         self.lane = group._group.collectives
+        self.loops, self.bare = getattr(self.lane.desk, "run", None), bare
+        assert (self.loops is None) == (bare is None), "not the way that was asked for"
 
     def off(self) -> None:
         """Every rank must do so after the same call."""
@@ -47,13 +81,22 @@ class Switch:
             lane._fresh, lane._arrived = True, False
             lane.calls += 1
 
+        def run(order: Any, output: Any, tensor: Any, timeout: Any, patience: float) -> Any:
+            lane._issued += 1
+            steps = lane._loop(order, output, tensor, patience, lane._issued)
+            return collectives._ENDED if steps is None else Task(order.call, steps, [output], timeout())
+
         lane._post = lane._check = lambda *_: None
         lane._count, lane._account = count, account
+        if self.bare is not None:
+            lane._run, lane.desk.run = run, self.bare.run
 
     def on(self) -> None:
         """As the class has it."""
-        for name in ("_post", "_check", "_count", "_account"):
+        for name in ("_post", "_check", "_count", "_account", "_run"):
             vars(self.lane).pop(name, None)
+        if self.bare is not None:
+            self.lane.desk.run = self.loops
 
 
 def block(x: torch.Tensor, calls: int) -> float:
@@ -65,13 +108,14 @@ def block(x: torch.Tensor, calls: int) -> float:
     return (time.perf_counter_ns() - start) / 1e3 / calls
 
 
-def rank_main(rank: int, world_size: int, meeting: str, nbytes: int, blocks: int, results: Any) -> None:
+def rank_main(rank: int, world_size: int, meeting: str, nbytes: int, blocks: int, bare: Any, results: Any) -> None:
     """Runs the blocks; rank 0 hands over the times of the slowest rank, with and without."""
     torch.set_num_threads(1)
-    os.environ["UNISONO_FUSED"] = "0"
+    os.environ.update(UNISONO_FUSED="0" if bare is None else "now", UNISONO_PIN="1")
     dist.init_process_group("unisono", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
-    x, switch = torch.zeros(nbytes // 4), Switch()
+    x = torch.zeros(nbytes // 4)
     block(x, 200)
+    switch = Switch(bare)
     calls = max(50, round(0.02e6 / block(x, 200)))
     shared = torch.tensor([calls])
     dist.broadcast(shared, 0)
@@ -90,12 +134,12 @@ def rank_main(rank: int, world_size: int, meeting: str, nbytes: int, blocks: int
     dist.destroy_process_group()
 
 
-def measure(world_size: int, nbytes: int, blocks: int) -> tuple[float, float, float]:
+def measure(bare: Any, world_size: int, nbytes: int, blocks: int) -> tuple[float, float, float]:
     """Median microseconds per call with and without, and the median of the differences."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (world_size, f"{folder}/meeting", nbytes, blocks, results)
+        arguments = (world_size, f"{folder}/meeting", nbytes, blocks, bare, results)
         ranks = [context.Process(target=rank_main, args=(rank, *arguments)) for rank in range(world_size)]
         for process in ranks:
             process.start()
@@ -111,6 +155,7 @@ def measure(world_size: int, nbytes: int, blocks: int) -> tuple[float, float, fl
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ways", nargs="+", default=["loops", "torch"], choices=["loops", "torch"])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--nbytes", type=int, nargs="+", default=[4, 65536])
     parser.add_argument("--blocks", type=int, default=60)
@@ -118,17 +163,18 @@ def main() -> int:
     print(
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
     )
-    print("| ranks | bytes | without, µs | with, µs | cost, µs | limit, µs | load |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| way | ranks | bytes | without, µs | with, µs | cost, µs | limit, µs | load |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     bad = 0
-    for world_size in options.ranks:
-        for nbytes in options.nbytes:
-            guarded, bare, cost = measure(world_size, nbytes, options.blocks)
-            limit = max(LIMIT_US, LIMIT_SHARE * bare)
-            bad += cost > limit
-            load = os.getloadavg()[0]
-            row = (world_size, nbytes, f"{bare:.1f}", f"{guarded:.1f}", f"{cost:.2f}", f"{limit:.2f}", f"{load:.1f}")
-            print(f"| {' | '.join(map(str, row))} |", flush=True)
+    for way, world_size, nbytes in itertools.product(options.ways, options.ranks, options.nbytes):
+        bare = bare_loops() if way == "loops" else None
+        guarded, without, cost = measure(bare, world_size, nbytes, options.blocks)
+        limit = max(LIMIT_US, LIMIT_SHARE * without)
+        bad += cost > limit
+        times = (f"{number:.2f}" for number in (without, guarded, cost, limit))
+        print(
+            "|", " | ".join([way, str(world_size), str(nbytes), *times, f"{os.getloadavg()[0]:.1f}"]), "|", flush=True
+        )
     return bool(bad)
 
 
