@@ -50,7 +50,14 @@ def walk(rank: int, world_size: int, spoil: bool) -> dict[str, int]:
     for collective in COLLECTIVES:
         for place in ("in", "out") if collective in IN_PLACE else ("out",):
             for nbytes in (1, 300_000):
-                settings = Settings(ranks=world_size, place=place, root=1, op="sum", asynchronous=nbytes == 1)
+                settings = Settings(
+                    ranks=world_size,
+                    place=place,
+                    root=1,
+                    op="sum",
+                    asynchronous=nbytes == 1,
+                    memory=("ordinary", "shared")[nbytes % 2],
+                )
                 case = Case(settings, collective, nbytes, rank, Tables(world_size, torch.float32, "sum"))
                 case.fill()
                 case.call(None, settings.asynchronous)()

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from unisono.bench.bound import VECTORS, block_count
 from unisono.bench.settings import DTYPES, Settings
 from unisono.bench.values import Tables, fill, wrong
+from unisono.transport.shared_tensor import empty
 
 __all__ = ["Case", "all_gather_single"]
 
@@ -46,13 +47,14 @@ class Case:
         sends_whole = c in ("reduce_scatter", "all_to_all") or (c == "scatter" and self._at_root)
         takes_whole = c in ("all_gather", "all_to_all") or (c == "gather" and self._at_root)
         inputs, outputs = (self.whole if w or c in VECTORS else self.count for w in (sends_whole, takes_whole))
+        make = empty if self.settings.memory == "shared" else torch.empty
         if self.place == "out":
-            self.input, self.output = torch.empty(inputs, dtype=dtype), torch.zeros(outputs, dtype=dtype)
+            self.input, self.output = make(inputs, dtype=dtype), make(outputs, dtype=dtype).zero_()
         elif c == "all_gather":
-            self.output = torch.zeros(outputs, dtype=dtype)
+            self.output = make(outputs, dtype=dtype).zero_()
             self.input = self.output[mine][: self.count]
         else:
-            self.input = torch.empty(inputs, dtype=dtype)
+            self.input = make(inputs, dtype=dtype)
             self.output = self.input[mine][: self.count] if c == "reduce_scatter" else self.input
 
     def fill(self) -> None:

@@ -138,7 +138,7 @@ def compare(before: Result, after: Result) -> list[str]:
     for side, result in (("earlier", before), ("later", after)):
         if not result.complete:
             lines.append(f"# the {side} result was interrupted")
-    pairs = [(name, before.settings.get(name), after.settings.get(name)) for name in ("asynchronous", "pin")]
+    pairs = [(name, before.settings.get(name), after.settings.get(name)) for name in ("asynchronous", "memory", "pin")]
     lines += [f"# unlike: {name} is {old} before, {new} after" for name, old, new in pairs if old != new]
     if before.machine.cpu != after.machine.cpu:
         lines.append(f"# unlike: measured on {before.machine.cpu} before, on {after.machine.cpu} after")

@@ -13,6 +13,7 @@ __all__ = [
     "COLLECTIVES",
     "DTYPES",
     "IN_PLACE",
+    "MEMORIES",
     "OPS",
     "PLACES",
     "REDUCING",
@@ -36,6 +37,7 @@ DTYPES = {
 }  # fmt: skip
 """Names as torch has them, with the bytes of an element."""
 PLACES = ("in", "out")
+MEMORIES = ("ordinary", "shared")
 BACKENDS = ("unisono", "gloo", "mpi")
 
 
@@ -57,8 +59,9 @@ class Settings:
     """One run of the bench, the same on all ranks. Sizes are in bytes, as nccl-tests count them (see cases.py).
 
     ``listed``: these sizes, instead of those from ``least`` to ``most``. ``place``: ``in``, ``out``, or empty for the
-    form that torch's call has. ``seconds`` is about what a run over all sizes of one collective shall take; slow calls
-    take longer, for each is measured ``runs`` times at least.
+    form that torch's call has. ``memory``: tensors are ``ordinary`` or ``shared`` (`unisono.empty`). ``seconds`` is
+    about what a run over all sizes of one collective shall take; slow calls take longer, for each is measured ``runs``
+    times at least.
     """
 
     collectives: tuple[str, ...] = ("all_reduce",)
@@ -73,6 +76,7 @@ class Settings:
     place: str = ""
     contenders: tuple[Contender, ...] = (Contender("unisono"),)
     asynchronous: bool = False
+    memory: str = "ordinary"
     pin: bool = False
     runs: int = 7
     warm_up: int = 2
@@ -85,6 +89,7 @@ class Settings:
             _one_of("collective", name, COLLECTIVES)
         _one_of("--op", self.op, OPS)
         _one_of("--dtype", self.dtype, DTYPES)
+        _one_of("--memory", self.memory, MEMORIES)
         if self.op in ("band", "bor", "bxor") and "float" in self.dtype:
             raise UsageError(f"--op {self.op} is for whole numbers: choose a --dtype such as int32, not {self.dtype}")
         if self.op == "avg" and "float" not in self.dtype:

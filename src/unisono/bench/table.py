@@ -30,6 +30,7 @@ def preamble(result: Result, settings: Settings) -> list[str]:
     if settings.pin and not cores:
         pinned += f" ({settings.ranks} ranks do not fit {result.machine.cores} cores)"
     how = ", asynchronous calls" if settings.asynchronous else ""
+    how += ", shared tensors" if settings.memory == "shared" else ""
     return [
         f"# {settings.ranks} ranks, {pinned}{how}; median of {settings.runs} runs",
         f"# {result.machine.words()}",

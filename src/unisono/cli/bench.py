@@ -14,7 +14,7 @@ from unisono.bench.compare import compare
 from unisono.bench.launch import launch
 from unisono.bench.plot import save_plot
 from unisono.bench.result import Rates, Result, Row, this_machine
-from unisono.bench.settings import COLLECTIVES, DTYPES, OPS, Contender, Settings
+from unisono.bench.settings import COLLECTIVES, DTYPES, MEMORIES, OPS, Contender, Settings
 from unisono.bench.table import describe_rates, footer, heading, line, preamble
 from unisono.cli.files import check_writable
 from unisono.cli.schedules import say
@@ -56,6 +56,7 @@ _Algorithm = Annotated[
     str, typer.Option(metavar="NAMES", help="Algorithms of unisono to measure, by comma; `default` is its own way.")
 ]
 _Async = Annotated[bool, typer.Option("--async", help="async_op=True, then wait.")]
+_Memory = Annotated[str, typer.Option(help=f"Tensors: {' or '.join(MEMORIES)} (unisono.empty).")]
 _Pin = Annotated[bool, typer.Option("--pin", help="Each rank on a core of its own, if they fit.")]
 _Runs = Annotated[int, typer.Option(help="Times each size is measured; shown are median and spread.")]
 _WarmUp = Annotated[int, typer.Option(help="Calls before.")]
@@ -80,6 +81,7 @@ def bench(
     against: _Against = "",
     algorithm: _Algorithm = "",
     asynchronous: _Async = DEFAULT.asynchronous,
+    memory: _Memory = DEFAULT.memory,
     pin: _Pin = DEFAULT.pin,
     runs: _Runs = DEFAULT.runs,
     warm_up: _WarmUp = DEFAULT.warm_up,
@@ -112,7 +114,7 @@ def bench(
         listed=tuple(parse_nbytes(size) for size in nbytes.split(",")) if nbytes else (),
         place="" if in_place is None else "in" if in_place else "out",
         contenders=_contenders(backend, algorithm, against),
-        factor=factor, op=op, dtype=dtype, root=root, asynchronous=asynchronous, pin=pin,
+        factor=factor, op=op, dtype=dtype, root=root, asynchronous=asynchronous, memory=memory, pin=pin,
         runs=runs, warm_up=warm_up, seconds=seconds, check=check,
     )  # fmt: skip
     settings.validate()
