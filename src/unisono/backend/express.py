@@ -16,7 +16,7 @@ from unisono.backend.options import chosen
 from unisono.backend.tensors import ordinary
 from unisono.errors import UsageError
 from unisono.run.desk import Desk
-from unisono.run.mail import Letter, letter
+from unisono.run.message import Letter, letter
 from unisono.run.prepared import Prepared, Ticket
 from unisono.run.programs import one_shot
 from unisono.run.reduce import reducer

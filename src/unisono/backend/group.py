@@ -17,7 +17,7 @@ from unisono.backend.reducing import Reducing
 from unisono.backend.roll import Roll
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.run.collectives import CollectiveLane
-from unisono.run.point_to_point import PointToPointLane
+from unisono.run.mail_lane import MailLane
 from unisono.transport.arena import announce
 from unisono.transport.board import Board
 from unisono.transport.process import Identity
@@ -59,7 +59,7 @@ class Group:
     ) -> None:
         self.rank, self.size, self.names, self.timeout = rank, len(names), list(names), timeout
         self.label, self._roll, self._options = label, roll, options
-        self.messages: PointToPointLane
+        self.messages: MailLane
         self.collectives: CollectiveLane
         self.operations: Operations
         self.express: Express
@@ -98,7 +98,7 @@ class Group:
         self.operations = Operations(board, self.collectives.offers, self._options)
         self.express = Express(self.operations, self.collectives.desk)
         self.lists = Lists(self.operations, self.operations, self.collectives.desk)
-        self.messages = PointToPointLane(segment, self.rank, self.names, self.label)
+        self.messages = MailLane(segment, self.rank, self.names, self.label)
         self.collectives.refusals = self.messages.refusals
         self.joined = True
 

@@ -1,8 +1,10 @@
 """Messages as compiled loops: head, payload, counts and bell in one call, without the interpreter. Needs numba.
 
-What is written where is what run/point_to_point.py does: either end of a message may come this way while the other
-takes the long one. A loop gives up where its peer keeps it waiting for ``patience`` ns, or it has moved for `_LONGEST`:
-nobody looks for lost peers, or serves others, in here. What has moved by then counts; the lane goes on from there.
+What is written where is what run/flow.py does: either end of a message may come this way while the other takes the long
+one. A loop carries several messages, one for each end of a ring at most, in turn, piece by piece: a rank that waits for
+what it receives sends meanwhile. It comes back when a message is done, where the peers keep it waiting for ``patience``
+ns, or when it has moved for `_LONGEST`: nobody looks for lost peers, or serves others, in here. What has moved by then
+counts; the lane goes on from there.
 """
 
 from typing import Any
@@ -15,12 +17,18 @@ from unisono.transport.atomics import count_up, look, pointer, read, tell
 from unisono.transport.native import copy, note, now, pause, sleep, wake
 from unisono.transport.ring import UNIT
 
-__all__ = ["OTHER", "SILENT", "TABLE", "nap", "recv", "send"]
+__all__ = ["JOB", "OTHER", "SILENT", "TABLE", "carry", "nap", "recv", "send"]
 
-TABLE = ("capacity", "rings", "controls", "control", "bells", "rank", "size", "crowded")
+TABLE = ("capacity", "rings", "controls", "control", "bells", "rank", "size", "crowded", "heard")
 """The words of a table (int64), in order: bytes of a ring, where the rings' data and their controls begin, bytes of a
-control, where the bells begin, who this is among how many, where `CROWDED` of futex.py lies."""
-CAPACITY, RINGS, CONTROLS, CONTROL, BELLS, RANK, SIZE, CROWDED = range(8)
+control, where the bells begin, who this is among how many, where `CROWDED` of futex.py lies; and, written by `carry`,
+this rank's bell as it was before the last look into the rings."""
+CAPACITY, RINGS, CONTROLS, CONTROL, BELLS, RANK, SIZE, CROWDED, HEARD = range(9)
+JOB = ("sends", "peer", "head", "data", "nbytes", "moved", "begun")
+"""The words of a job (int64), a message on its way: whether it is sent, to or from whom, where its head lies (what it
+has to be, of one that is received) and where its payload, of how many bytes; and, written by the loops, how many of
+them have moved, and whether the head has: 0, 1, or `OTHER`."""
+SENDS, PEER, HEAD, DATA, NBYTES, MOVED, BEGUN = range(7)
 SILENT, OTHER = -1, -2
 """Instead of the bytes moved: nothing has come, or can go; another message has come than the one that is expected."""
 
@@ -48,19 +56,107 @@ def _tell(table: Any, count: int, total: int, peer: int) -> None:
 
 
 @_inner
-def _wait(table: Any, ours: int, theirs: int, least: int, patience: int) -> Any:
-    """Waits until their count is ahead of ours by ``least``; by how much it is then."""
-    for _ in range(_SPINS):
-        ahead = read(theirs) - ours
-        if ahead >= least:
-            return ahead
-    bell, limit = table[BELLS] + 64 * table[RANK], now() + patience
+def _control(table: Any, source: int, target: int) -> Any:
+    return table[CONTROLS] + (source * table[SIZE] + target) * table[CONTROL]
+
+
+@_inner
+def _ring(table: Any, source: int, target: int) -> Any:
+    return table[RINGS] + (source * table[SIZE] + target) * table[CAPACITY]
+
+
+@_inner
+def _same(head: int, other: int) -> bool:
+    differences = 0
+    for at in range(0, _UNIT, 8):
+        differences |= read(head + at) ^ read(other + at)
+    return differences == 0
+
+
+@_inner
+def _push(table: Any, job: Any) -> Any:
+    """Puts a piece of a message into its ring, behind its head; whether anything could go."""
+    capacity, peer = table[CAPACITY], job[PEER]
+    control, data = _control(table, table[RANK], peer), _ring(table, table[RANK], peer)
+    told = read(control)
+    room, written = capacity + read(control + 64) - told, told
+    if job[BEGUN] == 0:
+        if room < _UNIT:
+            return False
+        copy(data + written % capacity, job[HEAD], _UNIT)
+        job[BEGUN], room, written = 1, room - _UNIT, written + _UNIT
+    at, left = written % capacity, job[NBYTES] - job[MOVED]
+    part = max(0, min(left, room, capacity - at, _PIECE))
+    copy(data + at, job[DATA] + job[MOVED], part)
+    job[MOVED] += part
+    written += part if part < left else -(-part // _UNIT) * _UNIT
+    if written == told:
+        return False
+    _tell(table, control, written, peer)
+    return True
+
+
+@_inner
+def _take(table: Any, job: Any) -> Any:
+    """Takes a piece of a message, behind its head, out of its ring; whether anything was there, `OTHER` included."""
+    capacity, peer = table[CAPACITY], job[PEER]
+    control, data = _control(table, peer, table[RANK]), _ring(table, peer, table[RANK])
+    told = read(control + 64)
+    there, taken = read(control) - told, told
+    if job[BEGUN] == 0:
+        if there < _UNIT:
+            return False
+        if not _same(data + taken % capacity, job[HEAD]):
+            job[BEGUN] = OTHER
+            return True
+        _add(control + 64 + 8, 1)
+        job[BEGUN], there, taken = 1, there - _UNIT, taken + _UNIT
+    at, left = taken % capacity, job[NBYTES] - job[MOVED]
+    part = max(0, min(left, there, capacity - at, _PIECE))
+    copy(job[DATA] + job[MOVED], data + at, part)
+    job[MOVED] += part
+    taken += part if part < left else -(-part // _UNIT) * _UNIT
+    if taken == told:
+        return False
+    _tell(table, control + 64, taken, peer)
+    return True
+
+
+@_inner
+def _move(table: Any, jobs: Any, patience: int) -> None:
+    """Carries all ``jobs``, a piece of each in turn, until one of them needs the lane's attention or none can go on."""
+    bell, until, limit, spins = table[BELLS] + 64 * table[RANK], now() + _LONGEST, 0, 0
     while True:
-        heard = look(bell)
-        ahead = read(theirs) - ours
-        if ahead >= least or now() > limit:
-            return ahead
-        pause(bell, heard, limit, table[CROWDED])
+        table[HEARD] = look(bell)
+        moved = ended = False
+        for k in range(len(jobs)):
+            job = jobs[k]
+            if _push(table, job) if job[SENDS] else _take(table, job):
+                moved = True
+            if job[BEGUN] == OTHER or (job[BEGUN] and job[MOVED] == job[NBYTES]):
+                ended = True
+        if ended or (moved and now() > until):
+            table[HEARD] -= 1  # for there may be more to do at once
+            return
+        if moved:
+            spins = limit = 0
+            continue
+        spins += 1
+        if spins < _SPINS:
+            continue
+        if limit == 0:
+            limit = now() + patience
+        if now() >= limit:
+            return
+        pause(bell, table[HEARD], limit, table[CROWDED])
+
+
+@_entry
+def carry(table_at: int, jobs_at: int, count: int, patience: int) -> None:
+    """Carries the ``count`` jobs at ``jobs_at``, none of them done, until one is, or has met `OTHER`."""
+    _move(
+        carray(pointer(table_at), len(TABLE), np.int64), carray(pointer(jobs_at), (count, len(JOB)), np.int64), patience
+    )
 
 
 @_entry
@@ -70,28 +166,14 @@ def send(table_at: int, peer: int, head_at: int, source: int, nbytes: int, patie
     ``table_at``: the address of a `TABLE`. Returns how many bytes of the payload are in the ring, or `SILENT`.
     """
     table = carray(pointer(table_at), len(TABLE), np.int64)
-    pair, capacity = table[RANK] * table[SIZE] + peer, table[CAPACITY]
-    control, data = table[CONTROLS] + pair * table[CONTROL], table[RINGS] + pair * capacity
-    written, taken, moved = read(control), control + 64, 0
-    if capacity + _wait(table, written, taken, _UNIT - capacity, patience) < _UNIT:
+    posted = _control(table, table[RANK], peer) + 8
+    _add(posted, 1)
+    jobs = np.array([[1, peer, head_at, source, nbytes, 0, 0]], np.int64)
+    _move(table, jobs, patience)
+    if not jobs[0, BEGUN]:
+        _add(posted, -1)
         return SILENT
-    _add(control + 8, 1)
-    copy(data + written % capacity, head_at, _UNIT)
-    told, written, until = written, written + _UNIT, now() + _LONGEST
-    while True:
-        room = capacity + read(taken) - written
-        at = written % capacity
-        part = min(nbytes - moved, room, capacity - at, _PIECE)
-        copy(data + at, source + moved, part)
-        moved += max(0, part)
-        written += part if moved < nbytes else -(-part // _UNIT) * _UNIT
-        if written > told:
-            _tell(table, control, written, peer)
-            told = written
-        if moved == nbytes:
-            return moved
-        if now() > until or (part <= 0 and capacity + _wait(table, written, taken, _UNIT - capacity, patience) < _UNIT):
-            return moved
+    return jobs[0, MOVED]
 
 
 @_entry
@@ -102,36 +184,14 @@ def recv(table_at: int, peer: int, head_at: int, target: int, nbytes: int, patie
     stays counted among those that are out.
     """
     table = carray(pointer(table_at), len(TABLE), np.int64)
-    pair, capacity = peer * table[SIZE] + table[RANK], table[CAPACITY]
-    control, data = table[CONTROLS] + pair * table[CONTROL], table[RINGS] + pair * capacity
-    place, moved = control + 64, 0
-    taken = read(place)
-    opened, wanted = place + 8, place + 16
+    wanted = _control(table, peer, table[RANK]) + 64 + 16
     _add(wanted, 1)
-    outcome = 0
-    if _wait(table, taken, control, _UNIT, patience) < _UNIT:
-        outcome = SILENT
-    elif not _same(data + taken % capacity, head_at):
-        outcome = OTHER
-    if outcome:
+    jobs = np.array([[0, peer, head_at, target, nbytes, 0, 0]], np.int64)
+    _move(table, jobs, patience)
+    begun, moved = jobs[0, BEGUN], jobs[0, MOVED]
+    if begun != 1 or moved == nbytes:
         _add(wanted, -1)
-        return outcome
-    _add(opened, 1)
-    told, taken, until = taken, taken + _UNIT, now() + _LONGEST
-    while True:
-        at = taken % capacity
-        part = min(nbytes - moved, read(control) - taken, capacity - at, _PIECE)
-        copy(target + moved, data + at, part)
-        moved += max(0, part)
-        taken += part if moved < nbytes else -(-part // _UNIT) * _UNIT
-        if taken > told:
-            _tell(table, place, taken, peer)
-            told = taken
-        if moved == nbytes:
-            _add(wanted, -1)
-            return moved
-        if now() > until or (part <= 0 and _wait(table, taken, control, _UNIT, patience) < _UNIT):
-            return moved
+    return moved if begun == 1 else SILENT if begun == 0 else OTHER
 
 
 @_entry
@@ -139,11 +199,3 @@ def nap(table_at: int, heard: int, nanoseconds: int) -> None:
     """Sleeps, for less than a second, until this rank's bell rings, unless its count differs from ``heard``."""
     table = carray(pointer(table_at), len(TABLE), np.int64)
     sleep(table[BELLS] + 64 * table[RANK], heard, nanoseconds)
-
-
-@_inner
-def _same(head: int, other: int) -> bool:
-    differences = 0
-    for at in range(0, _UNIT, 8):
-        differences |= read(head + at) ^ read(other + at)
-    return differences == 0

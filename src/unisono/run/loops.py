@@ -100,6 +100,7 @@ class Loops:
                 fused_messages.send.compile((word,) * 6)
                 fused_messages.recv.compile((word,) * 6)
                 fused_messages.nap.compile((word,) * 3)
+                fused_messages.carry.compile((word,) * 4)
                 self.messages = fused_messages
             else:
                 sample = fused_sums.array_of(kind)

@@ -5,39 +5,26 @@ loops.py.
 """
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from unisono.run.loops import MESSAGES, WARM, loops, wanted
-from unisono.run.message import head
+from unisono.run.message import Letter
 from unisono.transport.futex import CROWDED
 from unisono.transport.segment import Segment
-from unisono.watch.call import Call
 
-__all__ = ["SILENT", "Letter", "Mail", "letter"]
+__all__ = ["OTHER", "SILENT", "Job", "Mail"]
 
-SILENT = -1
-"""Bytes carried of a message of which nothing has come, or can go, as in fused_messages.py."""
+SILENT, OTHER = -1, -2
+"""Instead of the bytes moved, as in fused_messages.py: nothing has come, or can go; another message has come."""
+_JOB = struct.Struct("7q")  # as JOB of fused_messages.py
 
-
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """A kind of message, prepared: its call, tag and size, and the address of the head that goes before it."""
-
-    call: Call
-    tag: int
-    nbytes: int
-    head: int
-    kept: Any  # the memory behind the address
-
-
-def letter(call: Call, tag: int, nbytes: int) -> Letter:
-    """The letter of a message of ``nbytes``."""
-    data = np.frombuffer(head(call, tag, nbytes), np.uint8)
-    return Letter(call, tag, nbytes, int(data.ctypes.data), data)
+Job = tuple[int, int, int, int, int, int, int]
+"""Whether it is sent, the peer, the addresses of head and payload, its bytes, those that have moved, whether the head
+has (0, 1, OTHER)."""
 
 
 class Mail:
@@ -48,7 +35,15 @@ class Mail:
         self._table: Any = None
         self._at = 0
         self._ways: dict[str, Callable[..., int]] = {}
+        self._jobs = bytearray(2 * segment.layout.world_size * _JOB.size)
+        self._jobs_at = ctypes.addressof(ctypes.c_char.from_buffer(self._jobs))
         self._nap: Callable[..., None]
+        self._carry: Callable[..., None]
+
+    @property
+    def there(self) -> bool:
+        """Whether a message has found the loops ready."""
+        return self._table is not None
 
     def ready(self) -> bool:
         """Whether the loops are there; to be asked once for each message."""
@@ -75,10 +70,12 @@ class Mail:
             "rank": self._rank,
             "size": layout.world_size,
             "crowded": ctypes.addressof(CROWDED),
+            "heard": 0,
         }
         self._table = np.array([places[name] for name in fused.TABLE], np.int64)
         self._at = int(self._table.ctypes.data)
-        self._ways, self._nap = {"send": fused.send, "recv": fused.recv}, fused.nap
+        self._heard = memoryview(self._table)[fused.TABLE.index("heard") :]
+        self._ways, self._nap, self._carry = {"send": fused.send, "recv": fused.recv}, fused.nap, fused.carry
 
     def carry(self, letter: Letter, peer: int, address: int, patience: int) -> int:
         """Moves a message from or to ``address`` as far as it goes, waiting ``patience`` ns for the peer at a time.
@@ -86,6 +83,19 @@ class Mail:
         Returns how many of its bytes are through; below 0, nothing is, and the message takes the long way.
         """
         return self._ways[letter.call.op](self._at, peer, letter.head, address, letter.nbytes, patience)
+
+    def carry_all(self, jobs: Sequence[Job], patience: int) -> tuple[list[Job], int]:
+        """Moves messages, one per end of a ring at most, until one of them is done or meets another than it expects, or
+        all have waited ``patience`` ns for their peers.
+
+        Returns what has become of the jobs, and this rank's bell before the last look: if it is still the same, then
+        there is nothing to do.
+        """
+        for k, job in enumerate(jobs):
+            _JOB.pack_into(self._jobs, k * _JOB.size, *job)
+        self._carry(self._at, self._jobs_at, len(jobs), patience)
+        found = [_JOB.unpack_from(self._jobs, k * _JOB.size) for k in range(len(jobs))]
+        return found, self._heard[0] & 0xFFFFFFFF
 
     def nap(self, heard: int, nanoseconds: int) -> None:
         """Sleeps until this rank's bell, whose count was ``heard``, has rung, for ``nanoseconds`` at most."""

@@ -5,7 +5,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
+import numpy as np
 import torch
 
 from unisono.run.lane import Task
@@ -13,7 +15,7 @@ from unisono.transport.ring import UNIT, Ring
 from unisono.watch.call import Call, name_of_dtype
 from unisono.watch.flight import Note
 
-__all__ = ["Arriving", "Inbox", "Message", "head", "read_head"]
+__all__ = ["Arriving", "Inbox", "Letter", "Message", "head", "letter", "read_head"]
 
 _HEAD = struct.Struct("<qQQ16s")  # tag, payload bytes, elements, dtype by name
 
@@ -34,13 +36,31 @@ def read_head(data: bytes) -> tuple[int, int, int, str]:
     return tag, nbytes, numel, dtype.rstrip(b"\0").decode()
 
 
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A kind of message, prepared for the loops: its call, tag and size, and the address of its head."""
+
+    call: Call
+    tag: int
+    nbytes: int
+    head: int
+    kept: Any  # the memory behind the address
+
+
+def letter(call: Call, tag: int, nbytes: int) -> Letter:
+    """The letter of a message of ``nbytes``."""
+    data = np.frombuffer(head(call, tag, nbytes), np.uint8)
+    return Letter(call, tag, nbytes, int(data.ctypes.data), data)
+
+
 class Message(Task):
     """A send (to ``peer``) or a receive (from ``peer``, or from any rank if None) of one flat uint8 tensor.
 
     ``after`` runs once a received message lies in ``data``: it brings it to a tensor that is not contiguous.
+    ``letter``: how the loops know it, once they have to.
     """
 
-    __slots__ = ("after", "data", "moved", "note", "number", "peer", "source", "started", "tag", "wanted")
+    __slots__ = ("after", "data", "letter", "moved", "note", "number", "peer", "source", "started", "tag", "wanted")
 
     note: Note
 
@@ -56,6 +76,7 @@ class Message(Task):
     ) -> None:
         super().__init__(call, None, outputs, timeout)
         self.data, self.peer, self.tag, self.after = data, peer, tag, after
+        self.letter: Letter | None = None
         self.moved, self.number, self.started, self.wanted = 0, 0, False, False
         self.source = -1 if peer is None else peer
 

@@ -15,17 +15,14 @@ import torch
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError
 from unisono.run.flow import push, take
 from unisono.run.lane import Lane, Task
-from unisono.run.mail import SILENT, Letter, Mail
 from unisono.run.message import Arriving, Inbox, Message, read_head
-from unisono.run.prepared import BRIEFLY, brief
 from unisono.run.refusals import Refusals, refusal
 from unisono.transport import futex
-from unisono.transport.base import as_bytes
 from unisono.transport.process import Identity
 from unisono.transport.ring import UNIT, Ring
 from unisono.transport.segment import Segment
 from unisono.watch.account import lateness, loss
-from unisono.watch.call import Call, call_site, name_of_dtype
+from unisono.watch.call import name_of_dtype
 from unisono.watch.farewell import Loss, lost
 from unisono.watch.flight import MessageRecord
 from unisono.watch.site import Site
@@ -33,7 +30,6 @@ from unisono.watch.site import Site
 __all__ = ["Message", "PointToPointLane"]
 
 _SPINS, _YIELDS = 20, 100
-_NAP = 0.05  # s: how long a receive sleeps before it takes the long way, where all is looked after
 
 
 class PointToPointLane(Lane):
@@ -51,7 +47,6 @@ class PointToPointLane(Lane):
         self._posted: list[Message] = []
         self._flight = MessageRecord(label, names, rank)
         self.refusals = Refusals(segment, rank, names, label, self._out)
-        self._mail = Mail(segment, rank)
         self._heard = 0  # this rank's bell as it was before the last look into the rings
 
     def busy(self) -> bool:
@@ -75,79 +70,6 @@ class PointToPointLane(Lane):
                     return
         self._posted.append(task)
         self._want(task, 1)
-
-    def compiled(
-        self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, background: bool
-    ) -> Message | None:
-        """Carries a message to or from ``peer`` in compiled loops; None if it takes the long way, nothing done.
-
-        A message of which only a part has moved by then is under way like any other, in the ``background`` or until
-        it is done.
-        """
-        naps = letter.call.op == "recv" and not background and timeout > 2 * _NAP
-        end = time.monotonic() + _NAP * naps
-        while True:
-            heard = self._bells[self._rank].value()
-            message = self._at_once(letter, peer, tensor, timeout, background)
-            if message is not _SILENT or (left := end - time.monotonic()) <= 0:
-                break
-            self._mail.nap(heard, int(1e9 * left))
-        if message is None or message is _SILENT:
-            return None
-        if message.done:
-            return message
-        if background:
-            message.site = call_site()
-            self._locate(message, message.site)
-            self._wake_worker()
-        else:
-            self.finish(message, held=False)
-        return message
-
-    def _at_once(
-        self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, background: bool
-    ) -> Message | None:
-        """What has become of a message by the end of the loop's patience; `_SILENT` if its peer did not stir."""
-        sends, inbox = letter.call.op == "send", self._in[peer]
-        with self._lock:
-            free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
-            if self.failed is not None or not free or not self._mail.ready():
-                return None
-            patience = futex.LINGER
-            if background:
-                patience = 0.0 if sends else BRIEFLY if inbox.ring.silent() else brief(letter.call)
-            with self._all_or_nothing():
-                began = time.monotonic_ns()
-                moved = self._mail.carry(letter, peer, tensor.data_ptr(), int(1e9 * patience))
-                if moved < 0:
-                    return _SILENT if moved == SILENT else None
-                self._out[peer].heads += sends
-                if moved < letter.nbytes or (sends and background):
-                    return self._rest(letter, peer, tensor, timeout, moved)
-                self._flight.moved(letter.call, peer, letter.tag, began)
-                return _ENDED
-
-    def _rest(self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, moved: int) -> Message:
-        """A message of which ``moved`` bytes are through, as one under way; or as a send whose refusal may follow."""
-        data = as_bytes(tensor.data.as_strided((tensor.numel(),), (1,)))
-        message = Message(letter.call, data, peer, letter.tag, [tensor], timeout)
-        message.note = self._flight.issue(letter.call, peer, letter.tag)
-        message.started, message.moved = True, moved
-        if letter.call.op == "send":
-            message.number = self._out[peer].heads
-            if moved < letter.nbytes:
-                self._sends[peer].append(message)
-            else:
-                self._flight.end(message.note, peer)
-                message.done = True
-            return message
-        message.wanted = True  # by the loop
-        inbox, dtype = self._in[peer], name_of_dtype(letter.call.dtype)
-        number = inbox.ring.opened(0)
-        inbox.current = Arriving(
-            letter.tag, letter.nbytes, letter.call.numel, dtype, number, data, message, moved, owed=0
-        )
-        return message
 
     def _want(self, message: Message, change: int) -> None:
         """Tells the sources that could serve a receive that it is there (until it has ended), or gone."""
@@ -198,13 +120,17 @@ class PointToPointLane(Lane):
             arriving = inbox.current
             if arriving is None or not take(arriving, inbox.ring, self._bells[peer]):
                 return
-            inbox.current = None
-            if arriving.refused:
-                inbox.ring.want(-1)
-            if arriving.message is not None:
-                self._end_message(arriving.message)
-            elif arriving.into is not None:
-                inbox.aside.append(arriving)
+            self._arrived(inbox, arriving)
+
+    def _arrived(self, inbox: Inbox, arriving: Arriving) -> None:
+        """All of a message has been taken."""
+        inbox.current = None
+        if arriving.refused:
+            inbox.ring.want(-1)
+        if arriving.message is not None:
+            self._end_message(arriving.message)
+        elif arriving.into is not None:
+            inbox.aside.append(arriving)
 
     def _open(self, peer: int, inbox: Inbox) -> Arriving | None:
         """Reads the next head and finds out whom the message is for; None if nothing is there or nobody wants it."""
@@ -372,13 +298,3 @@ class PointToPointLane(Lane):
     def _fail_all(self, error: UnisonoError) -> None:
         for message in self._messages():
             self._fail(message, error)
-
-
-def _sign() -> Message:
-    message = Message(Call("send"), torch.empty(0, dtype=torch.uint8), 0, 0, [], 0.0)
-    message.done = True
-    return message
-
-
-_ENDED, _SILENT = _sign(), _sign()
-"""Stand for every message that was done at once, or of which nothing has moved."""
