@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import torch
 
 from unisono.run.mail import OTHER, SILENT, Job, Mail
-from unisono.run.message import Arriving, Letter, Message, letter
+from unisono.run.message import Arriving, Letter, Message
 from unisono.run.point_to_point import PointToPointLane
 from unisono.run.prepared import BRIEFLY, brief
 from unisono.transport import futex
-from unisono.transport.base import as_bytes
 from unisono.transport.segment import Segment
 from unisono.watch.call import Call, call_site, name_of_dtype
 
@@ -49,7 +48,7 @@ class MailLane(PointToPointLane):
                 break
             self._mail.nap(heard, int(1e9 * left))
         if message is None or message is _SILENT:
-            message = _message(letter, peer, tensor, timeout)
+            message = Message(letter.call, letter, peer, letter.tag, [tensor], timeout)
             self.submit(message, background)
         elif background and not message.done:
             message.site = call_site()
@@ -77,26 +76,26 @@ class MailLane(PointToPointLane):
                 if moved < 0:
                     return _SILENT if moved == SILENT else None
                 self._out[peer].heads += sends
-                if moved < letter.nbytes or (sends and background):
-                    return self._rest(letter, peer, tensor, timeout, moved)
-                self._flight.moved(letter.call, peer, letter.tag, began)
-                return _ENDED
+                if moved == letter.nbytes:
+                    self._flight.moved(letter.call, peer, letter.tag, began)
+                    if not (sends and background):
+                        return _ENDED
+                return self._rest(letter, peer, tensor, timeout, moved)
 
     def _rest(self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, moved: int) -> Message:
         """A message of which ``moved`` bytes are through, as one under way; or as a send whose refusal may follow."""
-        message = _message(letter, peer, tensor, timeout)
-        message.note = self._flight.issue(letter.call, peer, letter.tag)
+        message = Message(letter.call, letter, peer, letter.tag, [tensor], timeout)
         message.started, message.moved = True, moved
         if letter.call.op == "send":
             message.number = self._out[peer].heads
-            if moved < letter.nbytes:
-                self._sends[peer].append(message)
-            else:
-                self._flight.end(message.note, peer)
+            if moved == letter.nbytes:
                 message.done = True
-            return message
-        message.wanted = True  # by the loop
-        self._begin(message, peer, moved)
+                return message
+            self._sends[peer].append(message)
+        message.note = self._flight.issue(letter.call, peer, letter.tag)
+        if letter.call.op == "recv":
+            message.wanted = True  # by the loop
+            self._begin(message, peer, moved)
         return message
 
     def _begin(self, message: Message, peer: int, moved: int) -> Arriving:
@@ -159,19 +158,10 @@ class MailLane(PointToPointLane):
 
 def _job(message: Message) -> Job:
     """A send, or a receive that has not begun yet, for the loops."""
-    nbytes = message.data.numel()
-    if message.letter is None:
-        message.letter = letter(message.call, message.tag, nbytes)
+    letter, at = message.lettered()
     assert message.peer is not None
-    sends, at = message.call.op == "send", message.data.data_ptr()
-    return int(sends), message.peer, message.letter.head, at, nbytes, message.moved, int(message.started)
-
-
-def _message(letter: Letter, peer: int, tensor: torch.Tensor, timeout: float) -> Message:
-    data = as_bytes(tensor.data.as_strided((tensor.numel(),), (1,)))
-    message = Message(letter.call, data, peer, letter.tag, [tensor], timeout)
-    message.letter = letter
-    return message
+    sends = int(message.call.op == "send")
+    return sends, message.peer, letter.head, at, letter.nbytes, message.moved, int(message.started)
 
 
 def _sign() -> Message:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from unisono.run.lane import Task
+from unisono.transport.base import as_bytes
 from unisono.transport.ring import UNIT, Ring
 from unisono.watch.call import Call, name_of_dtype
 from unisono.watch.flight import Note
@@ -57,17 +58,18 @@ class Message(Task):
     """A send (to ``peer``) or a receive (from ``peer``, or from any rank if None) of one flat uint8 tensor.
 
     ``after`` runs once a received message lies in ``data``: it brings it to a tensor that is not contiguous.
-    ``letter``: how the loops know it, once they have to.
+    ``letter``: how the loops know it. Made with one instead of ``data``, it is a message of ``outputs[0]`` as it lies
+    in memory.
     """
 
-    __slots__ = ("after", "data", "letter", "moved", "note", "number", "peer", "source", "started", "tag", "wanted")
+    __slots__ = ("_data", "after", "letter", "moved", "note", "number", "peer", "source", "started", "tag", "wanted")
 
     note: Note
 
     def __init__(
         self,
         call: Call,
-        data: torch.Tensor,
+        data: torch.Tensor | Letter,
         peer: int | None,
         tag: int,
         outputs: list[torch.Tensor],
@@ -75,10 +77,25 @@ class Message(Task):
         after: Callable[[], object] | None = None,
     ) -> None:
         super().__init__(call, None, outputs, timeout)
-        self.data, self.peer, self.tag, self.after = data, peer, tag, after
-        self.letter: Letter | None = None
+        self.letter: Letter | None = data if isinstance(data, Letter) else None
+        self._data: torch.Tensor | None = None if isinstance(data, Letter) else data
+        self.peer, self.tag, self.after = peer, tag, after
         self.moved, self.number, self.started, self.wanted = 0, 0, False, False
         self.source = -1 if peer is None else peer
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Its bytes, in a row; of a message with a letter not made before anybody asks."""
+        if self._data is None:
+            whole = self.outputs[0].data
+            self._data = as_bytes(whole.as_strided((whole.numel(),), (1,)))
+        return self._data
+
+    def lettered(self) -> tuple[Letter, int]:
+        """Its letter, and the address of its bytes."""
+        if self.letter is None:
+            self.letter = letter(self.call, self.tag, self.data.numel())
+        return self.letter, (self.outputs[0] if self._data is None else self._data).data_ptr()
 
 
 @dataclass
