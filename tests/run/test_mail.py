@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import ranks
-from unisono.run.point_to_point import PointToPointLane
+from unisono.run.mail_lane import MailLane
 
 RING = 512 * 1024  # bytes between two ranks of a group of two
 SIZES = (0, 1, 63, 64, 65, 4096, RING - 65, RING - 64, RING - 63, RING, 3 * RING + 1, 5_000_000)
@@ -25,7 +25,7 @@ def exchange(rank: int, world_size: int, path: str, modes: list[str]) -> tuple[l
     os.environ["UNISONO_FUSED"] = modes[rank % len(modes)]
     dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
     dist.barrier()
-    lane: PointToPointLane = dist.distributed_c10d._get_default_group()._group.messages
+    lane: MailLane = dist.distributed_c10d._get_default_group()._group.messages
     rest, halves = lane._rest, []
     lane._rest = lambda *args: halves.append(args) or rest(*args)  # type: ignore[method-assign]
     wrong, sources, peer = [], [], 1 - rank
@@ -62,6 +62,65 @@ def test_what_is_sent_arrives(modes: list[str], tmp_path: Path) -> None:
         assert sources == [1 - rank] * 3 * len(SIZES)
         assert recorded == 3 * len(SIZES) * 4
         assert (halves > 0) == (modes[rank % len(modes)] == "now")  # else the loops' giving up was not tested
+
+
+def crossing(rank: int, world_size: int, path: str, modes: list[str]) -> list[str]:
+    """Each rank has messages under way to and from all others, out of step, and waits for them in another order."""
+    os.environ["UNISONO_FUSED"] = modes[rank % len(modes)]
+    dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
+    peers = [peer for peer in range(world_size) if peer != rank]
+    wrong = []
+    for sizes in ((3 * RING + 1, 1, RING), (0, 2 * RING, 70), (100, 200, 300)):
+        sends = [
+            dist.isend(pattern(size, 7 * rank + tag), peer, tag=tag) for tag, size in enumerate(sizes) for peer in peers
+        ]
+        kept = [
+            (peer, tag, torch.zeros(sizes[tag], dtype=torch.uint8)) for tag in (1, 2, 0) for peer in reversed(peers)
+        ]
+        kept = kept[rank:] + kept[:rank]
+        receives = [dist.irecv(got, peer, tag=tag) for peer, tag, got in kept]
+        for work in [*receives[::-1], *sends] if rank % 2 else [*sends[::-1], *receives]:
+            work.wait()
+        wrong += [
+            f"{tag} of {peer}" for peer, tag, got in kept if not torch.equal(got, pattern(len(got), 7 * peer + tag))
+        ]
+    lane: MailLane = dist.distributed_c10d._get_default_group()._group.messages
+    wrong += ["still busy"] if lane.busy() else []
+    dist.barrier()
+    dist.destroy_process_group()
+    return wrong
+
+
+@pytest.mark.parametrize("modes", [["now"], ["now", "0"]], ids=["loops", "mixed"])
+def test_messages_that_cross(modes: list[str], tmp_path: Path) -> None:
+    assert ranks(3, group=False).run(crossing, str(tmp_path / "meeting"), modes) == [[]] * 3
+
+
+def unattended(rank: int, world_size: int, path: str) -> tuple[bool, bool]:
+    """What rank 0 has issued is sent and received, though it does nothing for it until all has gone through."""
+    os.environ["UNISONO_FUSED"] = "now"
+    dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
+    store, size, peer = dist.FileStore(f"{path}-done", world_size), 3 * RING, 1 - rank
+    got, gone = torch.zeros(size, dtype=torch.uint8), False
+    for _ in range(100):  # so that the worker has got used to a caller who comes at once
+        works = [dist.isend(pattern(size, rank), peer), dist.irecv(got, peer)]
+        for work in works:
+            work.wait()
+    works = [dist.isend(pattern(size, rank), peer), dist.irecv(got, peer)]
+    until = time.monotonic() + 20
+    while rank == 0 and not gone and time.monotonic() < until:
+        gone = store.check(["done"])
+        time.sleep(0.001)
+    for work in works:
+        work.wait()
+    store.set("done", "")
+    dist.barrier()
+    dist.destroy_process_group()
+    return gone or rank == 1, torch.equal(got, pattern(size, peer))
+
+
+def test_nobody_need_wait(tmp_path: Path) -> None:
+    assert ranks(2, group=False).run(unattended, str(tmp_path / "meeting")) == [(True, True)] * 2
 
 
 def others_first(rank: int, world_size: int, path: str) -> list[list[float]]:

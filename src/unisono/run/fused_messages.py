@@ -34,7 +34,7 @@ SILENT, OTHER = -1, -2
 
 _SPINS = 100
 _UNIT = UNIT
-_PIECE = 128 * 1024  # bytes moved before the peer is told
+_PIECE = 64 * 1024  # bytes moved before the peer is told
 _LONGEST = 50_000_000  # ns
 _entry, _inner = njit(nogil=True, cache=True), njit(nogil=True)
 

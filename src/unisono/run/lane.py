@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
+from unisono.run.grace import Grace
 from unisono.run.refusals import Refusals
 from unisono.transport.process import Identity, alive, stopped
 from unisono.transport.segment import FAREWELL, GAVE_UP, REFUSED, STATE, Segment
@@ -32,8 +33,6 @@ _lanes: "weakref.WeakSet[Lane]" = weakref.WeakSet()
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
 _SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
 _PATIENCE = 0.3  # s: how long a failing rank waits for the others to write their flight records
-_GRACE = 0.0003  # s: how long the worker leaves a new call to its caller
-_LONGEST_GRACE = 0.002  # s: the same after calls that their callers carried
 
 
 class _Telling(threading.local):
@@ -75,6 +74,7 @@ class Lane(ABC):
         self._worker: threading.Thread | None = None
         self._starting = threading.Lock()  # held while the worker is made
         self._work_there = threading.Event()
+        self._visits = 0  # how often callers left something to do, or came to do it
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the lane to them
         self._closed = False
         self.refusals: Refusals | None = None
@@ -169,7 +169,7 @@ class Lane(ABC):
         """
         if not task.done:
             with self._lock:
-                self._waiters += 1
+                self._waiters, self._visits = self._waiters + 1, self._visits + 1
             try:
                 self._carry_until(task, timeout)
             except Exception:
@@ -322,6 +322,7 @@ class Lane(ABC):
                 _telling.on = before
 
     def _wake_worker(self) -> None:
+        self._visits += 1
         if self._work_there.is_set():
             return
         with self._starting:
@@ -348,18 +349,17 @@ class Lane(ABC):
         _lanes.discard(self)
 
     def _work(self) -> None:
-        """Stays up for a while after calls that their callers carried: waking a thread costs more than such a call."""
-        look, pause = 0.0, _GRACE
+        look, grace = 0.0, Grace()
         while not self._closed:
             self._work_there.wait()
-            time.sleep(pause)
-            pause = 2 * pause if self._idle() else _GRACE
-            if pause > _LONGEST_GRACE:
+            visits = self._visits
+            time.sleep(grace.seconds)
+            works = grace.over(self._idle(), self._visits != visits)
+            if grace.rests:
                 self._work_there.clear()
-                pause = _GRACE
                 if not self._idle():  # a call that came before this word was cleared
                     self._work_there.set()
-            while not self._idle() and not self._closed:
+            while works and not self._idle() and not self._closed:
                 with self._lock:
                     self._carry(linger=False)
                     if self.busy() and time.monotonic() >= look:
