@@ -151,7 +151,7 @@ class MailLane(PointToPointLane):
             self._posted.remove(each)
             each = self._begin(each, peer, moved)
         if done and isinstance(each, Arriving):
-            self._arrived(self._in[peer], each)
+            self._arrived(peer, each)
         elif done:
             self._end_message(self._sends[peer].popleft())
 

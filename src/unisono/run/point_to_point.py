@@ -62,12 +62,8 @@ class PointToPointLane(Lane):
             self._sends[task.peer].append(task)
             return
         for peer in range(len(self._in)) if task.peer is None else (task.peer,):
-            for waiting in self._in[peer].aside:
-                if waiting.tag == task.tag:
-                    self._in[peer].aside.remove(waiting)
-                    task.source = peer
-                    self._deliver(waiting, task)
-                    return
+            if self._taken_aside(peer, task):
+                return
         self._posted.append(task)
         self._want(task, 1)
 
@@ -83,13 +79,6 @@ class PointToPointLane(Lane):
 
     def _under_way(self) -> Sequence[Task]:
         return self._messages()
-
-    def _deliver(self, waiting: Arriving, task: Message) -> None:
-        """Hands over a message that was set aside."""
-        if self._match(waiting, task):
-            assert waiting.into is not None
-            task.data.copy_(waiting.into)
-            self._end_message(task)
 
     def _carry(self, linger: bool) -> None:
         limit = time.perf_counter() + futex.LINGER if linger else 0.0
@@ -120,10 +109,11 @@ class PointToPointLane(Lane):
             arriving = inbox.current
             if arriving is None or not take(arriving, inbox.ring, self._bells[peer]):
                 return
-            self._arrived(inbox, arriving)
+            self._arrived(peer, arriving)
 
-    def _arrived(self, inbox: Inbox, arriving: Arriving) -> None:
+    def _arrived(self, peer: int, arriving: Arriving) -> None:
         """All of a message has been taken."""
+        inbox = self._in[peer]
         inbox.current = None
         if arriving.refused:
             inbox.ring.want(-1)
@@ -131,6 +121,23 @@ class PointToPointLane(Lane):
             self._end_message(arriving.message)
         elif arriving.into is not None:
             inbox.aside.append(arriving)
+            for message in self._posted:  # a receive may have come while its message was set aside
+                if message.peer in (None, peer) and self._taken_aside(peer, message):
+                    self._posted.remove(message)
+                    return
+
+    def _taken_aside(self, peer: int, task: Message) -> bool:
+        """Hands over a message that was set aside, if there is one that ``task`` receives."""
+        for waiting in self._in[peer].aside:
+            if waiting.tag == task.tag:
+                self._in[peer].aside.remove(waiting)
+                task.source = peer
+                if self._match(waiting, task):
+                    assert waiting.into is not None
+                    task.data.copy_(waiting.into)
+                    self._end_message(task)
+                return True
+        return False
 
     def _open(self, peer: int, inbox: Inbox) -> Arriving | None:
         """Reads the next head and finds out whom the message is for; None if nothing is there or nobody wants it."""
