@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -181,12 +180,8 @@ def _until(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def _end_by(folder: Path, number: signal.Signals, members: int) -> tuple[int, str, bool, list[Path]]:
-    """Starts the command, sends the signal once it has so many processes, waits 3 s for its end.
-
-    Returns its exit code, what it printed as errors, whether all its processes were gone, and the files it left.
-    """
-    with subprocess.Popen(
+def _started(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [*COMMAND, *TINY, "--steps", "100000"],
         cwd=folder,
         env=_environment(folder),
@@ -194,31 +189,35 @@ def _end_by(folder: Path, number: signal.Signals, members: int) -> tuple[int, st
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    ) as process:
-        try:
-            assert _until(lambda: len(_members(process.pid)) >= members, 90)
-            if number == signal.SIGINT:
-                os.killpg(process.pid, number)  # as a terminal does
-            else:
-                process.send_signal(number)
-            _, errors = process.communicate(timeout=3)
-            gone = _until(lambda: not _members(process.pid), 3)
-            return process.returncode, errors, gone, list((folder / "temporary").glob("unisono-*"))
-        finally:
-            for member in _members(process.pid):
-                os.kill(member, signal.SIGKILL)
+    )
+
+
+def _end_by(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str, bool]:
+    """Sends the signal; the exit code, 3 s later at most, what was printed as errors, whether no process was left."""
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=3)
+    return process.returncode, errors, _until(lambda: not _members(process.pid), 3)
 
 
 @pytest.mark.parametrize("members", [2, 5], ids=["while starting", "while training"])
 def test_a_signal_ends_all_ranks_and_leaves_nothing(tmp_path_factory: pytest.TempPathFactory, members: int) -> None:
-    """Three jobs at once, for it is their starts that take time: launcher, resource tracker, fork server, two ranks."""
+    """Three jobs start at once (launcher, resource tracker, fork server, two ranks), which takes time; they end in turn."""
     codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
-    with ThreadPoolExecutor(len(codes)) as jobs:
-        folders = {number: tmp_path_factory.mktemp("job") for number in codes}  # short: sockets are made in them
-        ends = {number: jobs.submit(_end_by, folders[number], number, members) for number in codes}
-    for number, end in ends.items():
-        code, errors, gone, left = end.result()
-        assert code == codes[number], errors
-        assert "Traceback" not in errors
-        assert gone
-        assert number == signal.SIGKILL or left == []
+    folders = [tmp_path_factory.mktemp("job") for _ in codes]  # short names: sockets are made in them
+    jobs = [_started(folder) for folder in folders]
+    try:
+        assert _until(lambda: all(len(_members(job.pid)) >= members for job in jobs), 90)
+        for (number, expected), job, folder in zip(codes.items(), jobs, folders, strict=True):
+            code, errors, gone = _end_by(job, number)
+            assert code == expected, errors
+            assert "Traceback" not in errors
+            assert gone
+            assert number == signal.SIGKILL or not list((folder / "temporary").glob("unisono-*"))
+    finally:
+        for job in jobs:
+            for member in _members(job.pid):
+                os.kill(member, signal.SIGKILL)
+            job.communicate()
