@@ -13,7 +13,7 @@ ROOMS = [
     ["schedule"],
     ["algorithms"],
     ["verify", "simulate", "draw", "select", "measured", "advice"],
-    ["transport"],
+    ["transport", "torch_names"],
     ["watch"],
     ["run"],
     ["backend", "tune"],

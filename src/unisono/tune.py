@@ -184,6 +184,8 @@ def _call(collective: str, nbytes: int) -> Callable[[], Any]:
     import torch
     import torch.distributed as dist
 
+    from unisono.torch_names import all_gather_single, reduce_scatter_single
+
     ranks, first = dist.get_world_size(), dist.get_rank() == 0
     block = torch.zeros(-(-nbytes // (4 * ranks)))
     whole = torch.zeros(-(-nbytes // 4)) if collective in _VECTORS else torch.zeros(ranks * block.numel())
@@ -192,8 +194,8 @@ def _call(collective: str, nbytes: int) -> Callable[[], Any]:
         "all_reduce": lambda: dist.all_reduce(whole),
         "broadcast": lambda: dist.broadcast(whole, 0),
         "reduce": lambda: dist.reduce(whole, 0),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(block, whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, block),
+        "reduce_scatter": lambda: reduce_scatter_single(block, whole),
+        "all_gather": lambda: all_gather_single(whole, block),
         "gather": lambda: dist.gather(block, blocks if first else None, 0),
         "scatter": lambda: dist.scatter(block, blocks if first else None, 0),
         "all_to_all": lambda: dist.all_to_all_single(other, whole),

@@ -204,7 +204,7 @@ def _end_by(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int
 
 @pytest.mark.parametrize("members", [2, 5], ids=["while starting", "while training"])
 def test_a_signal_ends_all_ranks_and_leaves_nothing(tmp_path_factory: pytest.TempPathFactory, members: int) -> None:
-    """Three jobs start at once (launcher, resource tracker, fork server, two ranks), which takes time; they end in turn."""
+    """Three jobs start at once, for that takes time: launcher, resource tracker, fork server, two ranks each."""
     codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
     folders = [tmp_path_factory.mktemp("job") for _ in codes]  # short names: sockets are made in them
     jobs = [_started(folder) for folder in folders]

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hangs.job import DUMP_STACKS, Fault, Job, attempt, end_with_parent
-from unisono.parallel.collectives import all_gather_single
+from unisono.torch_names import all_gather_single
 
 ROUNDS = 100  # for each of two launchers that work at the same time
 WORLD_SIZE = 3

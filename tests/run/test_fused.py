@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from ranks import ranks
 from unisono.errors import UsageError
-from unisono.parallel.collectives import all_gather_single, reduce_scatter_single
 from unisono.run.fused import DIFFERS
 from unisono.run.loops import WARM, loops, wanted
+from unisono.torch_names import all_gather_single, reduce_scatter_single
 
 FLOATING, ORDERED, BITS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG"), ("SUM", "PRODUCT", "MIN", "MAX"), ("BAND", "BXOR")
 OPS = {

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import unisono
 from hangs.job import Job, attempt, hurry, tell
 from ranks import FORKS
-from unisono.parallel.collectives import all_gather_single, reduce_scatter_single
+from unisono.torch_names import all_gather_single, reduce_scatter_single
 from unisono.watch.call import Call, piece
 from unisono.watch.flight import CollectiveRecord, MessageRecord, dump_flight_record
 from unisono.watch.schema import sizes

@@ -10,13 +10,10 @@ import torch.distributed as dist
 from unisono.bench.bound import VECTORS, block_count
 from unisono.bench.settings import DTYPES, Settings
 from unisono.bench.values import Tables, fill, wrong
+from unisono.torch_names import all_gather_single, reduce_scatter_single
 from unisono.transport.shared_tensor import empty
 
-__all__ = ["Case", "all_gather_single"]
-
-# torch 2.11 has the older names alone
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+__all__ = ["Case"]
 
 
 @dataclass
@@ -126,7 +123,7 @@ def _reduce(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
 
 def _reduce_scatter(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
     op, x, y = _op(case), case.input, case.output
-    return lambda: _reduce_scatter_single(y, x, op, group, wait)
+    return lambda: reduce_scatter_single(y, x, op, group, wait)
 
 
 def _all_gather(case: Case, group: Any, wait: bool) -> Callable[[], Any]:

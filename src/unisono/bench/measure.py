@@ -19,11 +19,12 @@ import torch.distributed as dist
 
 import unisono
 from unisono.bench.bound import busbw_factor
-from unisono.bench.cases import Case, all_gather_single
+from unisono.bench.cases import Case
 from unisono.bench.machine import bound_seconds, limit_of, measure_rates
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import REDUCING, Contender, Settings
 from unisono.bench.values import Tables
+from unisono.torch_names import all_gather_single
 
 __all__ = ["Listener", "measure", "run_rank"]
 

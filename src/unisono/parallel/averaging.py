@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.errors import UnisonoError
-from unisono.parallel.collectives import reduce_scatter_single
+from unisono.torch_names import reduce_scatter_single
 
 __all__ = ["Average"]
 

@@ -23,7 +23,7 @@ from unisono.errors import UsageError
 from unisono.parallel.agreement import check_structure
 from unisono.parallel.backward import BackwardWatch
 from unisono.parallel.buckets import GradientBucket, plan_buckets
-from unisono.parallel.collectives import all_gather_single
+from unisono.torch_names import all_gather_single
 
 __all__ = ["DataParallel", "mean_count"]
 

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from unisono.parallel.averaging import Average
 from unisono.parallel.buckets import check_dense, flattened, shaped
-from unisono.parallel.collectives import all_gather_single
+from unisono.torch_names import all_gather_single
 
 __all__ = ["FlatShard", "is_per_weight"]
 

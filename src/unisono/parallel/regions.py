@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.parallel.autograd import apply
-from unisono.parallel.collectives import all_gather_single, reduce_scatter_single
 from unisono.parallel.shards import Group, Lengths, lengths_of_part, lengths_of_whole, own_part, place
+from unisono.torch_names import all_gather_single, reduce_scatter_single
 
 __all__ = [
     "all_gather_to_region",

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.parallel.collectives import all_gather_single
 from unisono.parallel.shards import Group, Place, place
+from unisono.torch_names import all_gather_single
 
 __all__ = ["Groups", "Homeward", "Rings"]
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
-from unisono.parallel.collectives import all_gather_single
+from unisono.torch_names import all_gather_single
 
 __all__ = [
     "Group",

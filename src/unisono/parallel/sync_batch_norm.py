@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from unisono.errors import UsageError
 from unisono.parallel.autograd import apply
-from unisono.parallel.collectives import all_gather_single
+from unisono.torch_names import all_gather_single
 
 __all__ = ["SyncBatchNorm"]
 
