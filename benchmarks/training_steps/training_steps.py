@@ -40,15 +40,14 @@ TEXT = """# Training steps: unisono, Gloo, no communication
 backward, gradients averaged, AdamW; plain torch DDP and FSDP2 (`fully_shard` on every block and on the whole), the
 same in every column but for the process group. "None" is the same model and batch, unwrapped.
 
-{table}
+{tables}
+Times in ms. The three ways take turns block by block in the same processes, one thread per rank. "left" is what
+unisono's step takes beyond the step without communication, as a share of that; FSDP2 also splits the optimizer's work
+over the ranks, which no communication at all does not.
 
-Times in ms, medians over {rounds} blocks of steps. The three ways take turns block by block in the same processes, one
-thread per rank, {pinned}. "left" is what unisono's step takes beyond the step without communication, as a share of
-that; FSDP2 also splits the optimizer's work over the ranks, which no communication at all does not.
+    python benchmarks/training_steps/training_steps.py --ranks 2,4
 
-{machine}; load before the run {load:.1f}.
-
-    {command}
+measures this machine and writes this page, with the results of other machines that lie beside as steps_WHERE.json.
 """
 
 
@@ -123,8 +122,8 @@ def measure(size: int, rounds: int) -> dict[tuple[str, str, str], float]:
     return found
 
 
-def write(file: Path) -> None:
-    """README.md from the numbers in ``file``."""
+def table(file: Path) -> str:
+    """The numbers in ``file``, and what they were measured on."""
     data = json.loads(file.read_text())
     lines = [
         "| model | | ranks | none | unisono | gloo | gloo / unisono | left |",
@@ -137,18 +136,17 @@ def write(file: Path) -> None:
             f"{mine:.1f} | {gloo:.1f} | **{gloo / mine:.2f}** | {mine / none - 1:+.0%} |"
         )
     machine = Machine(**data["machine"])
-    counts = sorted({row["ranks"] for row in data["rows"]})
-    fitting = [str(n) for n in counts if n <= machine.cores]
-    pinned = f"each on a core of its own at {' and '.join(fitting)} ranks" if fitting else "not pinned"
-    text = TEXT.format(
-        table="\n".join(lines),
-        rounds=data["rounds"],
-        pinned=pinned,
-        machine=machine.words(),
-        load=machine.load,
-        command=f"python benchmarks/training_steps/training_steps.py --ranks {','.join(map(str, counts))}",
+    fitting = [str(n) for n in sorted({row["ranks"] for row in data["rows"]}) if n <= machine.cores]
+    pinned = f"a core for each at {' and '.join(fitting)} ranks" if fitting else "not pinned"
+    return (
+        "\n".join(lines) + f"\n\n{machine.words()}; {pinned}; load before the run {machine.load:.1f}; medians over "
+        f"{data['rounds']} blocks of steps.\n"
     )
-    (HERE / "README.md").write_text(text)
+
+
+def write() -> None:
+    """README.md from the numbers beside it."""
+    (HERE / "README.md").write_text(TEXT.format(tables="\n".join(map(table, sorted(HERE.glob("steps*.json"))))))
 
 
 def main() -> None:
@@ -169,9 +167,8 @@ def main() -> None:
                 rows.append({"model": name, "parameters": parameters[name], "kind": kind, "ranks": size, **times})
                 print(rows[-1], flush=True)
     data = {"machine": asdict(machine), "rounds": arguments.rounds, "rows": rows}
-    file = HERE / "steps.json"
-    file.write_text(json.dumps(data, indent=1) + "\n")
-    write(file)
+    (HERE / "steps.json").write_text(json.dumps(data, indent=1) + "\n")
+    write()
 
 
 if __name__ == "__main__":
