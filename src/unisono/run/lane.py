@@ -74,7 +74,7 @@ class Lane(ABC):
         self._worker: threading.Thread | None = None
         self._starting = threading.Lock()  # held while the worker is made
         self._work_there = threading.Event()
-        self._visits = 0  # how often callers left something to do, or came to do it
+        self._grace = Grace()
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the lane to them
         self._closed = False
         self.refusals: Refusals | None = None
@@ -169,7 +169,7 @@ class Lane(ABC):
         """
         if not task.done:
             with self._lock:
-                self._waiters, self._visits = self._waiters + 1, self._visits + 1
+                self._waiters, self._grace.visits = self._waiters + 1, self._grace.visits + 1
             try:
                 self._carry_until(task, timeout)
             except Exception:
@@ -281,6 +281,7 @@ class Lane(ABC):
             if not task.done:
                 task.listeners.append(listener)
                 self._wake_worker()
+                self._grace.hurry()
                 return
         listener(task)
 
@@ -322,7 +323,7 @@ class Lane(ABC):
                 _telling.on = before
 
     def _wake_worker(self) -> None:
-        self._visits += 1
+        self._grace.visits += 1
         if self._work_there.is_set():
             return
         with self._starting:
@@ -349,12 +350,11 @@ class Lane(ABC):
         _lanes.discard(self)
 
     def _work(self) -> None:
-        look, grace = 0.0, Grace()
+        look, grace = 0.0, self._grace
         while not self._closed:
             self._work_there.wait()
-            visits = self._visits
-            time.sleep(grace.seconds)
-            works = grace.over(self._idle(), self._visits != visits)
+            urgent, visited = grace.sleep()
+            works = grace.over(self._idle(), visited) or urgent
             if grace.rests:
                 self._work_there.clear()
                 if not self._idle():  # a call that came before this word was cleared
