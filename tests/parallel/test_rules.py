@@ -8,7 +8,7 @@ import pytest
 import unisono
 
 FILES = sorted((Path(unisono.__file__).parent / "parallel").rglob("*.py"))
-ALLOWED = {"errors", "units", "schedule", "draw", "simulate", "parallel"}
+ALLOWED = {"errors", "torch_names", "units", "schedule", "draw", "simulate", "parallel"}
 
 
 def modules(file: Path) -> list[str]:
