@@ -7,6 +7,7 @@ registered by ``import torch`` alone.
 import os
 import sys
 
+from unisono.backend import register as _register
 from unisono.backend.options import Options, algorithm
 from unisono.errors import (
     CollectiveTimeout,
@@ -38,10 +39,17 @@ __all__ = [
 __version__ = "0.1.0"
 
 if "torch" in sys.modules or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
-    from unisono.backend.register import register
-
-    register()
+    _register.register()
 # Otherwise torch, once imported, registers the backend itself through its entry point: the command line stays light.
+
+
+def _teach_torch() -> None:
+    from unisono.parallel.torch_batch_norm import serve_cpu_tensors
+
+    serve_cpu_tensors()
+
+
+_register.before_first_group.append(_teach_torch)
 
 if os.environ.get("UNISONO_TRACE"):
     from unisono.trace.arm import arm as _arm

@@ -1,5 +1,7 @@
 """Against nn.BatchNorm in one process on the rows of all ranks."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,10 +16,12 @@ from unisono.parallel.sync_batch_norm import SyncBatchNorm
 PLAIN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
 
-def _case(rank: int, held: list[int], tail: list[int], dtype: torch.dtype, shift: float, **options: object) -> None:
+def _case(
+    rank: int, held: list[int], tail: list[int], dtype: torch.dtype, shift: float, kind: type = SyncBatchNorm, **options
+) -> None:
     """Forward, backward and running statistics of two steps."""
     generator = torch.Generator().manual_seed(sum(held))
-    norm = SyncBatchNorm(3, **options).to(dtype)
+    norm = kind(3, **options).to(dtype)
     alone = PLAIN[2 + len(tail)](3, **options).to(dtype)
     for layer in (norm, alone):
         if layer.affine:
@@ -121,3 +125,41 @@ def test_a_model_is_converted_with_its_weights() -> None:
     torchs = nn.SyncBatchNorm(2, process_group="some ranks")
     assert SyncBatchNorm.convert(torchs).group == "some ranks"
     assert SyncBatchNorm.convert(torchs, "others").group == "others"  # type: ignore[arg-type]
+
+
+def on_ranks_torchs_own(rank: int, world_size: int) -> None:
+    for held, tail, dtype in (([1, 3, 0], [], torch.float32), ([2, 1, 2], [3, 2], torch.float64)):
+        _case(rank, held, tail, dtype, 1.0, nn.SyncBatchNorm)
+        _case(rank, held, tail, dtype, 1.0, nn.SyncBatchNorm, momentum=None, affine=False)
+        _case(rank, held, tail, dtype, 1.0, nn.SyncBatchNorm, track_running_stats=False)
+    norm = nn.SyncBatchNorm(3)
+    norm.eval()
+    torch.testing.assert_close(norm(torch.ones(rank + 1, 3)), torch.ones(rank + 1, 3))
+
+
+def on_ranks_ddp(rank: int, world_size: int) -> None:
+    """One step of a net with batch normalisation under DDP against one process on all rows."""
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).double()
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone))
+    assert isinstance(net[1], nn.SyncBatchNorm)
+    ddp = nn.parallel.DistributedDataParallel(net)
+    rows = torch.randn(2 * world_size, 4, dtype=torch.float64)
+    ddp(rows[2 * rank : 2 * rank + 2]).square().mean().backward()
+    alone(rows).square().mean().backward()
+    for (name, mine), wanted in zip(net.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, wanted.grad, msg=name)
+
+
+def on_ranks_refused(rank: int, world_size: int) -> str:
+    with pytest.raises(ValueError, match="on GPU") as caught:
+        nn.SyncBatchNorm(3)(torch.ones(2, 3))
+    with pytest.raises(ValueError, match="SyncBatchNorm layers only work with GPU modules"):
+        nn.parallel.DistributedDataParallel(nn.SyncBatchNorm(3))
+    return str(caught.value)
+
+
+def test_torchs_own_takes_cpu_tensors_in_our_groups_alone() -> None:
+    ranks(3).run(on_ranks_torchs_own)
+    ranks(3).run(on_ranks_ddp)
+    ranks(3, backend="gloo").run(on_ranks_refused)

@@ -17,7 +17,7 @@ from unisono.errors import UsageError
 from unisono.parallel.autograd import apply
 from unisono.torch_names import all_gather_single
 
-__all__ = ["SyncBatchNorm"]
+__all__ = ["SyncBatchNorm", "normalise"]
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -55,22 +55,31 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (rows, channels, ...) over all dims but channels, and over the ranks in training."""
-        if input.dim() < 2 or input.shape[1] != self.num_features:
-            raise UsageError(
-                f"SyncBatchNorm of {self.num_features} channels got {list(input.shape)}, "
-                f"expected [rows, {self.num_features}, ...]"
-            )
+        _check(self, input)
         if not (self.training or self.running_mean is None):
             return super().forward(input)
-        return _normalise(self, input)
+        return normalise(self, input, self.group)
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Any number of dims from 2 on."""
 
 
-def _normalise(norm: SyncBatchNorm, values: Tensor) -> Tensor:
+def _check(norm: nn.modules.batchnorm._BatchNorm, values: Tensor) -> None:
+    channels = norm.num_features
+    if values.dim() < 2 or values.shape[1] != channels:
+        raise UsageError(
+            f"SyncBatchNorm of {channels} channels got {list(values.shape)}, expected [rows, {channels}, ...]"
+        )
+
+
+def normalise(norm: nn.modules.batchnorm._BatchNorm, values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """``values`` (rows, channels, ...) with the statistics of all ranks of ``group``, which ``norm`` also tracks.
+
+    Raises UsageError for a wrong shape, and if all ranks together have one value per channel or none.
+    """
+    _check(norm, values)
     wide = torch.promote_types(values.dtype, torch.float32)
-    count, mean, variance = _merge(_statistics(values.detach().to(wide)), norm.group)
+    count, mean, variance = _merge(_statistics(values.detach().to(wide)), group)
     if count <= 1:
         raise UsageError(
             f"all ranks together have {count:.0f} values per channel, expected 2 or more: there is nothing to normalise"
@@ -78,7 +87,7 @@ def _normalise(norm: SyncBatchNorm, values: Tensor) -> Tensor:
     if norm.training and norm.running_mean is not None:
         _track(norm, mean, variance * (count / (count - 1)))
     scale = torch.rsqrt(variance + norm.eps)
-    normalised = apply(_Normalise, values, mean, scale, count, norm.group)
+    normalised = apply(_Normalise, values, mean, scale, count, group)
     if norm.affine:
         shape = [1, -1] + [1] * (values.dim() - 2)
         normalised = normalised * norm.weight.view(shape) + norm.bias.view(shape)
@@ -115,7 +124,7 @@ def _merge(mine: Tensor, group: dist.ProcessGroup | None) -> tuple[float, Tensor
 
 
 @torch.no_grad()
-def _track(norm: SyncBatchNorm, mean: Tensor, variance: Tensor) -> None:
+def _track(norm: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
     """Move the running statistics, as nn.BatchNorm does; variance is the unbiased one."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
