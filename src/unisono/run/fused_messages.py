@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 from numba.np.numpy_support import carray
 
+from unisono.run.fused_entry import entry
 from unisono.transport.atomics import count_up, look, pointer, read, tell
 from unisono.transport.native import copy, note, now, pause, sleep, wake
 from unisono.transport.ring import UNIT
@@ -36,7 +37,7 @@ _SPINS = 100
 _UNIT = UNIT
 _PIECE = 64 * 1024  # bytes moved before the peer is told
 _LONGEST = 50_000_000  # ns
-_entry, _inner = njit(nogil=True, cache=True), njit(nogil=True)
+_inner = njit(nogil=True)
 
 
 @_inner
@@ -151,7 +152,7 @@ def _move(table: Any, jobs: Any, patience: int) -> None:
         pause(bell, table[HEARD], limit, table[CROWDED])
 
 
-@_entry
+@entry
 def carry(table_at: int, jobs_at: int, count: int, patience: int) -> None:
     """Carries the ``count`` jobs at ``jobs_at``, none of them done, until one is, or has met `OTHER`."""
     _move(
@@ -159,7 +160,7 @@ def carry(table_at: int, jobs_at: int, count: int, patience: int) -> None:
     )
 
 
-@_entry
+@entry
 def send(table_at: int, peer: int, head_at: int, source: int, nbytes: int, patience: int) -> Any:
     """Puts a message of ``nbytes`` at ``source``, whose head is at ``head_at``, into the ring to ``peer``.
 
@@ -176,7 +177,7 @@ def send(table_at: int, peer: int, head_at: int, source: int, nbytes: int, patie
     return jobs[0, MOVED]
 
 
-@_entry
+@entry
 def recv(table_at: int, peer: int, head_at: int, target: int, nbytes: int, patience: int) -> Any:
     """Takes the next message from ``peer``, if its head is the one at ``head_at``, to ``target``.
 
@@ -194,7 +195,7 @@ def recv(table_at: int, peer: int, head_at: int, target: int, nbytes: int, patie
     return moved if begun == 1 else SILENT if begun == 0 else OTHER
 
 
-@_entry
+@entry
 def nap(table_at: int, heard: int, nanoseconds: int) -> None:
     """Sleeps, for less than a second, until this rank's bell rings, unless its count differs from ``heard``."""
     table = carray(pointer(table_at), len(TABLE), np.int64)
