@@ -14,11 +14,12 @@ from numba import njit
 from numba.np.numpy_support import carray
 
 from unisono.run.fused_entry import entry
+from unisono.run.fused_words import OTHER, SILENT
 from unisono.transport.atomics import count_up, look, pointer, read, tell
 from unisono.transport.native import copy, note, now, pause, sleep, wake
 from unisono.transport.ring import UNIT
 
-__all__ = ["JOB", "OTHER", "SILENT", "TABLE", "carry", "nap", "recv", "send"]
+__all__ = ["JOB", "TABLE", "carry", "nap", "recv", "send"]
 
 TABLE = ("capacity", "rings", "controls", "control", "bells", "rank", "size", "crowded", "heard")
 """The words of a table (int64), in order: bytes of a ring, where the rings' data and their controls begin, bytes of a
@@ -30,8 +31,6 @@ JOB = ("sends", "peer", "head", "data", "nbytes", "moved", "begun")
 has to be, of one that is received) and where its payload, of how many bytes; and, written by the loops, how many of
 them have moved, and whether the head has: 0, 1, or `OTHER`."""
 SENDS, PEER, HEAD, DATA, NBYTES, MOVED, BEGUN = range(7)
-SILENT, OTHER = -1, -2
-"""Instead of the bytes moved: nothing has come, or can go; another message has come than the one that is expected."""
 
 _SPINS = 100
 _UNIT = UNIT

@@ -16,10 +16,8 @@ from unisono.run.message import Letter
 from unisono.transport.futex import CROWDED
 from unisono.transport.segment import Segment
 
-__all__ = ["OTHER", "SILENT", "Job", "Mail"]
+__all__ = ["Job", "Mail"]
 
-SILENT, OTHER = -1, -2
-"""Instead of the bytes moved, as in fused_messages.py: nothing has come, or can go; another message has come."""
 _JOB = struct.Struct("7q")  # as JOB of fused_messages.py
 
 Job = tuple[int, int, int, int, int, int, int]
