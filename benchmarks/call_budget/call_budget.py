@@ -42,10 +42,9 @@ def layers(x: torch.Tensor) -> dict[str, Callable[[], object]]:
 
     def loops() -> None:
         lane._issued += 1
-        desk.run(
-            desk.address, order.address, order.header, lane._issued, lane.calls, board.meetings, 1_000_000, at, at,
-            order.sample,
-        )  # fmt: skip
+        order.run(
+            desk.address, order.address, order.header, lane._issued, lane.calls, board.meetings, 1_000_000, at, at
+        )
         board.meetings += order.meetings
         lane.calls += 1
 

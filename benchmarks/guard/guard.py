@@ -21,8 +21,8 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -36,39 +36,34 @@ LIMIT_US, LIMIT_SHARE = 3.0, 0.05
 
 
 @functools.cache
-def bare_loops() -> Any:
-    """The module of the compiled loops once more, in which headers and records do nothing; not kept on disk."""
+def bare_loop() -> Any:
+    """The compiled loop of float32 once more, in which headers and records do nothing; not kept on disk."""
     from numba import njit
 
-    from unisono.run import fused_entry
-    from unisono.run.fused_sums import array_of
-    from unisono.run.loops import loops
-    from unisono.transport.atomics import types
+    from unisono.run import fused, fused_entry, object_code
 
-    loops.serve("float32", at_once=True)
-    spec = importlib.util.spec_from_file_location("loops_without_a_guard", loops.fused.__file__)
+    spec = importlib.util.spec_from_file_location("loops_without_a_guard", fused.__file__)
     assert spec is not None
     assert spec.loader is not None
     bare: Any = importlib.util.module_from_spec(spec)
-    with mock.patch.object(fused_entry, "entry", njit(nogil=True)):
-        spec.loader.exec_module(bare)
-    bare._meet = loops.fused._meet  # the meeting itself needs the time, and is compiled with its own names
+    spec.loader.exec_module(bare)
+    bare._meet = fused._meet  # the meeting itself needs the time, and is compiled with its own names
     bare.now = njit(lambda: 0)
     bare.note = njit(lambda address, value: None)
     bare.copy = njit(lambda target, source, nbytes: None)
     bare._differ = njit(lambda desk, half, header_at, stride: False)
-    bare.run.compile((*(types.intp,) * 9, array_of("float32")))
-    return bare
+    code = fused_entry.compiled("bare", {"run": bare.loops_of("float32")["run"]})
+    return object_code.functions("bare", code)["run"]
 
 
 class Switch:
-    """Takes the guard out of a group's lane of collectives, and puts it back; ``bare``: the loops without, if any."""
+    """Takes the guard out of a group's lane of collectives, and puts it back; ``bare``: the loop without, if any."""
 
     def __init__(self, bare: Any) -> None:
         group: Any = dist.distributed_c10d._get_default_group()
         self.lane = group._group.collectives
-        self.loops, self.bare = getattr(self.lane.desk, "run", None), bare
-        assert (self.loops is None) == (bare is None), "not the way that was asked for"
+        self.bare = bare
+        assert (self.lane.desk.address == 0) == (bare is None), "not the way that was asked for"
 
     def off(self) -> None:
         """Every rank must do so after the same call."""
@@ -81,22 +76,24 @@ class Switch:
             lane._fresh, lane._arrived = True, False
             lane.calls += 1
 
+        orders: dict[int, Any] = {}  # which each stand for one that is kept, as they are themselves
+
         def run(order: Any, output: Any, tensor: Any, timeout: Any, patience: float) -> Any:
             lane._issued += 1
-            steps = lane._loop(order, output, tensor, patience, lane._issued)
+            if id(order) not in orders:
+                orders[id(order)] = replace(order, run=self.bare)
+            steps = lane._loop(orders[id(order)], output, tensor, patience, lane._issued)
             return collectives._ENDED if steps is None else Task(order.call, steps, [output], timeout())
 
         lane._post = lane._check = lambda *_: None
         lane._count, lane._account = count, account
         if self.bare is not None:
-            lane._run, lane.desk.run = run, self.bare.run
+            lane._run = run
 
     def on(self) -> None:
         """As the class has it."""
         for name in ("_post", "_check", "_count", "_account", "_run"):
             vars(self.lane).pop(name, None)
-        if self.bare is not None:
-            self.lane.desk.run = self.loops
 
 
 def block(x: torch.Tensor, calls: int) -> float:
@@ -167,7 +164,7 @@ def main() -> int:
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     bad = 0
     for way, world_size, nbytes in itertools.product(options.ways, options.ranks, options.nbytes):
-        bare = bare_loops() if way == "loops" else None
+        bare = bare_loop() if way == "loops" else None
         guarded, without, cost = measure(bare, world_size, nbytes, options.blocks)
         limit = max(LIMIT_US, LIMIT_SHARE * without)
         bad += cost > limit

@@ -9,6 +9,7 @@ import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.run.desk import Desk, Order
+from unisono.run.fused_words import DONE, UNSURE, WAITS
 from unisono.run.lane import Lane, Task
 from unisono.run.offers import AGAIN, DIRECT, STAGED, Offers
 from unisono.run.parley import parley
@@ -168,25 +169,25 @@ class CollectiveLane(Lane):
     ) -> Program | None:
         """Carries a call as far as it goes: what is left of it. ``number``: 0 if it has been noted as issued."""
         board, desk, meeting = self._board, self.desk, self._board.meetings
-        outcome = desk.run(
+        outcome = order.run(
             desk.address, order.address, order.header, number, self.calls, meeting, int(1e9 * patience),
-            output.data_ptr(), tensor.data_ptr(), order.sample,
+            output.data_ptr(), tensor.data_ptr(),
         )  # fmt: skip
-        if outcome == desk.done:
+        if outcome == DONE:
             board.meetings = meeting + order.meetings
             self.calls += 1
             return None
         step, mode, outcome = outcome >> 4, outcome >> 2 & 3, outcome & 3
         if mode == AGAIN:
             meeting += 1
-        if outcome in (desk.done, desk.unsure):
+        if outcome in (DONE, UNSURE):
             board.meetings = meeting + (order.rounds + 1 if mode >= DIRECT else order.meetings)
-            if outcome == desk.unsure:
+            if outcome == UNSURE:
                 desk.settle(order, mode)
             self.calls += 1
             return None
         met = step > 0 or mode > STAGED
-        self._arrived = outcome == desk.waits
+        self._arrived = outcome == WAITS
         board.meetings = meeting + step + (not self._arrived)
         self._fresh = self._arrived and not met
         if not self._arrived:  # headers differ
@@ -250,8 +251,7 @@ class CollectiveLane(Lane):
         """Gives the head of the queue, an order, to the compiled loops; whether it is done."""
         assert isinstance(task, Ordered)
         try:
-            patience = LINGER if linger else 0.0
-            task.steps = self._loop(task.order, task.output, task.tensor, patience, site=task.site)
+            task.steps = self._loop(task.order, task.output, task.tensor, LINGER if linger else 0.0, site=task.site)
         except (MismatchError, UsageError) as error:
             raise _Agreed(error) from None
         if task.steps is None:

@@ -48,11 +48,10 @@ _LOOPS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...]], ...] = (
 )
 """What the loops reduce: as which dtype of theirs, by which ops, which of torch's (sums of unsigned integers have the
 same bits as signed ones, complex numbers are summed by halves). All else is reduced by torch. Moving takes any."""
-_SAMPLES: dict[tuple[torch.dtype, str], Any] = {
-    (dtype, op): np.empty(0, name) for name, ops, dtypes in _LOOPS for dtype in dtypes for op in ops
+_AS: dict[tuple[torch.dtype, str], str] = {
+    (dtype, op): name for name, ops, dtypes in _LOOPS for dtype in dtypes for op in ops
 }
-_BYTES: Any = np.empty(0, np.uint8)
-_COLD, _AT_ONCE, _WARM = 1, 2, 3  # when a desk may use the loops; see loops.wanted
+_NEVER, _COLD, _AT_ONCE, _WARM = range(4)  # when a desk may use the loops; see loops.wanted
 _OPS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6, "AVG": 8}
 
 
@@ -85,7 +84,8 @@ class Order:
     meetings: int
     rounds: int
     root: int
-    sample: Any
+    run: Callable[..., int]
+    step: Callable[..., int]
     apart: int
     reach: tuple[int, int]
     width: int
@@ -108,7 +108,7 @@ class Desk:
         self.address = 0
         self._users: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.open_at = WARM if self._mode == _COLD else -1
-        """The call after which the loops are wanted; see `warm`."""
+        """The call after which the loops are wanted even if they must be compiled; see `warm`."""
         loops.users.add(self)
 
     def tell(self, user: Callable[[], None]) -> None:
@@ -116,7 +116,7 @@ class Desk:
         self._users.append(weakref.WeakMethod(user))
 
     def warm(self) -> None:
-        """The group has made enough calls to be worth the loops."""
+        """The group has made enough calls to be worth compiling."""
         self._mode = _WARM
         self.change()
 
@@ -133,7 +133,7 @@ class Desk:
                 self._lay_out()
 
     def _lay_out(self) -> None:
-        board, flight, fused = self._board, self._flight, loops.fused
+        board, flight = self._board, self._flight
         segment = board.segment
         layout, base = segment.layout, segment.address
         record = {
@@ -172,8 +172,6 @@ class Desk:
         }
         desk = np.array([places[name] for name in words.DESK], np.int64)
         self.address = int(desk.ctypes.data)
-        self.run, self._step = fused.run, fused.step
-        self.done, self.waits, self.unsure = fused.DONE, fused.WAITS, fused.UNSURE
         self._words = desk
 
     def order(
@@ -193,11 +191,12 @@ class Desk:
         The rest as in fused_words.py, but ``op``: the reduce op's name, if any; ``apart``: see `Order`; ``everybody``:
         the calls of all ranks, where they are not alike.
         """
-        sample: Any = _SAMPLES.get((dtype, op)) if op else _BYTES
-        if self._mode < _AT_ONCE or sample is None:
+        name = _AS.get((dtype, op)) if op else "uint8"
+        if self._mode == _NEVER or name is None:
             return None
-        if not loops.serve(sample.dtype.name, at_once=self._mode == _AT_ONCE):
+        if not loops.kept(name) and (self._mode == _COLD or not loops.serve(name, self._mode == _AT_ONCE)):
             return None
+        ways = loops.of(name)
         if self._words is None:
             self._set_up()
         size, length = self._board.size, self._board.segment.layout.header
@@ -219,7 +218,8 @@ class Desk:
             meetings,
             rounds,
             root,
-            sample,
+            ways["run"],
+            ways["step"],
             apart,
             reach.get(kind, (0, 0)),
             width,
@@ -272,9 +272,7 @@ class Desk:
             last = order.rounds + 1
         while k < last:
             k += 1
-            self._step(
-                self.address, order.address, k, mode, meeting, target.data_ptr(), source.data_ptr(), order.sample
-            )
+            order.step(self.address, order.address, k, mode, meeting, target.data_ptr(), source.data_ptr())
             if k < last:
                 yield
         if mode >= DIRECT:

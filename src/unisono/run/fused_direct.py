@@ -5,7 +5,6 @@ programs of run/direct.py do. Needs numba.
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numba.np.numpy_support import carray
 
 from unisono.run import direct
@@ -13,7 +12,7 @@ from unisono.run import fused_words as words
 from unisono.run.fused_steps import piece_at
 from unisono.run.fused_sums import places, sum_up
 from unisono.run.offers import AGAIN, DIRECT, PUSHED, STAGED
-from unisono.transport.atomics import pointer
+from unisono.transport.atomics import inner, pointer
 from unisono.transport.native import copy
 
 __all__ = ["UNREADY", "abandoned", "go", "lay", "verdict"]
@@ -23,17 +22,16 @@ UNREADY = 4
 
 _PIECE = 256 * 1024
 
-_inner = njit(nogil=True)
-_share = _inner(direct.share)
+_share = inner(direct.share)
 
 
-@_inner
+@inner
 def _offer(desk: Any, meeting: int, rank: int) -> Any:
     """The two words of a rank's offer at a meeting."""
     return carray(pointer(desk[words.OFFERS] + 64 * ((meeting & 1) * desk[words.SIZE] + rank)), 2, np.int64)
 
 
-@_inner
+@inner
 def _ready(desk: Any, root: int) -> bool:
     """Whether the arenas that this rank needs are mapped: the root's, or everybody's (root -1, or this rank)."""
     rank = desk[words.RANK]
@@ -45,7 +43,7 @@ def _ready(desk: Any, root: int) -> bool:
     return True
 
 
-@_inner
+@inner
 def _extent(desk: Any, order: Any, target: int, source: int) -> Any:
     """Address and bytes of the memory that peers read on this rank; no address where it does not lie together, or where
     results are written to it before peers have read it.
@@ -62,7 +60,7 @@ def _extent(desk: Any, order: Any, target: int, source: int) -> Any:
     return first, nbytes * size
 
 
-@_inner
+@inner
 def lay(desk: Any, order: Any, meeting: int, target: int, source: int) -> bool:
     """Lays the offer of a call for its first meeting; whether this rank hopes."""
     root, bounds = order[words.ROOT], carray(pointer(desk[words.BOUNDS]), 2, np.int64)
@@ -76,7 +74,7 @@ def lay(desk: Any, order: Any, meeting: int, target: int, source: int) -> bool:
     return hopes
 
 
-@_inner
+@inner
 def verdict(desk: Any, order: Any, meeting: int) -> int:
     """What follows from the offers at ``meeting``: see run/offers.py, and `UNREADY`."""
     root, rank = order[words.ROOT], desk[words.RANK]
@@ -100,7 +98,7 @@ def verdict(desk: Any, order: Any, meeting: int) -> int:
     return (AGAIN if hoped else STAGED) + (UNREADY if lacking else 0)
 
 
-@_inner
+@inner
 def abandoned(desk: Any, number: int) -> bool:
     """Whether a peer has given up call no. ``number``, which has come to its last meeting."""
     for peer in range(desk[words.SIZE]):
@@ -109,7 +107,7 @@ def abandoned(desk: Any, number: int) -> bool:
     return False
 
 
-@_inner
+@inner
 def _combine(desk: Any, order: Any, k: int, parts: Any, target: int, sample: Any) -> None:
     """This rank's share of chunk k of an all_reduce, or chunk k of its piece of a reduce_scatter."""
     size, rank, width, nbytes = desk[words.SIZE], desk[words.RANK], order[words.EACH], order[words.NBYTES]
@@ -128,14 +126,14 @@ def _combine(desk: Any, order: Any, k: int, parts: Any, target: int, sample: Any
         sum_up(desk, parts, target + at, length, sample, order[words.OP], order[words.KIND] == words.ALL_REDUCE)
 
 
-@_inner
+@inner
 def _copy(target: int, source: int, nbytes: int) -> None:
     """Copies in pieces, so that lines that a peer's core has written are stored to through the caches."""
     for start in range(0, nbytes, _PIECE):
         copy(target + start, source + start, min(_PIECE, nbytes - start))
 
 
-@_inner
+@inner
 def _collect(desk: Any, order: Any, k: int, parts: Any, target: int) -> None:
     """Chunk k of every peer's piece of an all_gather or all_to_all; with the first, all of this rank's own."""
     size, rank, nbytes, at = desk[words.SIZE], desk[words.RANK], order[words.NBYTES], k * order[words.EACH]
@@ -149,7 +147,7 @@ def _collect(desk: Any, order: Any, k: int, parts: Any, target: int) -> None:
             copy(here, there, nbytes)
 
 
-@_inner
+@inner
 def _broadcast(desk: Any, order: Any, k: int, mode: int, parts: Any) -> None:
     """Chunk k of a broadcast: the root's data to this rank, or, at the root, its share of the work."""
     size, rank, root, nbytes = desk[words.SIZE], desk[words.RANK], order[words.ROOT], order[words.NBYTES]
@@ -166,7 +164,7 @@ def _broadcast(desk: Any, order: Any, k: int, mode: int, parts: Any) -> None:
                 _copy(parts[peer] + middle, parts[root] + middle, stop - middle)
 
 
-@_inner
+@inner
 def go(desk: Any, order: Any, k: int, mode: int, meeting: int, target: int, source: int, sample: Any) -> None:
     """Step k of a direct call whose first meeting was ``meeting``: chunk k - 1, between meetings k - 1 and k."""
     kind, rank = order[words.KIND], desk[words.RANK]

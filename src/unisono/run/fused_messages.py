@@ -7,65 +7,52 @@ ns, or when it has moved for `_LONGEST`: nobody looks for lost peers, or serves 
 counts; the lane goes on from there.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numba.np.numpy_support import carray
 
-from unisono.run.fused_entry import entry
-from unisono.run.fused_words import OTHER, SILENT
-from unisono.transport.atomics import count_up, look, pointer, read, tell
+from unisono.run import fused_mail_words as words
+from unisono.transport.atomics import count_up, inner, look, on_stack, pointer, read, tell
 from unisono.transport.native import copy, note, now, pause, sleep, wake
 from unisono.transport.ring import UNIT
 
-__all__ = ["JOB", "TABLE", "carry", "nap", "recv", "send"]
-
-TABLE = ("capacity", "rings", "controls", "control", "bells", "rank", "size", "crowded", "heard")
-"""The words of a table (int64), in order: bytes of a ring, where the rings' data and their controls begin, bytes of a
-control, where the bells begin, who this is among how many, where `CROWDED` of futex.py lies; and, written by `carry`,
-this rank's bell as it was before the last look into the rings."""
-CAPACITY, RINGS, CONTROLS, CONTROL, BELLS, RANK, SIZE, CROWDED, HEARD = range(9)
-JOB = ("sends", "peer", "head", "data", "nbytes", "moved", "begun")
-"""The words of a job (int64), a message on its way: whether it is sent, to or from whom, where its head lies (what it
-has to be, of one that is received) and where its payload, of how many bytes; and, written by the loops, how many of
-them have moved, and whether the head has: 0, 1, or `OTHER`."""
-SENDS, PEER, HEAD, DATA, NBYTES, MOVED, BEGUN = range(7)
+__all__ = ["LOOPS"]
 
 _SPINS = 100
-_UNIT = UNIT
+_UNIT, _WORDS = UNIT, len(words.JOB)
 _PIECE = 64 * 1024  # bytes moved before the peer is told
 _LONGEST = 50_000_000  # ns
-_inner = njit(nogil=True)
 
 
-@_inner
+@inner
 def _add(address: int, value: int) -> Any:
     total = read(address) + value
     note(address, total)
     return total
 
 
-@_inner
+@inner
 def _tell(table: Any, count: int, total: int, peer: int) -> None:
     """Publishes a count of bytes, and rings the peer's bell."""
     tell(count, total)
-    bell = table[BELLS] + 64 * peer
+    bell = table[words.BELLS] + 64 * peer
     count_up(bell)
     wake(bell)
 
 
-@_inner
+@inner
 def _control(table: Any, source: int, target: int) -> Any:
-    return table[CONTROLS] + (source * table[SIZE] + target) * table[CONTROL]
+    return table[words.CONTROLS] + (source * table[words.SIZE] + target) * table[words.CONTROL]
 
 
-@_inner
+@inner
 def _ring(table: Any, source: int, target: int) -> Any:
-    return table[RINGS] + (source * table[SIZE] + target) * table[CAPACITY]
+    return table[words.RINGS] + (source * table[words.SIZE] + target) * table[words.CAPACITY]
 
 
-@_inner
+@inner
 def _same(head: int, other: int) -> bool:
     differences = 0
     for at in range(0, _UNIT, 8):
@@ -73,22 +60,22 @@ def _same(head: int, other: int) -> bool:
     return differences == 0
 
 
-@_inner
+@inner
 def _push(table: Any, job: Any) -> Any:
     """Puts a piece of a message into its ring, behind its head; whether anything could go."""
-    capacity, peer = table[CAPACITY], job[PEER]
-    control, data = _control(table, table[RANK], peer), _ring(table, table[RANK], peer)
+    capacity, peer = table[words.CAPACITY], job[words.PEER]
+    control, data = _control(table, table[words.RANK], peer), _ring(table, table[words.RANK], peer)
     told = read(control)
     room, written = capacity + read(control + 64) - told, told
-    if job[BEGUN] == 0:
+    if job[words.BEGUN] == 0:
         if room < _UNIT:
             return False
-        copy(data + written % capacity, job[HEAD], _UNIT)
-        job[BEGUN], room, written = 1, room - _UNIT, written + _UNIT
-    at, left = written % capacity, job[NBYTES] - job[MOVED]
+        copy(data + written % capacity, job[words.HEAD], _UNIT)
+        job[words.BEGUN], room, written = 1, room - _UNIT, written + _UNIT
+    at, left = written % capacity, job[words.NBYTES] - job[words.MOVED]
     part = max(0, min(left, room, capacity - at, _PIECE))
-    copy(data + at, job[DATA] + job[MOVED], part)
-    job[MOVED] += part
+    copy(data + at, job[words.DATA] + job[words.MOVED], part)
+    job[words.MOVED] += part
     written += part if part < left else -(-part // _UNIT) * _UNIT
     if written == told:
         return False
@@ -96,25 +83,25 @@ def _push(table: Any, job: Any) -> Any:
     return True
 
 
-@_inner
+@inner
 def _take(table: Any, job: Any) -> Any:
     """Takes a piece of a message, behind its head, out of its ring; whether anything was there, `OTHER` included."""
-    capacity, peer = table[CAPACITY], job[PEER]
-    control, data = _control(table, peer, table[RANK]), _ring(table, peer, table[RANK])
+    capacity, peer = table[words.CAPACITY], job[words.PEER]
+    control, data = _control(table, peer, table[words.RANK]), _ring(table, peer, table[words.RANK])
     told = read(control + 64)
     there, taken = read(control) - told, told
-    if job[BEGUN] == 0:
+    if job[words.BEGUN] == 0:
         if there < _UNIT:
             return False
-        if not _same(data + taken % capacity, job[HEAD]):
-            job[BEGUN] = OTHER
+        if not _same(data + taken % capacity, job[words.HEAD]):
+            job[words.BEGUN] = words.OTHER
             return True
         _add(control + 64 + 8, 1)
-        job[BEGUN], there, taken = 1, there - _UNIT, taken + _UNIT
-    at, left = taken % capacity, job[NBYTES] - job[MOVED]
+        job[words.BEGUN], there, taken = 1, there - _UNIT, taken + _UNIT
+    at, left = taken % capacity, job[words.NBYTES] - job[words.MOVED]
     part = max(0, min(left, there, capacity - at, _PIECE))
-    copy(job[DATA] + job[MOVED], data + at, part)
-    job[MOVED] += part
+    copy(job[words.DATA] + job[words.MOVED], data + at, part)
+    job[words.MOVED] += part
     taken += part if part < left else -(-part // _UNIT) * _UNIT
     if taken == told:
         return False
@@ -122,21 +109,21 @@ def _take(table: Any, job: Any) -> Any:
     return True
 
 
-@_inner
+@inner
 def _move(table: Any, jobs: Any, patience: int) -> None:
     """Carries all ``jobs``, a piece of each in turn, until one of them needs the lane's attention or none can go on."""
-    bell, until, limit, spins = table[BELLS] + 64 * table[RANK], now() + _LONGEST, 0, 0
+    bell, until, limit, spins = table[words.BELLS] + 64 * table[words.RANK], now() + _LONGEST, 0, 0
     while True:
-        table[HEARD] = look(bell)
+        table[words.HEARD] = look(bell)
         moved = ended = False
         for k in range(len(jobs)):
             job = jobs[k]
-            if _push(table, job) if job[SENDS] else _take(table, job):
+            if _push(table, job) if job[words.SENDS] else _take(table, job):
                 moved = True
-            if job[BEGUN] == OTHER or (job[BEGUN] and job[MOVED] == job[NBYTES]):
+            if job[words.BEGUN] == words.OTHER or (job[words.BEGUN] and job[words.MOVED] == job[words.NBYTES]):
                 ended = True
         if ended or (moved and now() > until):
-            table[HEARD] -= 1  # for there may be more to do at once
+            table[words.HEARD] -= 1  # for there may be more to do at once
             return
         if moved:
             spins = limit = 0
@@ -148,54 +135,63 @@ def _move(table: Any, jobs: Any, patience: int) -> None:
             limit = now() + patience
         if now() >= limit:
             return
-        pause(bell, table[HEARD], limit, table[CROWDED])
+        pause(bell, table[words.HEARD], limit, table[words.CROWDED])
 
 
-@entry
-def carry(table_at: int, jobs_at: int, count: int, patience: int) -> None:
+@inner
+def _lay(job: Any, sends: int, peer: int, head: int, data: int, nbytes: int) -> None:
+    """Lays out a message that has not begun."""
+    job[words.SENDS], job[words.PEER], job[words.HEAD], job[words.DATA] = sends, peer, head, data
+    job[words.NBYTES], job[words.MOVED], job[words.BEGUN] = nbytes, 0, 0
+
+
+def carry(table_at: int, jobs_at: int, count: int, patience: int) -> int:
     """Carries the ``count`` jobs at ``jobs_at``, none of them done, until one is, or has met `OTHER`."""
-    _move(
-        carray(pointer(table_at), len(TABLE), np.int64), carray(pointer(jobs_at), (count, len(JOB)), np.int64), patience
-    )
+    table = carray(pointer(table_at), len(words.TABLE), np.int64)
+    _move(table, carray(pointer(jobs_at), (count, _WORDS), np.int64), patience)
+    return 0
 
 
-@entry
 def send(table_at: int, peer: int, head_at: int, source: int, nbytes: int, patience: int) -> Any:
     """Puts a message of ``nbytes`` at ``source``, whose head is at ``head_at``, into the ring to ``peer``.
 
     ``table_at``: the address of a `TABLE`. Returns how many bytes of the payload are in the ring, or `SILENT`.
     """
-    table = carray(pointer(table_at), len(TABLE), np.int64)
-    posted = _control(table, table[RANK], peer) + 8
+    table = carray(pointer(table_at), len(words.TABLE), np.int64)
+    posted = _control(table, table[words.RANK], peer) + 8
     _add(posted, 1)
-    jobs = np.array([[1, peer, head_at, source, nbytes, 0, 0]], np.int64)
+    jobs = carray(pointer(on_stack(_WORDS)), (1, _WORDS), np.int64)
+    _lay(jobs[0], 1, peer, head_at, source, nbytes)
     _move(table, jobs, patience)
-    if not jobs[0, BEGUN]:
+    if not jobs[0, words.BEGUN]:
         _add(posted, -1)
-        return SILENT
-    return jobs[0, MOVED]
+        return words.SILENT
+    return jobs[0, words.MOVED]
 
 
-@entry
 def recv(table_at: int, peer: int, head_at: int, target: int, nbytes: int, patience: int) -> Any:
     """Takes the next message from ``peer``, if its head is the one at ``head_at``, to ``target``.
 
     Returns how many bytes of the payload have been taken, or `SILENT`, or `OTHER`. A receive of which there is a rest
     stays counted among those that are out.
     """
-    table = carray(pointer(table_at), len(TABLE), np.int64)
-    wanted = _control(table, peer, table[RANK]) + 64 + 16
+    table = carray(pointer(table_at), len(words.TABLE), np.int64)
+    wanted = _control(table, peer, table[words.RANK]) + 64 + 16
     _add(wanted, 1)
-    jobs = np.array([[0, peer, head_at, target, nbytes, 0, 0]], np.int64)
+    jobs = carray(pointer(on_stack(_WORDS)), (1, _WORDS), np.int64)
+    _lay(jobs[0], 0, peer, head_at, target, nbytes)
     _move(table, jobs, patience)
-    begun, moved = jobs[0, BEGUN], jobs[0, MOVED]
+    begun, moved = jobs[0, words.BEGUN], jobs[0, words.MOVED]
     if begun != 1 or moved == nbytes:
         _add(wanted, -1)
-    return moved if begun == 1 else SILENT if begun == 0 else OTHER
+    return moved if begun == 1 else words.SILENT if begun == 0 else words.OTHER
 
 
-@entry
-def nap(table_at: int, heard: int, nanoseconds: int) -> None:
+def nap(table_at: int, heard: int, nanoseconds: int) -> int:
     """Sleeps, for less than a second, until this rank's bell rings, unless its count differs from ``heard``."""
-    table = carray(pointer(table_at), len(TABLE), np.int64)
-    sleep(table[BELLS] + 64 * table[RANK], heard, nanoseconds)
+    table = carray(pointer(table_at), len(words.TABLE), np.int64)
+    sleep(table[words.BELLS] + 64 * table[words.RANK], heard, nanoseconds)
+    return 0
+
+
+LOOPS: dict[str, Callable[..., int]] = {"send": send, "recv": recv, "nap": nap, "carry": carry}

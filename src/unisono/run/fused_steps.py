@@ -2,31 +2,27 @@
 
 from typing import Any
 
-from numba import njit
-
 from unisono.run import fused_words as words
 from unisono.run.fused_sums import places, sum_up
-from unisono.transport.atomics import read
+from unisono.transport.atomics import inner, read
 from unisono.transport.native import copy
 
 __all__ = ["area", "carry", "piece_at"]
 
-_inner = njit(nogil=True)
 
-
-@_inner
+@inner
 def area(desk: Any, half: int, rank: int) -> Any:
     """The address of a rank's staging area."""
     return desk[words.STAGES] + (half * desk[words.SIZE] + rank) * desk[words.STAGE]
 
 
-@_inner
+@inner
 def piece_at(base: int, rank: int, nbytes: int, listed: int) -> Any:
     """Where a rank's piece lies: the ranks' are side by side from ``base`` on, or ``listed`` there."""
     return read(base + 8 * rank) if listed else base + rank * nbytes
 
 
-@_inner
+@inner
 def _two_phase(desk: Any, order: Any, k: int, half: int, target: int, source: int) -> None:
     """Chunk k - 2 is copied out and chunk k staged, but for this rank's share."""
     rank, share, nbytes, root = desk[words.RANK], order[words.WIDTH], order[words.NBYTES], order[words.ROOT]
@@ -38,7 +34,7 @@ def _two_phase(desk: Any, order: Any, k: int, half: int, target: int, source: in
         copy(mine + begin, source + new + begin, min(end, nbytes - new) - begin)
 
 
-@_inner
+@inner
 def _stage_pieces(desk: Any, order: Any, k: int, half: int, source: int) -> None:
     """The peers' pieces of round k are staged."""
     width, nbytes, listed = order[words.WIDTH], order[words.NBYTES], order[words.LISTED] & words.INPUTS
@@ -48,7 +44,7 @@ def _stage_pieces(desk: Any, order: Any, k: int, half: int, source: int) -> None
             copy(place, piece_at(source, peer, nbytes, listed) + k * width, min(width, nbytes - k * width))
 
 
-@_inner
+@inner
 def _collect_pieces(desk: Any, order: Any, k: int, half: int, target: int, at: int) -> None:
     """The peers' pieces of round k are copied out; ``at``: where they lie in the peers' areas."""
     width, nbytes, listed = order[words.WIDTH], order[words.NBYTES], order[words.LISTED] & words.OUTPUTS
@@ -58,7 +54,7 @@ def _collect_pieces(desk: Any, order: Any, k: int, half: int, target: int, at: i
             copy(here, area(desk, half, peer) + at, min(width, nbytes - k * width))
 
 
-@_inner
+@inner
 def _keep(order: Any, k: int, target: int, source: int) -> None:
     """Of what a rank has for itself, the piece of round k, which has just been staged or lies beside what was."""
     width, nbytes = order[words.WIDTH], order[words.NBYTES]
@@ -66,7 +62,7 @@ def _keep(order: Any, k: int, target: int, source: int) -> None:
         copy(target + k * width, source + k * width, min(width, nbytes - k * width))
 
 
-@_inner
+@inner
 def _move(desk: Any, order: Any, k: int, half: int, target: int, source: int) -> None:
     """Step k of a collective that only moves."""
     kind, nbytes, rank, root = order[words.KIND], order[words.NBYTES], desk[words.RANK], order[words.ROOT]
@@ -96,7 +92,7 @@ def _move(desk: Any, order: Any, k: int, half: int, target: int, source: int) ->
         copy(target + old, area(desk, 1 - half, root) + at, min(width, nbytes - old))
 
 
-@_inner
+@inner
 def carry(desk: Any, order: Any, k: int, half: int, target: int, source: int, sample: Any) -> None:
     """Step k of any collective, its next meeting having the parity ``half``; see `step` in fused.py."""
     kind, nbytes, rank, root = order[words.KIND], order[words.NBYTES], desk[words.RANK], order[words.ROOT]

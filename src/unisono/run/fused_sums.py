@@ -8,23 +8,16 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit
 from numba.extending import overload
 from numba.np.numpy_support import carray
 
 from unisono.run import fused_words as words
-from unisono.transport.atomics import intrinsic, pointer, types
+from unisono.transport.atomics import inner, intrinsic, pointer, types
 from unisono.transport.native import copy
 
-__all__ = ["array_of", "places", "sum_up"]
+__all__ = ["places", "sum_up"]
 
-_inner = njit(nogil=True)
 _SHORT = (types.uint16, types.int16)
-
-
-def array_of(dtype: Any) -> Any:
-    """The type of a ``sample`` of a dtype."""
-    return types.Array(getattr(types, str(dtype)), 1, "C")
 
 
 @intrinsic
@@ -47,7 +40,7 @@ def _bits_of(context: Any, value: Any) -> Any:
     return types.uint32(types.float32), build
 
 
-@_inner
+@inner
 def _widened(half: int) -> Any:
     """The float32 that 16 bits are as float16."""
     sign, bits = np.uint32(half & 0x8000) << np.uint32(16), np.uint32(half & 0x7FFF)
@@ -56,7 +49,7 @@ def _widened(half: int) -> Any:
     return _float_of(np.uint32(sign | (small if bits < 0x400 else other)))
 
 
-@_inner
+@inner
 def _narrowed(value: float) -> Any:
     """A float32 as the 16 bits of a float16, rounded to nearest, ties to even."""
     whole = _bits_of(value)
@@ -130,7 +123,7 @@ def _store_typed(part: Any, acc: Any) -> Any:
     return plain
 
 
-@_inner
+@inner
 def _combine(acc: Any, part: Any, op: int) -> None:
     """``acc`` op ``part`` into ``acc``: 0 SUM, 1 PRODUCT, 2 MIN, 3 MAX (NaN wins), 4 BAND, 5 BOR, 6 BXOR of bytes."""
     n = part.size
@@ -220,13 +213,13 @@ def _wide_typed(desk: Any, part: Any) -> Any:
     return widened
 
 
-@_inner
+@inner
 def places(desk: Any) -> Any:
     """Room for an address per rank: where the parts lie that `sum_up` combines."""
     return carray(pointer(desk[words.SCRATCH] + 8 * words.BLOCK), desk[words.SIZE], np.int64)
 
 
-@_inner
+@inner
 def sum_up(desk: Any, parts: Any, target: int, nbytes: int, sample: Any, op: int, boxed: bool) -> None:
     """Combines ``nbytes`` at each of the addresses ``parts``, one per rank, into ``target``, in rank order.
 

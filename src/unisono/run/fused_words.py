@@ -1,16 +1,16 @@
 """What compiled loops are told: the words of a desk (who works there, where things lie) and of an order (what to do),
-and what those of messages answer instead of a number of bytes.
+and how it ends.
 
-The loops are compiled with these inside (fused_entry.py).
+The loops are compiled with these inside.
 """
 
 __all__ = [
     "ABANDONED", "ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "BARRIER", "BASE", "BASES", "BEGUN", "BLOCK", "BOUNDS",
-    "BROADCAST", "COMPLETED", "COMPLETED_AT", "COUNTERS", "CROWDED", "DESK", "EACH", "ENDS", "GATHER", "HEADER",
-    "HEADERS", "HEADER_AT", "HOPES", "INPUTS", "ISSUED", "ISSUED_AT", "ISSUED_KEPT", "KEPT", "KIND", "LISTED",
-    "MEETINGS", "MOMENTS", "NBYTES", "OFFERS", "ONE_SHOT", "OP", "ORDER", "OTHER", "OUTPUTS", "RANK", "RECORD",
-    "REDUCE", "REDUCE_SCATTER", "ROOT", "ROUNDS", "SCATTER", "SCRATCH", "SILENT", "SIZE", "STAGE",
-    "STAGES", "STRIDE", "WIDTH",
+    "BROADCAST", "COMPLETED", "COMPLETED_AT", "COUNTERS", "CROWDED", "DESK", "DIFFERS", "DONE", "EACH", "ENDS",
+    "GATHER", "HEADER", "HEADERS", "HEADER_AT", "HOPES", "INPUTS", "ISSUED", "ISSUED_AT", "ISSUED_KEPT", "KEPT", "KIND",
+    "LISTED", "MEETINGS", "MOMENTS", "NBYTES", "OFFERS", "ONE_SHOT", "OP", "ORDER", "OUTPUTS", "RANK", "RECORD",
+    "REDUCE", "REDUCE_SCATTER", "ROOT", "ROUNDS", "SCATTER", "SCRATCH", "SIZE", "STAGE",
+    "STAGES", "STRIDE", "UNSURE", "WAITS", "WIDTH",
 ]  # fmt: skip
 
 BARRIER, BROADCAST, ALL_GATHER, ALL_TO_ALL, GATHER, SCATTER, ONE_SHOT, ALL_REDUCE, REDUCE, REDUCE_SCATTER = range(10)
@@ -38,5 +38,6 @@ OUTPUTS, INPUTS = 1, 2
 BLOCK = 2048
 """Elements summed at a time, so that the partial sums stay in the first cache; the scratch has 8 bytes for each, then
 8 for each rank."""
-SILENT, OTHER = -1, -2
-"""Instead of the bytes moved: nothing has come, or can go; another message has come than the one that is expected."""
+DONE, WAITS, DIFFERS, UNSURE = range(4)
+"""How a collective ends: all done; at a meeting that not all have come to; headers of the ranks differ; all done, but
+the lane has to map arenas or, of a direct call, to see who has given it up. Plus 4 × verdict, 16 × step."""

@@ -1,10 +1,10 @@
-"""When compiled loops (fused.py) are loaded: for programs that communicate enough, in the background, never in a call.
+"""When compiled loops (fused.py) are loaded: with the first call, or, where they must be compiled, in the background.
 
-Importing numba takes a third of a second, compiling a dtype for the first time several seconds (kept on disk
-afterwards, where the next process loads it in milliseconds). So a group begins with torch's operations; after `WARM`
-calls a thread loads what the calls need, and the group changes over. ``UNISONO_FUSED=0`` never loads the loops,
-``UNISONO_FUSED=now`` loads them with the first call that they serve, which waits. ``python -m unisono.run.loaded``
-compiles all of them, so that no process has to: for images of containers.
+Loading what lies on disk (object_code.py) takes hundredths of a second; the first call that it serves waits for that.
+Compiling a dtype takes seconds. So where nothing is kept yet a group begins with torch's operations; after `WARM` calls
+a thread compiles what the calls need, for other processes as well, and the group changes over. ``UNISONO_FUSED=0``
+never uses the loops, ``UNISONO_FUSED=now`` waits even for compiling. ``python -m unisono.run.loaded`` compiles all of
+them, so that no process has to: for images of containers.
 """
 
 import fcntl
@@ -13,18 +13,15 @@ import os
 import tempfile
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from unisono.errors import UsageError
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 __all__ = ["KINDS", "MESSAGES", "WARM", "Loops", "loops", "wanted"]
 
 WARM = 200
-"""Calls of a group before its loops are loaded: a program that makes fewer gains less than the loading takes, and has
-no thread and no open files for it."""
+"""Calls of a group before its loops are compiled: a program that makes fewer would gain less than that takes."""
 MESSAGES = "messages"
 KINDS = ("uint8", "float32", "float64", "uint16", "int16", "int32", "int64", MESSAGES)
 """What loops there are: collectives by numpy's name of a dtype (uint8 moves whatever it is; uint16 is bfloat16, int16
@@ -37,25 +34,54 @@ class _User(Protocol):
 
 
 def wanted() -> int:
-    """0: not to be used here; 1: once the group is warm; 2: at once. Raises `UsageError` for another value."""
+    """0: never, or not here; 1: once they are compiled; 2: at once. Raises `UsageError` for another value."""
     text = os.environ.get("UNISONO_FUSED", "")
     if text not in _MODES:
-        raise UsageError(f"UNISONO_FUSED is {text!r}, expected 0 (never), 1 (once a group is warm) or now")
+        raise UsageError(f"UNISONO_FUSED is {text!r}, expected 0 (never), 1 (as soon as they are compiled) or now")
     return _MODES[text] if importlib.util.find_spec("numba") is not None else 0
 
 
+def _object_code() -> Any:
+    """The module that needs llvmlite."""
+    from unisono.run import object_code
+
+    return object_code
+
+
+def _compile(kind: str) -> bytes:
+    """The object code of the loops of a kind, which is also kept."""
+    from unisono.run import fused, fused_entry, fused_messages
+
+    code = fused_entry.compiled(kind, fused_messages.LOOPS if kind == MESSAGES else fused.loops_of(kind))
+    _object_code().keep(kind, code)
+    return code
+
+
 class Loops:
-    """The loops of this process: what is loaded, and the thread that loads more."""
+    """The loops of this process: what is loaded, and the thread that compiles more."""
 
     def __init__(self) -> None:
-        self.fused: ModuleType
-        self.messages: ModuleType
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # told when there is more
-        self._ready: set[str] = set()
+        self._ready: dict[str, dict[str, Callable[..., int]]] = {}
+        self._looked: set[str] = set()
         self._asked: list[str] = []
         self._thread: threading.Thread | None = None
         self._guard = threading.Lock()
         self.loading = threading.Lock()  # held while something is compiled: a fork waits for it
+
+    def kept(self, kind: str) -> bool:
+        """Whether the loops of a kind are there: in this process or, when this was first asked, on disk."""
+        if kind not in self._ready and kind not in self._looked and self.loading.acquire(blocking=False):
+            try:
+                self._looked.add(kind)
+                self._take(kind, _object_code().kept(kind))
+            finally:
+                self.loading.release()
+        return kind in self._ready
+
+    def of(self, kind: str) -> dict[str, Callable[..., int]]:
+        """The loops of a kind, by name; see fused.py and fused_messages.py. `serve` has said that they are there."""
+        return self._ready[kind]
 
     def serve(self, kind: str, at_once: bool) -> bool:
         """Whether the loops of a kind are there; if not they will be, or, ``at_once``, are when this returns."""
@@ -68,7 +94,7 @@ class Loops:
             if kind not in self._asked:
                 self._asked.append(kind)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="unisono loads compiled loops")
+                self._thread = threading.Thread(target=self._work, name="unisono compiles loops")
                 self._thread.start()
         return False
 
@@ -86,28 +112,20 @@ class Loops:
                 user.change()
 
     def _load(self, kind: str) -> None:
-        """Compiles, or loads from disk; one process of this user compiles at a time, the others then load."""
-        with (
-            self.loading,
-            open(os.path.join(tempfile.gettempdir(), f"unisono-compiles-{os.geteuid()}"), "w") as lock,
-        ):
-            from unisono.run import fused, fused_messages, fused_sums
-            from unisono.transport.atomics import types
+        """Loads the loops of a kind. If they must be compiled, one process of this user does so at a time."""
+        with self.loading:
+            if kind in self._ready:
+                return
+            code = _object_code().kept(kind)
+            if code is None:
+                with open(os.path.join(tempfile.gettempdir(), f"unisono-compiles-{os.geteuid()}"), "w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    code = _object_code().kept(kind) or _compile(kind)
+            self._take(kind, code)
 
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            word = types.intp
-            if kind == MESSAGES:
-                fused_messages.send.compile((word,) * 6)
-                fused_messages.recv.compile((word,) * 6)
-                fused_messages.nap.compile((word,) * 3)
-                fused_messages.carry.compile((word,) * 4)
-                self.messages = fused_messages
-            else:
-                sample = fused_sums.array_of(kind)
-                fused.run.compile((*(word,) * 9, sample))
-                fused.step.compile((*(word,) * 7, sample))
-                self.fused = fused
-            self._ready.add(kind)
+    def _take(self, kind: str, code: bytes | None) -> None:
+        if code is not None:
+            self._ready[kind] = _object_code().functions(kind, code)
 
     def forked(self) -> None:
         """In a forked child: the thread is the parent's."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.run.fused_mail_words import HEARD, TABLE
 from unisono.run.loops import MESSAGES, WARM, loops, wanted
 from unisono.run.message import Letter
 from unisono.transport.futex import CROWDED
@@ -18,7 +19,7 @@ from unisono.transport.segment import Segment
 
 __all__ = ["Job", "Mail"]
 
-_JOB = struct.Struct("7q")  # as JOB of fused_messages.py
+_JOB = struct.Struct("7q")  # as JOB of fused_mail_words.py
 
 Job = tuple[int, int, int, int, int, int, int]
 """Whether it is sent, the peer, the addresses of head and payload, its bytes, those that have moved, whether the head
@@ -35,8 +36,8 @@ class Mail:
         self._ways: dict[str, Callable[..., int]] = {}
         self._jobs = bytearray(2 * segment.layout.world_size * _JOB.size)
         self._jobs_at = ctypes.addressof(ctypes.c_char.from_buffer(self._jobs))
-        self._nap: Callable[..., None]
-        self._carry: Callable[..., None]
+        self._nap: Callable[..., int]
+        self._carry: Callable[..., int]
 
     @property
     def there(self) -> bool:
@@ -47,18 +48,19 @@ class Mail:
         """Whether the loops are there; to be asked once for each message."""
         if self._table is not None:
             return True
-        at_once = self._mode == 2
-        if not at_once:
-            self._left -= 1
-            if self._mode == 0 or self._left > 0:
-                return False
+        if self._mode == 0:
+            return False
+        at_once = self._mode == 2 or loops.kept(MESSAGES)
+        self._left -= 1
+        if not at_once and self._left > 0:
+            return False
         if not loops.serve(MESSAGES, at_once):
             return False
         self._set_up()
         return True
 
     def _set_up(self) -> None:
-        layout, base, fused = self._segment.layout, self._segment.address, loops.messages
+        layout, base, fused = self._segment.layout, self._segment.address, loops.of(MESSAGES)
         places = {
             "capacity": layout.ring,
             "rings": base + layout.rings,
@@ -70,10 +72,10 @@ class Mail:
             "crowded": ctypes.addressof(CROWDED),
             "heard": 0,
         }
-        self._table = np.array([places[name] for name in fused.TABLE], np.int64)
+        self._table = np.array([places[name] for name in TABLE], np.int64)
         self._at = int(self._table.ctypes.data)
-        self._heard = memoryview(self._table)[fused.TABLE.index("heard") :]
-        self._ways, self._nap, self._carry = {"send": fused.send, "recv": fused.recv}, fused.nap, fused.carry
+        self._heard = memoryview(self._table)[HEARD:]
+        self._ways, self._nap, self._carry = fused, fused["nap"], fused["carry"]
 
     def carry(self, letter: Letter, peer: int, address: int, patience: int) -> int:
         """Moves a message from or to ``address`` as far as it goes, waiting ``patience`` ns for the peer at a time.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.run.fused_words import OTHER, SILENT
+from unisono.run.fused_mail_words import OTHER, SILENT
 from unisono.run.mail import Job, Mail
 from unisono.run.message import Arriving, Letter, Message
 from unisono.run.point_to_point import PointToPointLane

@@ -5,17 +5,33 @@ the CPU needs, on x86-64 as on weakly ordered ones. Needs numba. The loops are c
 whoever changes something here changes them too.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from llvmlite import ir
+from numba import njit
 from numba import types as numba_types
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
-__all__ = ["clear", "count_up", "intrinsic", "look", "pointer", "read", "tell", "types"]
+__all__ = ["clear", "count_up", "inner", "intrinsic", "look", "on_stack", "pointer", "read", "tell", "types", "woven"]
 
 types: Any = numba_types  # numba's own annotations speak of something else than what its decorators make
 intrinsic: Any = numba_intrinsic
+_F = TypeVar("_F", bound=Callable[..., Any])
+_alloca: Any = cgutils.alloca_once
+
+
+def inner(function: _F) -> _F:
+    """``function`` for use in loops: compiled, without the interpreter's lock, raising nothing."""
+    made: Any = njit(nogil=True, error_model="numpy")(function)
+    return cast(_F, made)
+
+
+def woven(function: _F) -> _F:
+    """As `inner`, but compiled as a part of what it is used in, not by itself."""
+    made: Any = njit(nogil=True, error_model="numpy", inline="always")(function)
+    return cast(_F, made)
 
 
 def _place(builder: Any, address: Any, bits: int) -> Any:
@@ -30,6 +46,17 @@ def pointer(context: Any, address: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.intp), build
+
+
+@intrinsic(prefer_literal=True)
+def on_stack(context: Any, count: Any) -> Any:
+    """The address of ``count`` 64-bit words that are there until the function ends."""
+    length = count.literal_value
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(_alloca(builder, ir.IntType(64), length), ir.IntType(64))
+
+    return types.intp(count), build
 
 
 @intrinsic

@@ -7,60 +7,60 @@ import platform
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numba.np.numpy_support import carray
 
-from unisono.transport.atomics import pointer, read, types
+from unisono.transport.atomics import inner, on_stack, pointer, read, types
 from unisono.transport.futex import DEAR, EVERYBODY, FUTEX_WAIT, FUTEX_WAKE, MEANWHILE, NUMBERS
 
 __all__ = ["copy", "note", "now", "pause", "sleep", "wake"]
 
 _NUMBER, _WAIT, _WAKE, _ALL = NUMBERS.get(platform.machine(), 0), FUTEX_WAIT, FUTEX_WAKE, EVERYBODY
 _DEAR, _MEANWHILE = DEAR, MEANWHILE
-_inner = njit(nogil=True)
 _memcpy = types.ExternalFunction("memcpy", types.voidptr(types.voidptr, types.voidptr, types.intp))
 _syscall = types.ExternalFunction("syscall", types.intp(*[types.intp] * 7))
 _clock = types.ExternalFunction("clock_gettime", types.intc(types.intc, types.voidptr))
 _yield = types.ExternalFunction("sched_yield", types.intc())
 
 
-@_inner
+@inner
 def copy(target: int, source: int, nbytes: int) -> None:
     """Copies ``nbytes``, none if that is negative, between addresses."""
     if nbytes > 0:
         _memcpy(pointer(target), pointer(source), nbytes)
 
 
-@_inner
+@inner
 def note(address: int, value: int) -> None:
     """Stores a 64-bit word; others may see it at any time."""
     carray(pointer(address), 1, np.int64)[0] = value
 
 
-@_inner
+@inner
 def now() -> Any:
     """``time.monotonic_ns``."""
-    moment = np.empty(2, np.int64)
-    _clock(1, moment.ctypes)  # CLOCK_MONOTONIC
-    return moment[0] * 1_000_000_000 + moment[1]
+    at = on_stack(2)
+    _clock(1, pointer(at))  # CLOCK_MONOTONIC
+    return read(at) * 1_000_000_000 + read(at + 8)
 
 
-@_inner
+@inner
 def wake(address: int) -> None:
     """Wakes whoever sleeps on the 32-bit word at an address."""
     _syscall(_NUMBER, address, _WAKE, _ALL, 0, 0, 0)
 
 
-@_inner
+@inner
 def sleep(address: int, seen: int, nanoseconds: int) -> None:
     """Sleeps in the kernel until the 32-bit word at an address is woken, for less than a second, unless it differs
     from ``seen``; a signal ends it too.
     """
-    limit = np.array([0, nanoseconds], np.int64)
-    _syscall(_NUMBER, address, _WAIT, seen, limit.ctypes.data, 0, 0)
+    limit = on_stack(2)
+    note(limit, 0)
+    note(limit + 8, nanoseconds)
+    _syscall(_NUMBER, address, _WAIT, seen, limit, 0, 0)
 
 
-@_inner
+@inner
 def pause(address: int, seen: int, limit: int, crowded: int) -> None:
     """Gives way once to others who want this core, or sleeps as `sleep` does, but not beyond ``limit``: see CROWDED in
     futex.py, which lies at ``crowded``.
