@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import ranks
+from unisono.errors import UsageError
 
 SUM = dist.ReduceOp.SUM
 
@@ -91,6 +92,42 @@ def sizes_that_do_not_fit(rank: int, world_size: int) -> dict[str, str]:
     )
 
 
+def ranks_that_are_not_there(rank: int, world_size: int, no_rank: int) -> dict[str, str]:
+    x = torch.ones(3)
+    lists = [torch.ones(3) for _ in range(world_size)]
+    return messages(
+        {
+            "broadcast": lambda: dist.broadcast(x, group_src=no_rank),
+            "broadcast of a global rank": lambda: dist.broadcast(x, no_rank),
+            "broadcast async": lambda: dist.broadcast(x, group_src=no_rank, async_op=True).wait(),
+            "broadcast, strided": lambda: dist.broadcast(torch.ones(4, 2)[:, 0], group_src=no_rank),
+            "reduce": lambda: dist.reduce(x, group_dst=no_rank),
+            "gather": lambda: dist.gather(x, None, group_dst=no_rank),
+            "scatter": lambda: dist.scatter(x, None, group_src=no_rank),
+            "gather into lists": lambda: dist.group.WORLD.gather([lists], [x], gather_options(no_rank)).wait(),
+            "send": lambda: dist.send(x, group_dst=no_rank),
+            "isend": lambda: dist.isend(x, group_dst=no_rank).wait(),
+            "recv": lambda: dist.recv(x, group_src=no_rank),
+            "irecv": lambda: dist.irecv(x, group_src=no_rank).wait(),
+        }
+    )
+
+
+def gather_options(root: int) -> dist.GatherOptions:
+    options = dist.GatherOptions()
+    options.rootRank = root
+    return options
+
+
+def global_rank_as_group_rank(rank: int, world_size: int) -> str:
+    group = dist.new_group([0, 2])
+    if rank == 1:
+        return ""
+    with pytest.raises(UsageError) as caught:
+        dist.broadcast(torch.ones(3), group=group, group_src=2)
+    return str(caught.value)
+
+
 several = pytest.mark.parametrize("world_size", [1, 2, 3], indirect=True)
 MEANINGLESS = [
     ("AVG", torch.int32, "AVG"),
@@ -143,3 +180,16 @@ def test_one_rank_with_an_overlapping_result_stops_all(world_size: int) -> None:
 def test_sizes_that_do_not_fit(world_size: int) -> None:
     for seen in ranks(world_size).run(sizes_that_do_not_fit):
         assert [name for name, message in seen.items() if not message.startswith(("UsageError", "ValueError"))] == []
+
+
+@several
+@pytest.mark.parametrize("no_rank", [-1, -4, 7])
+def test_ranks_that_are_not_there(world_size: int, no_rank: int) -> None:
+    for seen in ranks(world_size).run(ranks_that_are_not_there, no_rank):
+        named = f"UsageError: there is no group rank {no_rank} in a group of {world_size} rank"
+        assert {name: message for name, message in seen.items() if not message.startswith(named)} == {}
+
+
+def test_a_global_rank_given_as_a_group_rank() -> None:
+    for text in ranks(3).run(global_rank_as_group_rank)[::2]:
+        assert "2 is a global rank: give it as src or dst, or 1 as group_src or group_dst" in text

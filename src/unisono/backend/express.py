@@ -109,12 +109,14 @@ class Express:
     def reduce(self, output: torch.Tensor, tensor: torch.Tensor, key: tuple[int, str]) -> Prepared | None:
         """As `all_reduce`, for the root alone."""
         root, op = key
+        self._ops.check_rank(root)
         kind = "ONE_SHOT" if one_shot(tensor.nbytes, self._size) else "REDUCE"
         call = self._ops.call("reduce", tensor, op, root)
         return self._desk.order(kind, call, tensor.dtype, tensor.nbytes, op, root=root)
 
     def broadcast(self, output: torch.Tensor, tensor: torch.Tensor, root: int) -> Prepared | None:
         """The root stages, the others copy."""
+        self._ops.check_rank(root)
         call = self._ops.call("broadcast", tensor, root=root)
         if order := self._desk.order("BROADCAST", call, tensor.dtype, tensor.nbytes, root=root):
             return order

@@ -95,7 +95,7 @@ class Group:
         board = Board(segment, self.rank)
         announce(segment, self.rank)
         self.collectives = CollectiveLane(board, self.names, self.label)
-        self.operations = Operations(board, self.collectives.offers, self._options)
+        self.operations = Operations(board, self.collectives.offers, self.names, self._options)
         self.express = Express(self.operations, self.collectives.desk)
         self.lists = Lists(self.operations, self.operations, self.collectives.desk)
         self.messages = MailLane(segment, self.rank, self.names, self.label)

@@ -102,7 +102,7 @@ class Lists:
     def _gather(self, outputs: Tensors, inputs: Tensors, root: int, listed: int) -> Order | None:
         """Every rank's input into the outputs of the root."""
         at_root = self._rank == root
-        if at_root != bool(outputs) or (at_root and not self._fits(outputs)):
+        if root not in range(self._size) or at_root != bool(outputs) or (at_root and not self._fits(outputs)):
             return None
         tensor, call = inputs[0], self._moving.gather_call(outputs, inputs[0], root)
         each, to_root, none = self._pieces(tensor, root)
@@ -114,7 +114,7 @@ class Lists:
     def _scatter(self, outputs: Tensors, inputs: Tensors, root: int, listed: int) -> Order | None:
         """Input r of the root into the output of rank r."""
         at_root = self._rank == root
-        if at_root != bool(inputs) or (at_root and not self._fits(inputs)):
+        if root not in range(self._size) or at_root != bool(inputs) or (at_root and not self._fits(inputs)):
             return None
         output, call = outputs[0], self._moving.scatter_call(outputs[0], inputs, root)
         each, from_root, none = self._pieces(output, root)

@@ -69,6 +69,7 @@ class Moving(Builder):
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Operation:
         """``tensor`` of ``root`` into ``tensor`` of all."""
+        self.check_rank(root)
         call = self.call("broadcast", tensor, root=root)
         if self.rank == root:
             check(tensor, "the tensor")
@@ -151,6 +152,7 @@ class Moving(Builder):
 
     def gather(self, outputs: Tensors, tensor: torch.Tensor, root: int) -> Operation:
         """``tensor`` of every rank into the root's ``outputs``, whose shapes may differ by rank."""
+        self.check_rank(root)
         check(tensor, "the input")
         results: list[Result] = []
         if self.rank == root:
@@ -166,6 +168,7 @@ class Moving(Builder):
 
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> Operation:
         """The root's ``inputs[r]`` into rank r's ``output``; shapes may differ by rank."""
+        self.check_rank(root)
         result = Result(output, "the output")
         if self.rank == root:
             self.one_per_rank(inputs, output, "inputs")

@@ -38,8 +38,8 @@ class Operation:
 class Builder:
     """What the builders of all operations share: the board, the ranks, the calls made before."""
 
-    def __init__(self, board: Board, offers: Offers, options: Options | None = None) -> None:
-        self.board, self.rank, self.size = board, board.rank, board.size
+    def __init__(self, board: Board, offers: Offers, names: Sequence[int], options: Options | None = None) -> None:
+        self.board, self.rank, self.size, self.names = board, board.rank, board.size, names
         self.offers = offers
         self.options = options
         self._calls: dict[tuple[Any, ...], Call] = {}
@@ -141,6 +141,19 @@ class Builder:
         by = self._algorithm("barrier")
         call = self._calls.get(("barrier", by)) or self._keep(("barrier", by), Call("barrier", by=by))
         return Operation(call, programs.barrier(self.board), [])
+
+    def check_rank(self, rank: int) -> None:
+        """Raises `UsageError` unless ``rank``, a root or a peer, is one of this group."""
+        if 0 <= rank < self.size:
+            return
+        hint = ""
+        if rank in self.names:
+            place = self.names.index(rank)
+            hint = f"; {rank} is a global rank: give it as src or dst, or {place} as group_src or group_dst"
+        raise UsageError(
+            f"there is no group rank {rank} in a group of {self.size} ranks, 0 to {self.size - 1} (global ranks "
+            f"{list(self.names)}){hint}"
+        )
 
     def one_per_rank(self, tensors: Tensors, like: torch.Tensor, what: str) -> None:
         """Raises `UsageError` unless there is one tensor per rank, all of the dtype of ``like``."""

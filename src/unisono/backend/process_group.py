@@ -353,7 +353,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         if not group.joined or profiler._is_profiler_enabled or type(tensor) not in PLAIN:
             return None
         found = group.express.letter(op, tensor, tag)
-        if found is None:
+        if found is None or not 0 <= peer < group.size:
             return None
         message = group.messages.compiled(found, peer, tensor, group.timeout, not waited_for() and not telling())
         if message is None:
@@ -376,6 +376,8 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         group = self._group
         if not group.joined:
             group.join()
+        if peer is not None:
+            group.operations.check_rank(peer)
         call = group.operations.call(op, tensor)
         message = Message(call, data, peer, tag, [tensor], group.timeout, after)
         background = not waited_for()

@@ -62,6 +62,7 @@ class Reducing(Builder):
 
     def reduce(self, tensor: torch.Tensor, root: int, op: str, factor: float) -> Operation:
         """The combination of all tensors into the root's; the others' stay as they were."""
+        self.check_rank(root)
         check(tensor, "the tensor")
         combine = reducer(tensor.dtype, op, factor)
         call = self.call("reduce", tensor, op, root)
