@@ -80,6 +80,25 @@ def test_killed_between_calls() -> None:
         assert fault.seconds < 1.0
 
 
+def in_the_midst(rank: int, world_size: int) -> Fault | None:
+    """Rank 1 is killed in a call to which rank 2 does not come."""
+    dist.barrier()
+    tell("ready")
+    if rank == 2:
+        time.sleep(60)
+    return attempt(lambda: dist.all_reduce(torch.zeros(4)))
+
+
+def test_killed_in_a_call_to_which_another_rank_is_late() -> None:
+    with Job(in_the_midst, 3) as job:
+        job.hear("ready")
+        time.sleep(0.15)
+        pid, killed = job.pid(1), job.signal(1, signal.SIGKILL)
+        fault = job.result(0, 10)
+    fault.says("PeerLostError", rf"rank 1 \(pid {pid} on {HOST}\) is dead: .*killed.*; it had come to this call")
+    assert fault.at - killed < 1.0
+
+
 ENDINGS: dict[str, tuple[str, list[str]]] = {
     # the end of rank 1's program, and what the others must read of it
     "exception": ("raise ValueError('the data of shard 7 is broken')", ["ValueError", "the data of shard 7 is broken"]),

@@ -62,7 +62,7 @@ def test_a_copy_of_an_error_keeps_its_cause_but_no_traceback() -> None:
         copy = same(error)
     assert (type(copy), str(copy), copy.cause, copy.__traceback__) == (PeerLostError, str(copy), DEAD.words, None)
     assert same(CollectiveTimeout("late")).cause == ""
-    assert first_line(CollectiveTimeout("late\nwhere")) == "late"
+    assert first_line(CollectiveTimeout("late:\nwhere")) == "late"
 
 
 def test_a_text_that_is_written_again_while_it_is_read_is_never_torn() -> None:

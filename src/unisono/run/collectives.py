@@ -28,9 +28,9 @@ from unisono.transport.segment import (
     ISSUED_AT,
     MOMENTS,
 )
-from unisono.watch.account import lateness, loss
+from unisono.watch.account import lateness, losses
 from unisono.watch.call import Call, Site, call_site
-from unisono.watch.farewell import Loss, lost
+from unisono.watch.farewell import lost
 from unisono.watch.flight import CollectiveRecord
 from unisono.watch.guard import Disagreement, disagreement
 
@@ -318,19 +318,16 @@ class CollectiveLane(Lane):
             self._give_up(error)
         raise error
 
-    def _loss(self, rank: int) -> Loss | None:
-        return loss(self._board.segment, rank, self._names[rank])
-
     def _nap(self, seconds: float) -> None:
         self._board.sleep(seconds)
 
     def _look_around(self) -> None:
         task, board = self._queue[0], self._board
-        losses = [found for rank in board.missing() if (found := self._loss(rank))]
+        gone = losses(board.segment, board.missing(), self._names)
         if board.full():  # they came in the meantime
             return
-        if losses:
-            self._fail(task, lost(self.explain(task, "can not end", briefly=True), losses))
+        if gone:
+            self._fail(task, lost(self.explain(task, "can not end", briefly=True), gone))
         elif time.monotonic() > task.deadline:
             waited = task.deadline - task.issued
             self._fail(task, CollectiveTimeout(self.explain(task, f"did not end within its timeout of {waited:g} s")))

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 
 from unisono.transport.process import alive, fate, stopped
-from unisono.transport.segment import ABSENT, COMPLETED, COMPLETED_AT, FAREWELL, GAVE_UP, HEADER, LEFT, Segment
+from unisono.transport.segment import ABSENT, COMPLETED, COMPLETED_AT, FAREWELL, GAVE_UP, HEADER, JOINED, LEFT, Segment
 from unisono.watch.farewell import Loss, read_farewell
 from unisono.watch.header import read_header
 from unisono.watch.page import Watch
 
-__all__ = ["lateness", "loss"]
+__all__ = ["lateness", "loss", "losses"]
 
 
 def _who(segment: Segment, rank: int, name: int) -> str:
@@ -43,6 +43,24 @@ def loss(segment: Segment, rank: int, name: int) -> Loss | None:
         words = "has given this group up"
         return Loss(f"{here} {words} over it" if left.cause else f"{here} {words}: {left.words}", left.cause)
     return None
+
+
+def losses(segment: Segment, missing: Sequence[int], names: Sequence[int]) -> list[Loss]:
+    """Why a call that needs all ranks will never end: of the ``missing``, else of those that died after they had come.
+
+    A call that all have come to may have ended for those that are gone: ask again who is missing afterwards.
+    """
+    found = [gone for rank in missing if (gone := loss(segment, rank, names[rank]))]
+    there = [rank for rank in range(len(names)) if rank not in missing]
+    return found or [gone for rank in there if (gone := _killed(segment, rank, names[rank]))]
+
+
+def _killed(segment: Segment, rank: int, name: int) -> Loss | None:
+    """What became of a rank that has come to a call and died in it; None if it lives, has left or has given up."""
+    who = segment.identity(rank)
+    if alive(who) or segment.state(rank) != JOINED:
+        return None
+    return Loss(f"{_who(segment, rank, name)} is dead: {fate(who)}; it had come to this call")
 
 
 def lateness(segment: Segment, watch: Watch, missing: Sequence[int], names: Sequence[int], patience: float) -> str:

@@ -27,8 +27,8 @@ def _short(text: str, limit: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text."""
-    return str(error).partition("\n")[0]
+    """The first line of an error's text, without the colon that leads to the next."""
+    return str(error).partition("\n")[0].rstrip(":")
 
 
 def farewell(words: str, cause: str = "") -> str:
