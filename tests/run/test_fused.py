@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from ranks import ranks
 from unisono.errors import UsageError
 from unisono.run.fused_words import DIFFERS
-from unisono.run.loops import WARM, loops, wanted
+from unisono.run.loops import WARM, Loops, loops, wanted
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 
 FLOATING, ORDERED, BITS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG"), ("SUM", "PRODUCT", "MIN", "MAX"), ("BAND", "BXOR")
@@ -180,11 +181,11 @@ def test_tensors_whose_memory_is_not_their_value() -> None:
 def warmed(rank: int, world_size: int, path: str, kept: bool) -> tuple[bool, bool, float]:
     """Whether the loops were used before and after a group was warm; ``kept``: whether they are there already."""
     os.environ["UNISONO_FUSED"] = "1"
-    there = dict(loops._ready)
+    all_there = dict(loops._ready)
     if not kept:
         loops._ready.clear()
-        loops._looked.update(there)
-        loops._load = lambda kind: loops._ready.update({kind: there[kind]})  # type: ignore[method-assign]
+        loops._looked.update(all_there)
+        loops._load = lambda kind: loops._ready.update({kind: all_there[kind]})  # type: ignore[method-assign]
     dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
     lane = dist.distributed_c10d._get_default_group()._group.collectives
     used: list[int] = []
@@ -195,21 +196,44 @@ def warmed(rank: int, world_size: int, path: str, kept: bool) -> tuple[bool, boo
         dist.all_reduce(x, dist.ReduceOp.MAX)
     before = bool(used)
     for _ in range(4000):
-        dist.all_reduce(x, dist.ReduceOp.MAX)
-        if loops.serve("float32", at_once=False):
+        there = torch.tensor(float(loops.serve("float32", at_once=False)))
+        dist.all_reduce(there, dist.ReduceOp.MIN)
+        if there:
             break
     dist.barrier()
     dist.all_reduce(x)
     after = bool(used)
     dist.destroy_process_group()
     vars(loops).pop("_load", None)
-    loops._ready.update(there)
+    loops._ready.update(all_there)
     return before, after, x.sum().item()
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_group_uses_loops_from_the_first_call_or_once_they_are_compiled(kept: bool, tmp_path: Path) -> None:
     assert ranks(2, group=False).run(warmed, str(tmp_path / "meeting"), kept) == [(kept, True, 8.0)] * 2
+
+
+def test_what_cannot_be_compiled_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, tries = Loops(), []
+
+    def fail(kind: str) -> None:
+        tries.append(kind)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(mine, "_load", fail)
+    for _ in range(2):
+        assert not mine.serve("int32", at_once=False)
+        while mine._thread is not None:
+            time.sleep(0.001)
+    assert tries == ["int32"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "torch's operations go on without compiled loops for int32: OSError: no space left"
+    ]
+    with pytest.raises(OSError, match="no space left"):
+        mine.serve("int32", at_once=True)
 
 
 def test_a_wrong_word_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,5 +93,6 @@ def compiled(kind: str, loops: Mapping[str, Callable[..., int]]) -> bytes:
     builder.getModulePassManager().run(module, builder)
     needed = {function.name for function in module.functions if function.is_declaration}
     unknown = {name for name in needed - _SERVICES if not name.startswith("llvm.")}
-    assert not unknown, f"the loops call {sorted(unknown)}, which nobody has where numba is not loaded"
+    if unknown:
+        raise RuntimeError(f"the loops call {sorted(unknown)}, which nobody has where numba is not loaded")
     return pack(list(loops), machine().emit_object(module))

@@ -9,6 +9,7 @@ them, so that no process has to: for images of containers.
 
 import fcntl
 import importlib.util
+import logging
 import os
 import tempfile
 import threading
@@ -65,6 +66,7 @@ class Loops:
         self._ready: dict[str, dict[str, Callable[..., int]]] = {}
         self._looked: set[str] = set()
         self._asked: list[str] = []
+        self._failed: set[str] = set()
         self._thread: threading.Thread | None = None
         self._guard = threading.Lock()
         self.loading = threading.Lock()  # held while something is compiled: a fork waits for it
@@ -91,9 +93,9 @@ class Loops:
             self._load(kind)
             return True
         with self._guard:
-            if kind not in self._asked:
+            if kind not in self._asked and kind not in self._failed:
                 self._asked.append(kind)
-            if self._thread is None:
+            if self._thread is None and self._asked:
                 self._thread = threading.Thread(target=self._work, name="unisono compiles loops")
                 self._thread.start()
         return False
@@ -105,7 +107,12 @@ class Loops:
                     self._thread = None
                     return
                 kind = self._asked[0]
-            self._load(kind)
+            try:
+                self._load(kind)
+            except Exception as error:
+                self._failed.add(kind)
+                told = "torch's operations go on without compiled loops for %s: %s: %s"
+                logging.getLogger("unisono").warning(told, kind, type(error).__name__, error)
             with self._guard:
                 self._asked.remove(kind)
             for user in list(self.users):

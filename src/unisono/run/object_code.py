@@ -24,7 +24,6 @@ _FASTCALL = 0x80  # METH_FASTCALL: self, the arguments, how many
 _CHECK = 16  # bytes: a digest before the code
 _RUN = Path(__file__).parent
 _SOURCES = [*_RUN.glob("fused*.py"), _RUN / "direct.py", _RUN / "offers.py", *(_RUN.parent / "transport").glob("*.py")]
-_made: list[Any] = []  # what the functions refer to, for as long as this process lives
 
 
 class _Method(ctypes.Structure):
@@ -49,7 +48,13 @@ def machine() -> Any:
 
 @functools.cache
 def _engine() -> Any:
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine())
+    return _immortal(llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine()))
+
+
+def _immortal(thing: Any) -> Any:
+    """``thing``, which is not taken down when Python ends: code may run, and functions refer to it, until the last."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
 
 
 @functools.cache
@@ -110,7 +115,6 @@ def functions(kind: str, packed: bytes) -> dict[str, Callable[..., int]]:
     make.argtypes, make.restype = [ctypes.c_void_p] * 3, ctypes.py_object
     found = {}
     for name in names.decode().split():
-        method = _Method(name.encode(), engine.get_function_address(symbol(kind, name)), _FASTCALL, None)
-        _made.append(method)
+        method = _immortal(_Method(name.encode(), engine.get_function_address(symbol(kind, name)), _FASTCALL, None))
         found[name] = make(ctypes.addressof(method), None, None)
     return found
