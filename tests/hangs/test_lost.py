@@ -107,6 +107,10 @@ ENDINGS: dict[str, tuple[str, list[str]]] = {
         ["KeyError", "label"],
     ),
     "sys.exit": ("sys.exit(3)", ["rank 1", "end"]),
+    "an exception beside a thread": (
+        "import threading\nthreading.Thread(target=time.sleep, args=(60,)).start()\nraise OSError('no such shard')",
+        ["ended by OSError: no such shard"],
+    ),
     "Ctrl-C": ("os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)", ["KeyboardInterrupt"]),
     "os._exit": ("os._exit(7)", ["exit code 7"]),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", ["killed by SIGKILL"]),

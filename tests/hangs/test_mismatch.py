@@ -209,9 +209,9 @@ def refusals(rank: int, world_size: int) -> list[Any]:
 def test_one_rank_with_bad_arguments() -> None:
     results = ranks(3).run(refusals)
     for rank, (faults, after) in enumerate(results):
-        for fault in faults:
+        for op, fault in zip(("all_to_all", "reduce_scatter", "all_gather"), faults, strict=True):
             if rank == 1:
-                fault.says("UsageError", "2 .*3 ranks")
+                fault.says("UsageError", f"^{op} on rank 1: ", "2 .*3 ranks")
             else:
                 fault.says("MismatchError", "-> rank 1", "refused: 2 .*3 ranks", "test_mismatch.py")
         assert after == 9.0

@@ -2,12 +2,17 @@
 
 An uncaught exception is quoted to the others; a normal end says that it was one. ``multiprocessing`` children end by
 ``os._exit`` after their finalizers, without ``sys.excepthook`` and ``atexit``, so the same is hooked in there.
+
+Python waits for threads before it calls what ``atexit`` knows. A rank whose main thread has ended by an exception does
+not come any more, however long a thread of its own keeps the process alive; so that is said before that wait. After a
+normal end threads may still communicate, and nothing is said until they are done.
 """
 
 import atexit
 import multiprocessing.util
 import os
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
 
@@ -44,6 +49,9 @@ def listen(farewell: Callable[[str], None]) -> None:
     sys.excepthook = hook
     atexit.register(_say)
     multiprocessing.util.Finalize(None, _say, exitpriority=100)
+    before_threads = getattr(threading, "_register_atexit", None)  # what concurrent.futures ends its threads by
+    if before_threads is not None:
+        before_threads(_say_failed)
 
 
 def _say() -> None:
@@ -51,6 +59,11 @@ def _say() -> None:
     if _farewell is not None:
         farewell, _farewell = _farewell, None
         farewell(_words or _quote(sys.exc_info()[1]))
+
+
+def _say_failed() -> None:
+    if _words:
+        _say()
 
 
 def _forked() -> None:

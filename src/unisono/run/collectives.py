@@ -302,7 +302,7 @@ class CollectiveLane(Lane):
             if found is not None:
                 self._report(call, site, found)
             if call.refused:
-                raise UsageError(call.refused)
+                raise call.mistake(self._names[board.rank])
 
     def _report(self, call: Call, issued: Site | None, found: Disagreement) -> None:
         """Every rank has seen the same headers, so every rank comes here: tell each other in words, then raise."""
@@ -311,7 +311,7 @@ class CollectiveLane(Lane):
             self._flight.locate(number, place)
         text, agreed = parley(self._board, self._names, self._label, number, call, place, found)
         if agreed and call.refused:
-            raise UsageError(call.refused)
+            raise call.mistake(self._names[self._board.rank])
         error = MismatchError(text)
         self._save_record(error)
         if not agreed:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import torch
 
+from unisono.errors import UsageError
 from unisono.watch.header import DTYPES, OPERATIONS, REDUCE_OPS, SIGNATURE, piece, piece_numel, words_of_call
 from unisono.watch.site import Site, call_site, site_text
 
@@ -92,6 +93,11 @@ class Call:
         none = (0,) * size
         pieces = struct.pack(f"<{2 * size}Q", *(self.sends or none), *(self.expects or none))
         return (self.signature + pieces).ljust(nbytes, b"\0")
+
+    def mistake(self, rank: int) -> UsageError:
+        """The error of the caller, global rank ``rank``, of a call that is ``refused``."""
+        op = "" if self.refused.startswith(self.op) else f"{self.op} on "
+        return UsageError(f"{op}rank {rank}: {self.refused}")
 
     def describe(self, names: Sequence[int] | None = None) -> str:
         """As a person would write it: ``all_reduce(float32 [2, 3], SUM)``; ``names`` gives global ranks."""
