@@ -64,6 +64,21 @@ def test_init_method(how: str, size: int, tmp_path: Path) -> None:
     assert ranks(size, group=False).run(start_and_sum, how, place) == [expected] * size
 
 
+def beyond_the_world(rank: int, world_size: int, meeting_file: str) -> str:
+    try:
+        dist.init_process_group(BACKEND, init_method=f"file://{meeting_file}", rank=5, world_size=2)
+    except ValueError as error:
+        return str(error)
+    finally:
+        dist.distributed_c10d._world.group_count = 0  # torch has counted the group that was not made
+    return ""
+
+
+def test_a_rank_beyond_the_world_size(tmp_path: Path) -> None:
+    [text] = ranks(1, group=False).run(beyond_the_world, str(tmp_path / "meeting"))
+    assert "rank 5 in a world of size 2" in text
+
+
 def test_mp_spawn(tmp_path: Path) -> None:
     meeting_file = str(tmp_path / "meeting")
     mp.spawn(from_spawn, args=(2, meeting_file), nprocs=2)

@@ -211,3 +211,20 @@ def test_ddp_in_two_groups_at_once() -> None:
         inputs, targets = batch(pair)
         nn.functional.mse_loss(model(inputs), targets).backward()
         assert_same_named(gradients, training(model, []).gradients)
+
+
+def sparse_gradient(rank: int, world_size: int) -> torch.Tensor:
+    embedding = nn.Embedding(6, 2, sparse=True)
+    indices = [[0, 1, 1], [1, 5, 0], []][rank]
+    ddp = DistributedDataParallel(embedding)
+    (ddp(torch.tensor(indices, dtype=torch.int64)) * (rank + 1)).sum().backward()
+    assert embedding.weight.grad is not None
+    assert embedding.weight.grad.is_sparse
+    return embedding.weight.grad.to_dense()
+
+
+def test_ddp_of_sparse_gradients() -> None:
+    expected = torch.zeros(6, 2)
+    expected[0], expected[1], expected[5] = 1 + 2, 2 * 1 + 2, 2
+    for gradient in ranks(3).run(sparse_gradient):
+        torch.testing.assert_close(gradient, expected / 3)

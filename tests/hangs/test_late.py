@@ -113,6 +113,27 @@ def test_messages() -> None:
     own.says("CollectiveTimeout", r"recv\(float32 \[3000000\]\) from rank 1", r"timeout of 1\.5 s", place)
 
 
+def goes_on(rank: int, world_size: int) -> Fault:
+    """Rank 1 loses rank 2 and lives with it; rank 0 waits for it, and reads what has become of rank 1's message."""
+    hurry(1.0)
+    tell("ready")
+    if rank == 2:
+        time.sleep(60)
+    fault = attempt(lambda: dist.recv(torch.zeros(3), rank + 1))
+    if rank == 1:
+        time.sleep(1.5)
+    return fault
+
+
+def test_what_a_late_rank_has_lost_is_told() -> None:
+    with Job(goes_on, 3) as job:
+        job.hear("ready")
+        job.signal(2, signal.SIGKILL)
+        late = job.result(0, 15)
+        pid = job.pid(2)
+    late.says("CollectiveTimeout", "recv.* from rank 1", r"failed: PeerLostError: recv.* from rank 2", rf"pid {pid} ")
+
+
 def stopped(rank: int, world_size: int) -> Fault:
     hurry(0.8)
     tell("ready")

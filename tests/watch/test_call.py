@@ -82,6 +82,14 @@ def test_sites() -> None:
     assert site_text(("/elsewhere/a.py", 3, "f")) == "/elsewhere/a.py:3 in f"
 
 
+def test_a_site_in_a_working_directory_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> str:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(os, "getcwd", gone)
+    assert site_text(("/elsewhere/a.py", 3, "f")) == "/elsewhere/a.py:3 in f"
+
+
 def sites(rank: int, world_size: int) -> list[str]:
     """Mistakes in many kinds of calls: the line that is named is always the one in this function."""
     x, group = torch.zeros(2 + rank), dist.group.WORLD

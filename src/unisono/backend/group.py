@@ -40,7 +40,7 @@ __all__ = ["Group", "Operations"]
 
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
-_ENDED = "exited (its program came to an end, at its last line or by sys.exit) without destroy_process_group"
+_ENDED = "ended (its program came to an end, at its last line or by sys.exit) without destroy_process_group"
 _trouble: UnisonoError | None = None  # what a group of this process has failed with, until the next one is made
 
 

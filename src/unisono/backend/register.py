@@ -38,6 +38,9 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     whole = not names  # the default group, or one that a user makes over a store of its own
     default = whole and not dist.is_initialized()
     names = names or list(range(options.group_size))
+    if not 0 <= options.group_rank < len(names):
+        size = len(names)
+        raise UsageError(f"rank {options.group_rank} in a world of size {size}: ranks go from 0 to {size - 1}")
     timeout: timedelta = options.timeout
     seconds = timeout.total_seconds() if timeout is not None else math.inf
     label = "the default group" if default else f"group {options.group_id} {names}"

@@ -20,7 +20,7 @@ from unisono.run.refusals import Refusals, refusal
 from unisono.transport import futex
 from unisono.transport.process import Identity
 from unisono.transport.ring import UNIT, Ring
-from unisono.transport.segment import Segment
+from unisono.transport.segment import TROUBLE, Segment
 from unisono.watch.account import lateness, loss
 from unisono.watch.call import name_of_dtype
 from unisono.watch.farewell import Loss, lost
@@ -29,6 +29,7 @@ from unisono.watch.site import Site
 
 __all__ = ["Message", "PointToPointLane"]
 
+_WORDS = 800  # characters of an error that others may quote
 _SPINS, _YIELDS = 20, 100
 
 
@@ -298,6 +299,8 @@ class PointToPointLane(Lane):
                 self._out[task.peer].post(-1)
         self._flight.fail(task.note)
         self._save_record(error)
+        # A rank that goes on may keep its peers waiting over this: then they can say it.
+        self._segment.say(self._rank, TROUBLE, f"{type(error).__name__}: {' '.join(str(error).split())}"[:_WORDS])
         self._end(task, error)
         if half_sent:  # half a message lies in the ring: nothing can follow it, here or there
             self._give_up(error)

@@ -33,6 +33,7 @@ __all__ = [
     "REFUSED",
     "STARTED",
     "STATE",
+    "TROUBLE",
     "WRITING",
     "Layout",
 ]  # fmt: skip
@@ -53,8 +54,8 @@ ISSUED_AT, MOMENTS = 16, 16
 """Words ``ISSUED_AT + k % MOMENTS`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)
 """States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
-CALL, FAREWELL = range(2)
-"""Kinds of text: the call of a rank whose headers differ; how it left."""
+CALL, FAREWELL, TROUBLE = range(3)
+"""Kinds of text: the call of a rank whose headers differ; how it left; how the last of its messages failed."""
 LENGTH, WRITING = 0xFFFF, 1 << 16
 """The word before a text: its length in bytes, a bit that is set while it is written, how often it was in the rest."""
 
@@ -72,7 +73,7 @@ class Layout:
     world_size: int
 
     RECORD = 256  # per rank, 64-bit words: see PID and what follows
-    TEXT, TEXTS = PAGE, 2 * PAGE  # per rank: what it has to say to the others, a page per kind of text
+    TEXT, TEXTS = PAGE, 3 * PAGE  # per rank: what it has to say to the others, a page per kind of text
     COUNTERS = 4  # meeting counters, used in turn
     RING_CONTROL = 3 * LINE  # per ordered pair: head, tail, what the reader refused, each on its own line
 

@@ -41,6 +41,7 @@ from unisono.transport.layout import (
     PID,
     REFUSED,
     STATE,
+    TROUBLE,
     WRITING,
     Layout,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "PID",
     "REFUSED",
     "STATE",
+    "TROUBLE",
     "Absentees",
     "Layout",
     "Segment",
@@ -132,7 +134,7 @@ class Segment:
         return ""
 
     def say(self, rank: int, kind: int, text: str) -> None:
-        """Writes ``rank``'s text of a kind (CALL, FAREWELL) for the others to read, cut to the page it has.
+        """Writes ``rank``'s text of a kind (CALL, FAREWELL, TROUBLE) for the others to read, cut to the page it has.
 
         The word before it tells a reader whether it has read one text or parts of two.
         """

@@ -1,15 +1,26 @@
 """What can be told of the ranks of a group that do not come: gone, given up, stopped, or busy with something else."""
 
-import os
 import socket
 import time
 from collections.abc import Sequence
 
 from unisono.transport.process import alive, fate, stopped
-from unisono.transport.segment import ABSENT, COMPLETED, COMPLETED_AT, FAREWELL, GAVE_UP, HEADER, JOINED, LEFT, Segment
+from unisono.transport.segment import (
+    ABSENT,
+    COMPLETED,
+    COMPLETED_AT,
+    FAREWELL,
+    GAVE_UP,
+    HEADER,
+    JOINED,
+    LEFT,
+    TROUBLE,
+    Segment,
+)
 from unisono.watch.farewell import Loss, read_farewell
 from unisono.watch.header import read_header
 from unisono.watch.page import Watch
+from unisono.watch.site import from_here
 
 __all__ = ["lateness", "loss", "losses"]
 
@@ -87,12 +98,9 @@ def _late(segment: Segment, rank: int, name: int, answer: str) -> str:
     if stopped(who):
         now = "it is stopped (by a signal or in a debugger)"
     elif answer:
-        now = f"now at {_short(answer.splitlines()[0])}"
+        now = f"now at {from_here(answer.splitlines()[0])}"
     else:
         now = "it does not answer (busy outside Python, holding the interpreter lock)"
-    return f"{_who(segment, rank, name)} {words}; {now}"
-
-
-def _short(place: str) -> str:
-    here = os.getcwd() + os.sep
-    return place.removeprefix(here)
+    trouble = segment.text(rank, TROUBLE)
+    failed = f"; the last of its messages that failed: {trouble}" if trouble else ""
+    return f"{_who(segment, rank, name)} {words}; {now}{failed}"

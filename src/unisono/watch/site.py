@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from types import FrameType
 
-__all__ = ["Site", "call_site", "is_inner", "site_text"]
+__all__ = ["Site", "call_site", "from_here", "is_inner", "site_text"]
 
 Site = tuple[str, int, str]
 """Where a call came from: file, line, function."""
@@ -54,5 +54,12 @@ def site_text(site: Site) -> str:
     file, line, function = site
     if not file:
         return "no user code on the stack"
-    short = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
-    return f"{short}:{line} in {function}"
+    return f"{from_here(file)}:{line} in {function}"
+
+
+def from_here(path: str) -> str:
+    """A path relative to the working directory if it lies below it; unchanged too if that directory is gone."""
+    try:
+        return path.removeprefix(os.getcwd() + os.sep)
+    except OSError:
+        return path
