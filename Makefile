@@ -9,12 +9,12 @@ run: install            ## train the main job on 4 local ranks
 
 test: lint types unit   ## everything CI runs
 
-install: .venv/installed
+install: .venv/installed  ## everything in .venv, and the loops that have changed compiled
+	$(BIN)/python -m unisono.run.loaded
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	$(BIN)/python -m unisono.run.loaded
 	touch $@
 
 lint: install

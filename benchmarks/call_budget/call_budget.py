@@ -42,9 +42,7 @@ def layers(x: torch.Tensor) -> dict[str, Callable[[], object]]:
 
     def loops() -> None:
         lane._issued += 1
-        order.run(
-            desk.address, order.address, order.header, lane._issued, lane.calls, board.meetings, PATIENCE, at, at
-        )
+        order.run(desk.address, order.address, order.header, lane._issued, lane.calls, board.meetings, PATIENCE, at, at)
         board.meetings += order.meetings
         lane.calls += 1
 
