@@ -207,6 +207,8 @@ def _serve(rank: int, pipe: connection.Connection, stack_file: str) -> None:
     os.environ["UNISONO_FUSED"] = "0" if rank % 2 else "now"
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", module=r"torch\.")  # what torch warns itself about is not ours to fix
+    # torch 2.11 and 2.12 say so even to those who have chosen (check_invariants=False)
+    warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
     with open(stack_file, "w") as stacks:
         faulthandler.register(DUMP_STACKS, file=stacks, all_threads=True)
         while True:
