@@ -66,6 +66,6 @@ def test_code_is_kept_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
     object_code.keep("some", b"names\ncode")
     assert object_code.kept("some") == b"names\ncode"
     (file,) = cache.iterdir()
-    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.stat().st_mode & 0o777 == 0o644
     file.write_bytes(file.read_bytes()[:-1])
     assert object_code.kept("some") is None

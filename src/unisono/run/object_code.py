@@ -81,12 +81,13 @@ def kept(name: str) -> bytes | None:
 
 
 def keep(name: str, code: bytes) -> None:
-    """Keeps ``code`` for other processes, wherever that is possible."""
+    """Keeps ``code`` for other processes, of other users too (who compiles may be root, for an image), if it can be."""
     for folder in _folders():
         with suppress(OSError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
                 file.write(_digest(code) + code)
+                os.fchmod(file.fileno(), 0o644)
             os.replace(file.name, folder / f"{name}-{_version()}.o")
             return
 
