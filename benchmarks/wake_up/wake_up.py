@@ -1,4 +1,4 @@
-"""How long until a rank that sleeps in a receive goes on: unisono, Gloo, and two processes with a futex and nothing else.
+"""How long until a rank that sleeps in a receive goes on: unisono, Gloo, and two processes with nothing but a futex.
 
 python benchmarks/wake_up/wake_up.py [rounds]
 """
@@ -58,7 +58,11 @@ def work(rank: int, rounds: int, path: str, memory: mmap.mmap) -> None:
     """One rank. The ways take turns, round by round; nobody spins between two."""
     torch.set_num_threads(1)
     dist.init_process_group("unisono", f"file://{path}/meeting", rank=rank, world_size=2)
-    ways = {"futex": bare(memory), "unisono": library(dist.group.WORLD), "gloo": library(dist.new_group(backend="gloo"))}
+    ways = {
+        "futex": bare(memory),
+        "unisono": library(dist.group.WORLD),
+        "gloo": library(dist.new_group(backend="gloo")),
+    }
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, (send, receive) in ways.items():

@@ -16,10 +16,11 @@ from unisono.run.fused_words import DIFFERS
 from unisono.run.loops import WARM, Loops, loops, wanted
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 
-FLOATING, ORDERED, BITS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG"), ("SUM", "PRODUCT", "MIN", "MAX"), ("BAND", "BXOR")
+ORDERED, BITS = ("SUM", "PRODUCT", "MIN", "MAX"), ("BAND", "BXOR")
+FLOATING = (*ORDERED, "AVG", "PREMUL_SUM")
 OPS = {
     torch.float32: FLOATING,
-    torch.float64: ("SUM", "MAX", "AVG"),
+    torch.float64: ("SUM", "MAX", "AVG", "PREMUL_SUM"),
     torch.bfloat16: FLOATING,
     torch.float16: FLOATING,
     torch.int32: ("SUM", "PRODUCT"),
@@ -29,7 +30,7 @@ OPS = {
     torch.int16: BITS,
     torch.bool: ("MAX", "BOR"),
     torch.uint32: ("SUM", "MAX"),
-    torch.complex64: ("SUM", "AVG"),
+    torch.complex64: ("SUM", "AVG", "PREMUL_SUM"),
 }
 BY_TORCH = ((torch.int8, "MIN"), (torch.uint32, "MAX"), (torch.complex64, "AVG"))
 COUNTS = (0, 1, 2049, 200_001)
@@ -49,7 +50,8 @@ Keep = Callable[[torch.Tensor], None]
 
 def combined(rank: int, world_size: int, mine: torch.Tensor, op: str, keep: Keep) -> None:
     """What every call that reduces gives."""
-    x, reduce_op, count = mine.clone(), getattr(dist.ReduceOp, op), mine.numel()
+    x, count = mine.clone(), mine.numel()
+    reduce_op = dist._make_nccl_premul_sum(0.3 + rank) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
     work = dist.all_reduce(x, reduce_op, async_op=count % 2 == 1)
     if work is not None:
         work.wait()

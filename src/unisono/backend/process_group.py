@@ -1,8 +1,8 @@
 """torch.distributed's process group on unisono: one short method per operation, torch's names on the outside.
 
-A Python process group replaces torch's own at once, so everything torch asks of one is here. Methods that torch's C++
-calls (DDP's reducer, functional collectives) and methods that its Python calls by name are the same to us; older
-spellings are aliases. Every method returns a Work; for a synchronous call it is done.
+A Python process group replaces torch's own at once, so everything torch asks of one is here, or in membership.py.
+Methods that torch's C++ calls (DDP's reducer, functional collectives) and methods that its Python calls by name are the
+same to us; older spellings are aliases. Every method returns a Work; for a synchronous call it is done.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from torch.autograd import profiler
 
 from unisono.backend.dynamo import keep_from_dynamo
 from unisono.backend.express import Express, Maker
-from unisono.backend.group import Group
+from unisono.backend.membership import Membership
 from unisono.backend.operations import Operation, Tensors
-from unisono.backend.reducing import reduce_op
+from unisono.backend.reducing import reduce_op, scaled
 from unisono.backend.sparse import all_reduce_sparse
 from unisono.backend.synchronous import waited_for
 from unisono.backend.tensors import PLAIN, Result, as_bytes, check, flat_input
@@ -33,90 +33,8 @@ __all__ = ["UnisonoProcessGroup"]
 _NO_DATA = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-class UnisonoProcessGroup(dist.ProcessGroup):
+class UnisonoProcessGroup(Membership):
     """A process group over shared memory for CPU tensors."""
-
-    def __init__(self, group: Group, store: Any, timeout: timedelta) -> None:
-        super().__init__(group.rank, group.size)  # type: ignore[call-arg]  # the stub knows the C++ form alone
-        self._group, self._store = group, store
-        self._name = self._description = ""
-        self._timeout = timeout
-
-    def __repr__(self) -> str:
-        """Quoted by torch when a rank is no member: torch's ``src`` and ``dst`` are global ranks, often mistaken."""
-        return (
-            f"{self._group.label}: global ranks {self._group.names} (src and dst are global ranks; for a rank "
-            f"within the group, 0 to {self._group.size - 1}, use group_src or group_dst)"
-        )
-
-    # What torch asks about the group
-
-    def getBackendName(self) -> str:
-        return "unisono"
-
-    def getRank(self) -> int:
-        return self._group.rank
-
-    def getSize(self) -> int:
-        return self._group.size
-
-    def getGroupName(self) -> str:
-        return self._name
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    _set_group_name = setGroupName
-
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:
-        self._description = description
-
-    _set_group_desc = setGroupDesc
-
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
-
-    def _get_backend(self, device: torch.device) -> "UnisonoProcessGroup":
-        return self
-
-    @property
-    def supports_splitting(self) -> bool:
-        return False
-
-    def get_group_store(self) -> Any:
-        return self._store
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the group's timeout for calls from now on."""
-        self._timeout, self._group.timeout = timeout, timeout.total_seconds()
-
-    _set_default_timeout = set_timeout
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Nothing to agree on: calls are numbered from the first."""
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._group.collectives.calls if self._group.joined else 0
-
-    def shutdown(self) -> None:
-        """Leaves the group; called by ``destroy_process_group``."""
-        self._group.close()
-
-    def abort(self) -> None:
-        """Leaves the group at once; calls under way end with an error."""
-        self._group.close("was aborted")
 
     # Carrying a call out
 
@@ -201,7 +119,8 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.AllreduceOptions()
         op, factor = reduce_op(opts)
-        if work := self._quickly(Express.all_reduce, op, tensors[0], tensors[0], opts):
+        mine = tensors[0] if factor == 1 else scaled(tensors[0], factor)
+        if work := self._quickly(Express.all_reduce, op, tensors[0], mine, opts):
             return work
         if tensors[0].is_sparse:
             return all_reduce_sparse(self, tensors[0], op)
@@ -215,21 +134,22 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         op, factor = reduce_op(opts)
         root = opts.rootRank
-        return self._quickly(Express.reduce, (root, op), tensors[0], tensors[0], opts) or self._do(
+        return self._quickly(Express.reduce, (root, op), tensors[0], scaled(tensors[0], factor), opts) or self._do(
             "reduce", opts, lambda: self._group.operations.reduce(tensors[0], root, op, factor)
         )
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
         op, factor = reduce_op(opts)
-        return self._by_lists("reduce_scatter", op, outputs, inputs[0], opts) or self._do(
+        mine = [scaled(tensor, factor) for tensor in inputs[0]]
+        return self._by_lists("reduce_scatter", op, outputs, mine, opts) or self._do(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter(outputs[0], inputs[0], op, factor)
         )
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
         op, factor = reduce_op(opts)
-        if work := self._quickly(Express.reduce_scatter, op, output, tensor, opts):
+        if work := self._quickly(Express.reduce_scatter, op, output, scaled(tensor, factor), opts):
             return work
         return self._do(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter_single(output, tensor, op, factor)

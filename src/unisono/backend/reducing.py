@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, unpack
-from unisono.backend.tensors import Result, check, flat_input, with_results
+from unisono.backend.tensors import PLAIN, Result, check, flat_input, ordinary, with_results
 from unisono.errors import UsageError
 from unisono.run import direct, programs
 from unisono.run.direct import extent
@@ -17,7 +17,7 @@ from unisono.run.programs import Program
 from unisono.run.reduce import reducer
 from unisono.watch.call import Call
 
-__all__ = ["Reducing", "reduce_op"]
+__all__ = ["Reducing", "reduce_op", "scaled"]
 
 _OP_NAMES = {
     getattr(dist.ReduceOp.RedOpType, name): name
@@ -31,6 +31,14 @@ def reduce_op(options: Any) -> tuple[str, float]:
     op = options.reduceOp
     name = _OP_CODES.get(hash(op)) or _OP_NAMES.get(getattr(op, "op", op), "UNUSED")
     return name, float(op.__getstate__()[1]) if name == "PREMUL_SUM" else 1.0
+
+
+def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """A copy multiplied by the factor of PREMUL_SUM, as it goes into the sum; itself if only the long way takes it."""
+    floating = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    if factor == 1 or not floating or type(tensor) not in PLAIN or not ordinary(tensor):
+        return tensor
+    return reducer(tensor.dtype, "PREMUL_SUM", factor).prepared(tensor.data)
 
 
 class Reducing(Builder):

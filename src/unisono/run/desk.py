@@ -27,7 +27,7 @@ from unisono.watch.flight import CollectiveRecord
 
 __all__ = ["Desk", "Order", "Places"]
 
-_FLOATING = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
+_FLOATING = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM")
 _ORDERED, _BITS = ("SUM", "PRODUCT", "MIN", "MAX"), ("BAND", "BOR", "BXOR")
 _LOOPS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...]], ...] = (
     ("float32", _FLOATING, (torch.float32,)),
@@ -43,16 +43,17 @@ _LOOPS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...]], ...] = (
     ("uint8", ("SUM", "PRODUCT"), (torch.int8,)),
     ("int32", ("SUM", "PRODUCT"), (torch.uint32,)),
     ("int64", ("SUM", "PRODUCT"), (torch.uint64,)),
-    ("float32", ("SUM",), (torch.complex64,)),
-    ("float64", ("SUM",), (torch.complex128,)),
+    ("float32", ("SUM", "PREMUL_SUM"), (torch.complex64,)),
+    ("float64", ("SUM", "PREMUL_SUM"), (torch.complex128,)),
 )
 """What the loops reduce: as which dtype of theirs, by which ops, which of torch's (sums of unsigned integers have the
-same bits as signed ones, complex numbers are summed by halves). All else is reduced by torch. Moving takes any."""
+same bits as signed ones, complex numbers are summed by halves; inputs of PREMUL_SUM come multiplied). torch reduces all
+else. Moving takes any."""
 _AS: dict[tuple[torch.dtype, str], str] = {
     (dtype, op): name for name, ops, dtypes in _LOOPS for dtype in dtypes for op in ops
 }
 _NEVER, _COLD, _AT_ONCE, _WARM = range(4)  # when a desk may use the loops; see loops.wanted
-_OPS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6, "AVG": 8}
+_OPS = {"SUM": 0, "PREMUL_SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6, "AVG": 8}
 
 
 class Places:
@@ -202,7 +203,7 @@ class Desk:
         size, length = self._board.size, self._board.segment.layout.header
         width, meetings = self._rounds(kind, nbytes, dtype.itemsize)
         stride = length if everybody else 0
-        each, rounds = direct.rounds(kind, nbytes, size)
+        each, rounds = direct.rounds(kind, nbytes, size) if op != "PREMUL_SUM" else (0, 0)  # of a copy, never directly
         code = _OPS.get(op, 0)
         told = np.array(
             [getattr(words, kind), meetings, nbytes, code, root, width, listed, stride, each, rounds, 0], np.int64
