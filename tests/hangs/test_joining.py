@@ -2,9 +2,11 @@
 
 import datetime
 import os
+import resource
 import time
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -44,6 +46,29 @@ def test_the_first_rank_is_missing_at_the_start(tmp_path: Any) -> None:
         assert fault is not None
         fault.says("CollectiveTimeout", "rank 0 did not join", "same address, port or file")
         assert fault.seconds < 2.0
+
+
+def joins_poorly(rank: int, world_size: int, meeting: str, poor: int) -> Fault:
+    """The address space of one rank has less room than the group's memory takes; that rank lives on."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if rank == poor:
+        size = psutil.Process().memory_info().vms
+        resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), limits[1]))
+    fault = attempt(lambda: init(meeting, rank, world_size, 20.0))
+    if rank == poor:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        time.sleep(3)
+    return fault
+
+
+@pytest.mark.parametrize("poor", [0, 1])
+def test_a_rank_that_can_not_share_memory_says_so(poor: int, tmp_path: Any) -> None:
+    words = r"can not share the memory of the default group \(.* MiB\): .* raise the limits"
+    with Job(joins_poorly, 3, str(tmp_path / "meeting"), poor, group=False) as job:
+        for rank, fault in enumerate(job.results()):
+            assert fault is not None
+            fault.says("UnisonoError" if rank == poor else "PeerLostError", rf"rank {poor} .*{words}")
+            assert fault.seconds < 2.5  # the others do not wait for its end
 
 
 def test_two_processes_claim_one_rank(tmp_path: Any) -> None:

@@ -5,8 +5,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from unisono.backend import last_words
 from unisono.backend.express import Express
@@ -29,10 +29,12 @@ from unisono.transport.segment import (
     NAME,
     PID,
     STATE,
+    Layout,
     Segment,
     attach,
     create,
 )
+from unisono.units import show_nbytes
 from unisono.watch.farewell import farewell, first_line, lost
 from unisono.watch.page import close_watch
 
@@ -74,7 +76,8 @@ class Group:
         global _trouble
         _trouble = None
         if rank == 0:
-            self._segment, self._fd = create(self._store, self.size, label)
+            with self._able():
+                self._segment, self._fd = create(self._store, self.size, label)
         _living.add(self)
         last_words.listen(_leave_all)
 
@@ -82,7 +85,23 @@ class Group:
         """Maps the segment if that is still to be done; raises if the group is closed."""
         with self._joining:
             if not self.joined:
-                self._join()
+                with self._able():
+                    self._join()
+
+    @contextmanager
+    def _able(self) -> Iterator[None]:
+        """What this process is not able to do, the peers are told: it may live on."""
+        try:
+            yield
+        except UnisonoError:
+            raise
+        except (OSError, MemoryError) as error:
+            words = (
+                f"can not share the memory of {self.label} ({show_nbytes(Layout(self.size).total)}): {error}; raise "
+                "the limits of its processes (ulimit -v, -n, -f) or the memory of their container"
+            )
+            self._roll.give_up(words)
+            raise UnisonoError(f"rank {self.names[self.rank]} {words}") from error
 
     def _join(self) -> None:
         if self._closed:

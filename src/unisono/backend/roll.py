@@ -12,6 +12,7 @@ import socket
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from unisono.errors import MismatchError, PeerLostError, UsageError
@@ -92,10 +93,18 @@ class Roll:
         self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, names))}/{number}")
         """Where this group's ranks meet."""
         self._memory: Callable[[], Segment | None] = lambda: None
-        me = Identity.mine()
         # In this order: who reads a name without a process takes it for another group's.
-        self.store.set(f"who/{rank}", json.dumps([me.pid, me.started, boot_id(), socket.gethostname()]))
+        self._announce("")
         self._epoch.set(f"named/{label}/{names[rank]}", json.dumps(self._names))
+
+    def _announce(self, trouble: str) -> None:
+        me = Identity.mine()
+        self.store.set(f"who/{self._rank}", json.dumps([me.pid, me.started, boot_id(), socket.gethostname(), trouble]))
+
+    def give_up(self, trouble: str) -> None:
+        """Lets the others know why this rank does not join: it ``trouble``."""
+        with suppress(PeerLostError):  # then nobody waits
+            self._announce(trouble)
 
     def serve_all(self, segment: Segment) -> None:
         """This is the default group's roll, over its memory: other groups look here for ranks that do not come."""
@@ -112,7 +121,7 @@ class Roll:
         return Identity(0, 0)
 
     def gone(self, rank: int) -> Loss:
-        """Why group rank ``rank`` will not join any more: its process ended, or left the default group; else empty."""
+        """Why group rank ``rank`` will not join any more: it said so, ended, or left the default group; else empty."""
         who = self.identity(rank)
         if not who.pid:
             return Loss("")
@@ -124,13 +133,16 @@ class Roll:
         if world is not None and name < world.layout.world_size and world.identity(name) == who:
             state, left = world.state(name), read_farewell(world.text(name, FAREWELL))
         start = f"rank {name} (pid {who.pid} on {socket.gethostname()})"
+        _, _, _, _, trouble = self._read(self.store, f"who/{rank}") or [""] * 5
+        if trouble:
+            return Loss(f"{start} {trouble}")
         if dead:
             return Loss(f"{start} is dead{'; it ' + left.words if left.words else ': ' + fate(who)}", left.cause)
         return Loss(f"{start} {left.words}", left.cause) if state == LEFT else Loss("")
 
     def _elsewhere(self, rank: int) -> str:
         """That group rank ``rank`` was announced from another host; nothing if it was not."""
-        pid, _, boot, host = self._read(self.store, f"who/{rank}") or (0, 0, boot_id(), "")
+        pid, _, boot, host, _ = self._read(self.store, f"who/{rank}") or (0, 0, boot_id(), "", "")
         if boot == boot_id():
             return ""
         mine = f"rank {self._names[self._rank]} (on {socket.gethostname()})"

@@ -6,6 +6,7 @@ a file behind, and nobody listens on a socket. Its mode is 0600. Pages exist onc
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import secrets
@@ -215,7 +216,9 @@ def _open(where: str, rank: int, world_size: int, roll: Absentees) -> Segment | 
             f"rank {rank} (user {os.geteuid()}) may not open the shared memory of rank 0 (pid {pid}): {error}; run all "
             "ranks as one user"
         ) from None
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
         return None
     try:
         if os.fstat(fd).st_size < PAGE or os.pread(fd, 16, FIELDS * 8) != nonce.encode():
