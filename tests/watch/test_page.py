@@ -1,6 +1,7 @@
 """Pages: a process tells what it waits for, answers where it is, and is found by its peers; forks have none."""
 
 import os
+import queue
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -48,12 +49,22 @@ def sleeps_in_user_code(_: Watch, __: int) -> None:
     time.sleep(60)
 
 
-def test_a_process_answers_where_it_is(child: Callable[[Callable[[Watch, int], None]], int]) -> None:
-    who = identity(child(sleeps_in_user_code))
+def sleeps_in_the_library(_: Watch, __: int) -> None:
+    queue.Queue[int]().get()
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [(sleeps_in_user_code, "time.sleep(60)"), (sleeps_in_the_library, "queue.Queue[int]().get()")],
+)
+def test_a_process_answers_where_it_is(
+    body: Callable[[Watch, int], None], line: str, child: Callable[[Callable[[Watch, int], None]], int]
+) -> None:
+    who = identity(child(body))
     answers = watch().stacks_of([who], 5.0)
     first = answers[0].splitlines()[0]
     assert "test_page.py:" in first
-    assert "in sleeps_in_user_code: time.sleep(60)" in first
+    assert f"in {body.__name__}: {line}" in first
 
 
 def test_a_stopped_or_dead_process_does_not_answer(child: Callable[[Callable[[Watch, int], None]], int]) -> None:

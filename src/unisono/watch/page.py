@@ -20,7 +20,7 @@ from unisono.errors import UnisonoError
 from unisono.transport import futex
 from unisono.transport.process import Identity
 from unisono.watch.flight import dump_flight_record
-from unisono.watch.site import is_inner
+from unisono.watch.site import is_inner, is_standard
 
 __all__ = ["PAGE_NAME", "Glance", "Page", "Watch", "close_watch", "find_page", "watch"]
 
@@ -219,11 +219,12 @@ class Watch(Page):
             return f"! {error}"
 
     def _stacks(self) -> str:
-        """First line: the main thread's innermost frame of the user's; then every thread's stack."""
+        """First line: the main thread's innermost frame of the user's, else any but ours; then all stacks."""
         frames = sys._current_frames()
         frame = frames.get(self._main or 0)
         stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
-        users = [f for f in stack if not is_inner(f.filename)]
+        outer = [f for f in stack if not is_inner(f.filename)]
+        users = [f for f in outer if not is_standard(f.filename)] or outer
         top = f"{users[-1].filename}:{users[-1].lineno} in {users[-1].name}" if users else "no Python code of its own"
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         lines = [f"{top}: {users[-1].line}" if users and users[-1].line else top]

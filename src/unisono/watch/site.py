@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from types import FrameType
 
-__all__ = ["Site", "call_site", "from_here", "is_inner", "site_text"]
+__all__ = ["Site", "call_site", "from_here", "is_inner", "is_standard", "site_text"]
 
 Site = tuple[str, int, str]
 """Where a call came from: file, line, function."""
@@ -36,6 +36,11 @@ _INNER = (
 def is_inner(file: str) -> bool:
     """Whether a file's code is torch's, unisono's or glue of the standard library: nobody's call site."""
     return file.startswith(_INNER)
+
+
+def is_standard(file: str) -> bool:
+    """Whether a file belongs to Python's standard library, beside which packages may be installed."""
+    return file.startswith(_LIBRARY) and "-packages" + os.sep not in file
 
 
 def call_site() -> Site:
