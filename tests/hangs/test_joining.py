@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hangs.job import Fault, Job, attempt, init, line_of
+from unisono.transport.layout import Layout
 
 LIMIT = datetime.timedelta(seconds=1.0)
 HOST = os.uname().nodename
@@ -80,6 +81,22 @@ def test_two_processes_claim_one_rank(tmp_path: Any) -> None:
     loser.says("UsageError", "rank 1 of the default group is claimed twice", *(rf"pid {pid}\b" for pid in pids[1:]))
     assert faults[0] is not None
     faults[0].says("CollectiveTimeout", "rank 2 did not join")
+
+
+def joins_in_another_version(rank: int, world_size: int, meeting: str) -> Fault:
+    if rank == 1:
+        Layout.RECORD *= 2  # type: ignore[misc]
+    return attempt(lambda: init(meeting, rank, world_size, 1.5))
+
+
+def test_another_version(tmp_path: Any) -> None:
+    with Job(joins_in_another_version, 2, str(tmp_path / "meeting"), group=False) as job:
+        first, other = job.results()
+        pid = job.pid(0)
+    other.says(
+        "UsageError", rf"rank 1 runs another version of unisono than rank 0 \(pid {pid}\): give all ranks one"
+    )
+    assert "rank 1" in first.text
 
 
 def test_another_world_size(tmp_path: Any) -> None:

@@ -1,5 +1,6 @@
 """Where things lie in the memory that the ranks of one group share. Never imports torch: `unisono ps` reads it too."""
 
+import zlib
 from dataclasses import dataclass
 
 __all__ = [
@@ -59,7 +60,7 @@ CALL, FAREWELL, TROUBLE = range(3)
 LENGTH, WRITING = 0xFFFF, 1 << 16
 """The word before a text: its length in bytes, a bit that is set while it is written, how often it was in the rest."""
 
-FIELDS = 5  # 64-bit words before the nonce: magic, world size, size of the segment, then two spare
+FIELDS = 5  # 64-bit words before the nonce: magic, world size, the layout's `mark`, then two spare
 
 
 def _up(nbytes: int, unit: int) -> int:
@@ -132,3 +133,9 @@ class Layout:
     @property
     def total(self) -> int:  # noqa: D102
         return self.stages + 2 * self.world_size * self.stage
+
+    @property
+    def mark(self) -> int:
+        """Tells memory laid out like this from that of another version of unisono."""
+        places = [getattr(self, name) for name in dir(type(self)) if not name.startswith("_") and name != "mark"]
+        return zlib.crc32(repr(places).encode())

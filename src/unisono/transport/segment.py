@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import secrets
+import struct
 import time
 from typing import Protocol
 
@@ -173,7 +174,7 @@ def create(store: StoreLike, world_size: int, name: str) -> tuple[Segment, int]:
     segment = Segment(fd, layout)
     nonce = secrets.token_hex(8)
     segment.raw[FIELDS * 8 : FIELDS * 8 + 16] = nonce.encode()
-    segment.longs[1], segment.longs[2], segment.longs[0] = world_size, layout.total, MAGIC
+    segment.longs[1], segment.longs[2], segment.longs[0] = world_size, layout.mark, MAGIC
     store.set("segment", f"{os.getpid()} {fd} {nonce} {boot_id()} {world_size}")
     return segment, fd
 
@@ -182,8 +183,8 @@ def attach(store: StoreLike, rank: int, world_size: int, deadline: float, roll: 
     """Another rank waits for rank 0's segment and maps it.
 
     Raises `CollectiveTimeout` if rank 0 does not publish one before ``deadline`` (``time.monotonic`` seconds),
-    whatever ``roll.check`` raises, `UsageError` if it lives on another host, was made for
-    another world size or may not be opened.
+    whatever ``roll.check`` raises, `UsageError` if it lives on another host, was made for another world size or by
+    another version of unisono, or may not be opened.
     """
     pause = 0.0005
     while True:
@@ -227,6 +228,10 @@ def _open(where: str, rank: int, world_size: int, roll: Absentees) -> Segment | 
             raise UsageError(
                 f"rank {rank} was started with world_size {world_size}, rank 0 (pid {pid}) with {made_for}: "
                 "give all ranks the same"
+            )
+        if os.pread(fd, 24, 0) != struct.pack("<3Q", MAGIC, world_size, Layout(world_size).mark):
+            raise UsageError(
+                f"rank {rank} runs another version of unisono than rank 0 (pid {pid}): give all ranks one installation"
             )
         segment = Segment(fd, Layout(world_size))
         # A segment that this very process is or was in belongs to an earlier group over the same store.

@@ -174,9 +174,9 @@ def _farewell(fd: int, at: int, nbytes: int) -> str:
 
 
 def _read(fd: int, label: str) -> Memory | None:
-    magic, world_size, total = struct.unpack("<3Q", os.pread(fd, 24, 0))
+    magic, world_size, mark = struct.unpack("<3Q", os.pread(fd, 24, 0))
     layout = Layout(world_size)
-    if magic != MAGIC or total != layout.total:
+    if magic != MAGIC or mark != layout.mark:
         return None
     data = os.pread(fd, layout.RECORD * world_size, layout.records)
     names = _names(label, world_size)
