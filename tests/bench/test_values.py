@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from unisono.bench.settings import DTYPES
 from unisono.bench.values import PERIOD, Tables, fill, wrong
 
 
@@ -48,3 +49,16 @@ def test_every_wrong_element_counts() -> None:
     target[5] = float("nan")
     assert wrong(target, table) == 4
     assert wrong(target, table, 1) > PERIOD  # the right values in the wrong place
+
+
+@pytest.mark.parametrize("op", ["sum", "premul_sum", "min", "product"])
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_wrong_element_of_any_dtype_counts(name: str, op: str) -> None:
+    dtype = getattr(torch, name)
+    table = Tables(2, dtype, op).reduced
+    target = torch.zeros(PERIOD, dtype=dtype)
+    fill(target, table)
+    assert wrong(target, table) == 0
+    place = int((table[:PERIOD].to(torch.complex64) != 0).nonzero()[0])
+    target[place] = 0
+    assert wrong(target, table) == 1

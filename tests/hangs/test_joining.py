@@ -93,9 +93,7 @@ def test_another_version(tmp_path: Any) -> None:
     with Job(joins_in_another_version, 2, str(tmp_path / "meeting"), group=False) as job:
         first, other = job.results()
         pid = job.pid(0)
-    other.says(
-        "UsageError", rf"rank 1 runs another version of unisono than rank 0 \(pid {pid}\): give all ranks one"
-    )
+    other.says("UsageError", rf"rank 1 runs another version of unisono than rank 0 \(pid {pid}\): give all ranks one")
     assert "rank 1" in first.text
 
 

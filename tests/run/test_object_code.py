@@ -1,5 +1,6 @@
 """Object code: functions that take and give integers, let go of the interpreter's lock, and are kept whole or not."""
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,17 @@ def test_integers_in_and_out(loops: dict[str, Callable[..., int]]) -> None:
     large = 2**62
     assert loops["weigh"](1, -2, 3) == 9
     assert loops["weigh"](large, 0, -1) == large - 4
+
+
+def test_code_is_made_anew_when_anything_in_it_changes() -> None:
+    sources = {file.resolve() for file in object_code._SOURCES}
+    assert all(file.is_file() for file in sources)
+    root = Path(object_code.__file__).parent.parent
+    for file in map(Path.resolve, object_code._COMPILED):
+        modules = re.findall(r"^from unisono\.([\w.]+) import", file.read_text(), re.MULTILINE)
+        used = {(root / f"{module.replace('.', '/')}.py").resolve() for module in modules} - {root / "run.py"}
+        needed = {each for each in used if each.is_file()} - {Path(object_code.__file__).resolve()}
+        assert needed <= sources, file
 
 
 def test_what_is_no_such_call(loops: dict[str, Callable[..., int]]) -> None:

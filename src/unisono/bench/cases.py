@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from unisono.bench.bound import VECTORS, block_count
 from unisono.bench.settings import DTYPES, Settings
-from unisono.bench.values import Tables, fill, wrong
+from unisono.bench.values import FACTOR, Tables, fill, wrong
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 from unisono.transport.shared_tensor import empty
 
@@ -91,6 +91,8 @@ class Case:
 
 
 def _op(case: Case) -> Any:
+    if case.settings.op == "premul_sum":
+        return torch._C._distributed_c10d._make_nccl_premul_sum(FACTOR)
     return getattr(dist.ReduceOp, case.settings.op.upper())
 
 

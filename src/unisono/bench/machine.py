@@ -11,6 +11,7 @@ import torch
 from unisono.bench.bound import bound_nbytes
 from unisono.bench.result import Rates
 from unisono.bench.settings import REDUCING, Settings
+from unisono.run.reduce import reducer
 
 __all__ = ["LIMITS", "bound_seconds", "limit_of", "measure_rates"]
 
@@ -18,17 +19,6 @@ LIMITS = ("latency", "skew", "reduce", "copy")
 _LEAST, _STEP = 64 << 10, 8
 _BLOCK, _BLOCKS = 0.01, 3  # s of copying in one go, and how often
 _MOSTLY, _LITTLE, _APART = 0.5, 0.05, 0.33
-
-_IN_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
-    "sum": torch.Tensor.add_,
-    "avg": torch.Tensor.add_,
-    "product": torch.Tensor.mul_,
-    "min": lambda a, b: torch.minimum(a, b, out=a),
-    "max": lambda a, b: torch.maximum(a, b, out=a),
-    "band": torch.Tensor.bitwise_and_,
-    "bor": torch.Tensor.bitwise_or_,
-    "bxor": torch.Tensor.bitwise_xor_,
-}
 
 
 def measure_rates(settings: Settings, barrier: Callable[[], Any], everybody: Callable[[float], list[float]]) -> Rates:
@@ -43,12 +33,12 @@ def measure_rates(settings: Settings, barrier: Callable[[], Any], everybody: Cal
     source = torch.ones(sizes[-1] // dtype.itemsize, dtype=dtype)
     target = torch.ones_like(source)
     reducing = any(name in REDUCING for name in settings.collectives)
-    combine = _IN_PLACE[settings.op]
+    combine = reducer(dtype, "SUM" if settings.op == "premul_sum" else settings.op.upper())
     copy, reduce = [], []
     for size in sizes:
         a, b = target[: size // dtype.itemsize], source[: size // dtype.itemsize]
         copy.append(size / _seconds(partial(a.copy_, b), barrier, everybody))
-        reduce.append(size / _seconds(partial(combine, a, b), barrier, everybody) if reducing else copy[-1])
+        reduce.append(size / _seconds(partial(combine, (a, b), a), barrier, everybody) if reducing else copy[-1])
     return Rates(tuple(sizes), tuple(copy), tuple(reduce))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from unisono.algorithms import names
 from unisono.errors import UsageError
 from unisono.units import show_nbytes
+from unisono.watch import header
 
 __all__ = [
     "COLLECTIVES",
@@ -31,11 +32,9 @@ REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"})
 """Collectives whose output may be (part of) their input."""
 _ALWAYS_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
-OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
-DTYPES = {
-    "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
-}  # fmt: skip
-"""Names as torch has them, with the bytes of an element."""
+OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+DTYPES = {name: size for name, size in header.DTYPES.items() if name not in ("complex32", "float8_e8m0fnu")}
+"""Names as torch has them, with the bytes of an element; not those of which torch, or small numbers, know little."""
 PLACES = ("in", "out")
 MEMORIES = ("ordinary", "shared")
 BACKENDS = ("unisono", "gloo", "mpi")
@@ -90,10 +89,15 @@ class Settings:
         _one_of("--op", self.op, OPS)
         _one_of("--dtype", self.dtype, DTYPES)
         _one_of("--memory", self.memory, MEMORIES)
-        if self.op in ("band", "bor", "bxor") and "float" in self.dtype:
+        whole = "float" not in self.dtype and "complex" not in self.dtype
+        if self.op in ("band", "bor", "bxor") and not whole:
             raise UsageError(f"--op {self.op} is for whole numbers: choose a --dtype such as int32, not {self.dtype}")
-        if self.op == "avg" and "float" not in self.dtype:
-            raise UsageError(f"--op avg is for floating point: choose a --dtype such as float32, not {self.dtype}")
+        if self.op in ("avg", "premul_sum") and whole:
+            raise UsageError(
+                f"--op {self.op} is for floating point: choose a --dtype such as float32, not {self.dtype}"
+            )
+        if self.op in ("min", "max") and "complex" in self.dtype:
+            raise UsageError(f"--op {self.op} is for numbers with an order: choose a --dtype other than {self.dtype}")
         if self.ranks < 1:
             raise UsageError(f"--ranks is {self.ranks}, expected 1 or more")
         if self.ranks > 64:

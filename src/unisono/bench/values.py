@@ -1,4 +1,5 @@
-"""Known inputs and what must come of them: tables of small whole numbers, a different one for each rank.
+"""Known inputs and what must come of them: tables of small whole numbers, a different one for each rank; of complex
+numbers with equal parts, but for products; of bools whether a number is odd.
 
 Element i of rank r's input is ``table_r[i % PERIOD]``; the period is a prime, so that a piece that lands in a wrong
 place does not look like the right one. Sums and products over ranks are exact in every dtype that has the digits.
@@ -8,13 +9,16 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["PERIOD", "Tables", "fill", "wrong"]
+__all__ = ["FACTOR", "PERIOD", "Tables", "fill", "wrong"]
 
 PERIOD = 65521
+FACTOR = 2.0
+"""That of premul_sum."""
 _SEED = 20_000
 _REDUCE = {
     "sum": lambda a, b: a + b,
     "avg": lambda a, b: a + b,
+    "premul_sum": lambda a, b: a + b,
     "product": lambda a, b: a * b,
     "min": torch.minimum,
     "max": torch.maximum,
@@ -34,14 +38,17 @@ class Tables:
     def __init__(self, world_size: int, dtype: torch.dtype, op: str) -> None:
         most = 2 if op == "product" else 7
         whole = [_table(rank, most) for rank in range(world_size)]
+        if dtype is torch.bool:
+            whole = [table % 2 for table in whole]
         total = whole[0].clone()
         for table in whole[1:]:
             total = _REDUCE[op](total, table)
         if op == "product" and dtype.is_floating_point:
             total = total.clamp(max=1 << 62)
-        exact = total.double() / world_size if op == "avg" else total
-        self.inputs = [_twice(table.to(dtype)) for table in whole]
-        self.reduced = _twice(exact.to(dtype))
+        exact = {"avg": total.double() / world_size, "premul_sum": total * FACTOR}.get(op, total)
+        unit = 1 + 1j if dtype.is_complex and op != "product" else 1
+        self.inputs = [_twice(table * unit).to(dtype) for table in whole]
+        self.reduced = _twice(exact * unit).to(dtype)
 
 
 def _table(rank: int, most: int) -> torch.Tensor:
@@ -69,16 +76,28 @@ def fill(target: torch.Tensor, table: torch.Tensor, first: int = 0) -> None:
 def wrong(found: torch.Tensor, table: torch.Tensor, first: int = 0) -> int:
     """How many elements of ``found`` (1-D) differ from the table's repetition from ``first`` on.
 
-    Whole numbers must be equal; floating point may be off by the rounding of its dtype, 8 units in the last place.
+    Whole numbers must be equal; floating point may be off by the rounding of its dtype, 8 units in the last place, but
+    float8, which has few, must be rounded once from the exact result.
     """
     count = 0
     for offset, piece in _pieces(table, first, found.numel()):
-        got = found[offset : offset + piece.numel()]
-        if torch.equal(got, piece):
+        got, want = _comparable(found[offset : offset + piece.numel()]), _comparable(piece)
+        if torch.equal(got, want):
             continue
-        differs = got != piece
-        if piece.is_floating_point():
-            slack = 8 * torch.finfo(piece.dtype).eps
-            differs &= ~((got.double() - piece.double()).abs() <= slack * piece.double().abs())
+        differs = got != want
+        if piece.is_floating_point() or piece.is_complex():
+            slack = 8 * torch.finfo(piece.dtype).eps * (piece.itemsize > 1)
+            wide = torch.complex128 if piece.is_complex() else torch.float64
+            differs &= ~((got.to(wide) - want.to(wide)).abs() <= slack * want.to(wide).abs())
         count += int(differs.sum())
     return count
+
+
+_ALIKE = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _comparable(piece: torch.Tensor) -> torch.Tensor:
+    """The same values in a dtype that torch compares."""
+    if piece.dtype in _ALIKE:
+        return piece.view(_ALIKE[piece.dtype])
+    return piece.float() if piece.is_floating_point() and piece.itemsize == 1 else piece

@@ -23,7 +23,12 @@ __all__ = ["functions", "keep", "kept", "machine", "pack", "symbol"]
 _FASTCALL = 0x80  # METH_FASTCALL: self, the arguments, how many
 _CHECK = 16  # bytes: a digest before the code
 _RUN = Path(__file__).parent
-_SOURCES = [*_RUN.glob("fused*.py"), _RUN / "direct.py", _RUN / "offers.py", *(_RUN.parent / "transport").glob("*.py")]
+_COMPILED = [*_RUN.glob("fused*.py"), *(_RUN.parent / "transport" / f"{name}.py" for name in ("atomics", "native"))]
+_SOURCES = [
+    *_COMPILED,
+    *(_RUN / name for name in ("direct.py", "offers.py", "../transport/futex.py", "../transport/ring.py")),
+]
+"""What the loops are made of: the modules compiled, and those whose numbers they hold."""
 
 
 class _Method(ctypes.Structure):
