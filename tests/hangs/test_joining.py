@@ -72,6 +72,27 @@ def test_a_rank_that_can_not_share_memory_says_so(poor: int, tmp_path: Any) -> N
             assert fault.seconds < 2.5  # the others do not wait for its end
 
 
+def attempts(rank: int, world_size: int, meeting: str, late: int | None) -> list[float]:
+    """The first attempt of a job (``late`` is None) dies; in the second, over the same store, one rank comes late."""
+    if rank == late:
+        time.sleep(0.3)
+    init(meeting, rank, world_size, 10.0)
+    if late is None:
+        dist.barrier()
+        os._exit(1)
+    return [total(None), total(dist.new_group([0, 1]))]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("before", [2, 3], ids=["same size", "other size"])
+def test_a_job_is_started_again_over_the_same_store(late: int, before: int, tmp_path: Any) -> None:
+    meeting = str(tmp_path / "meeting")
+    with Job(attempts, before, meeting, None, group=False) as job:
+        job.results()
+    with Job(attempts, 2, meeting, late, group=False) as job:
+        assert job.results() == [[3.0, 3.0]] * 2
+
+
 def test_two_processes_claim_one_rank(tmp_path: Any) -> None:
     faults, pids = join(tmp_path, [(0, 3), (1, 3), (1, 3)], 1.5)
     kinds = [fault.kind if fault else "" for fault in faults]

@@ -4,6 +4,10 @@ Every rank writes into the job's store, when it makes a group, which process it 
 meet under their members and a count, not under torch's name: torch counts names on each rank, so that ranks which made
 different numbers of groups would wait for each other under different names for ever. Whoever waits for a rank reads on
 the roll whether it lives, and whether it made a group of other ranks at this point instead: then no waiting helps.
+
+A job that is started again may meet at the same store (torchrun keeps one over all attempts). What a process wrote that
+had died before this one was started is left over from an earlier attempt and tells nothing of this one: its rank may
+still come. No count of attempts is asked: launchers of one job count each its own.
 """
 
 import json
@@ -13,10 +17,10 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from unisono.errors import MismatchError, PeerLostError, UsageError
-from unisono.transport.process import Identity, alive, boot_id, fate
+from unisono.transport.process import Identity, alive, boot_id, fate, ticks
 from unisono.transport.segment import ABSENT, FAREWELL, LEFT, ONE_HOST, Segment, StoreLike
 from unisono.watch.farewell import Loss, lost, read_farewell
 
@@ -75,6 +79,32 @@ def forget_default() -> None:
     _default = None
 
 
+class _Note(NamedTuple):
+    """A process's announcement as a rank; ``moment``: when, in `ticks`; ``trouble``: why it does not join, if so."""
+
+    pid: int
+    started: int
+    boot: str
+    host: str
+    trouble: str
+    moment: int
+
+    @property
+    def who(self) -> Identity:
+        return Identity(self.pid, self.started)
+
+    def left_over(self) -> bool:
+        """Whether it was made in an earlier attempt: its process is gone, and was before this one was started."""
+        here = self.boot == boot_id()
+        return here and not alive(self.who) and self.moment <= Identity.mine().started
+
+
+def _fresh(found: Sequence[Any]) -> _Note | None:
+    """A note as it was read, unless it is left over."""
+    note = _Note(*found)
+    return None if note.left_over() else note
+
+
 class Roll:
     """The announcements of one group.
 
@@ -94,12 +124,14 @@ class Roll:
         """Where this group's ranks meet."""
         self._memory: Callable[[], Segment | None] = lambda: None
         # In this order: who reads a name without a process takes it for another group's.
-        self._announce("")
-        self._epoch.set(f"named/{label}/{names[rank]}", json.dumps(self._names))
+        note = self._announce("")
+        self._epoch.set(f"named/{label}/{names[rank]}", json.dumps([self._names, note]))
 
-    def _announce(self, trouble: str) -> None:
+    def _announce(self, trouble: str) -> _Note:
         me = Identity.mine()
-        self.store.set(f"who/{self._rank}", json.dumps([me.pid, me.started, boot_id(), socket.gethostname(), trouble]))
+        note = _Note(me.pid, me.started, boot_id(), socket.gethostname(), trouble, ticks())
+        self.store.set(f"who/{self._rank}", json.dumps(note))
+        return note
 
     def give_up(self, trouble: str) -> None:
         """Lets the others know why this rank does not join: it ``trouble``."""
@@ -113,9 +145,9 @@ class Roll:
 
     def identity(self, rank: int) -> Identity:
         """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was."""
-        found = self._read(self.store, f"who/{rank}")
-        if found:
-            return Identity(*found[:2])
+        note = self._note(rank)
+        if note is not None:
+            return note.who
         if self._counted and _default is not None:
             return _default.identity(self._names[rank])
         return Identity(0, 0)
@@ -133,20 +165,20 @@ class Roll:
         if world is not None and name < world.layout.world_size and world.identity(name) == who:
             state, left = world.state(name), read_farewell(world.text(name, FAREWELL))
         start = f"rank {name} (pid {who.pid} on {socket.gethostname()})"
-        _, _, _, _, trouble = self._read(self.store, f"who/{rank}") or [""] * 5
-        if trouble:
-            return Loss(f"{start} {trouble}")
+        note = self._note(rank)
+        if note is not None and note.trouble:
+            return Loss(f"{start} {note.trouble}")
         if dead:
             return Loss(f"{start} is dead{'; it ' + left.words if left.words else ': ' + fate(who)}", left.cause)
         return Loss(f"{start} {left.words}", left.cause) if state == LEFT else Loss("")
 
     def _elsewhere(self, rank: int) -> str:
         """That group rank ``rank`` was announced from another host; nothing if it was not."""
-        pid, _, boot, host, _ = self._read(self.store, f"who/{rank}") or (0, 0, boot_id(), "", "")
-        if boot == boot_id():
+        note = self._note(rank)
+        if note is None or note.boot == boot_id():
             return ""
         mine = f"rank {self._names[self._rank]} (on {socket.gethostname()})"
-        return f"rank {self._names[rank]} (pid {pid} on {host}) runs on another host than {mine}: {ONE_HOST}"
+        return f"rank {self._names[rank]} (pid {note.pid} on {note.host}) runs on another host than {mine}: {ONE_HOST}"
 
     def check_host(self) -> None:
         """Raises `UsageError` if a rank was announced from another host."""
@@ -156,7 +188,7 @@ class Roll:
 
     def absent(self) -> list[int]:
         """The global ranks that have not made this group."""
-        return [name for rank, name in enumerate(self._names) if self._read(self.store, f"who/{rank}") is None]
+        return [name for rank, name in enumerate(self._names) if self._note(rank) is None]
 
     def check(self) -> None:
         """Raises `MismatchError` if a rank made another group in place of this one.
@@ -171,26 +203,30 @@ class Roll:
 
     def complaint(self) -> str:
         """Which ranks made other groups at the point where this rank made this one, or nothing."""
-        absent, me = self.absent(), self._names[self._rank]
-        named = {rank: self._read(self._epoch, f"named/{self._label}/{rank}") for rank in absent}
-        others = {rank: ranks for rank, ranks in named.items() if ranks != self._names}
-        if not self._counted:
-            words = [self._started(rank, ranks) for rank, ranks in others.items() if ranks]
-            mine = f"rank {me} (pid {os.getpid()} on {socket.gethostname()})"
-            also = f"{mine} was started with world_size {len(self._names)}, {', '.join(words)}: give all ranks the same"
-            return also if words else ""
-        lines = [f"\n  rank {rank} made one of {ranks}" for rank, ranks in others.items() if ranks]
-        if not lines:
+        me = self._names[self._rank]
+        others = {name: made for name in self.absent() if (made := self._named(name)) and made[0] != self._names}
+        if not others:
             return ""
+        if not self._counted:
+            words = [f"rank {name} (pid {note.pid} on {note.host}) with {len(r)}" for name, (r, note) in others.items()]
+            mine = f"rank {me} (pid {os.getpid()} on {socket.gethostname()})"
+            return f"{mine} was started with world_size {len(self._names)}, {', '.join(words)}: give all ranks the same"
+        lines = [f"\n  rank {name} made one of {ranks}" for name, (ranks, _) in others.items()]
         return (
             f"new_group was not called alike on all ranks: where rank {me} made a group of {self._names} (named "
             f"{self._label!r}),{''.join(lines)}\nEvery rank must make every group, in one order, with the same ranks."
         )
 
-    def _started(self, rank: int, ranks: Sequence[int]) -> str:
-        """Which process joined as ``rank`` of a default group of other ranks."""
-        pid, *_ = self._read(self._epoch, f"group/{'-'.join(map(str, ranks))}/0/who/{rank}") or (0,)
-        return f"rank {rank} (pid {pid} on {socket.gethostname()}) with {len(ranks)}"
+    def _note(self, rank: int) -> _Note | None:
+        """What was announced as group rank ``rank`` since the job was started, if anything."""
+        found = self._read(self.store, f"who/{rank}")
+        return _fresh(found) if found else None
+
+    def _named(self, name: int) -> tuple[list[int], _Note] | None:
+        """The group that global rank ``name`` made under this one's name since the job was started, if any."""
+        found = self._read(self._epoch, f"named/{self._label}/{name}")
+        note = _fresh(found[1]) if found else None
+        return (found[0], note) if found and note else None
 
     def _read(self, store: JobStore, key: str) -> list[Any] | None:
         try:

@@ -2,9 +2,10 @@
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 
-__all__ = ["Identity", "alive", "boot_id", "fate", "pin", "start_time", "stopped"]
+__all__ = ["Identity", "alive", "boot_id", "fate", "pin", "start_time", "stopped", "ticks"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ def start_time(pid: int) -> int:
     except OSError:
         return 0
     return 0 if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+
+
+def ticks() -> int:
+    """Now, in the clock that `start_time` is told in."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def fate(identity: Identity) -> str:
