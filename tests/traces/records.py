@@ -17,7 +17,8 @@ def call(number: int, begin: int, end: int, **other: Any) -> dict[str, Any]:
 def write(folder: Path, rank: int, **other: Any) -> None:
     data = {
         "rank": rank, "pid": 100 + rank, "host": "here", "program": "train.py --lr <1>", "clock": 10**18, "main": MAIN,
-        "full": False, "calls": [], "spans": [], "reductions": [], **other,
+        "full": False, "calls": [], "spans": [], "reductions": [],
+        "marks": [], **other,
     }  # fmt: skip
     (folder / f"rank-{rank}-{100 + rank}.json").write_text(json.dumps(data))
 

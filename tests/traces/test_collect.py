@@ -12,12 +12,13 @@ from ranks import ranks
 from unisono.backend.group import Group
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.backend.work import PendingWork
+from unisono.run.lane import Lane
 from unisono.run.reduce import Reducer
 from unisono.trace.collect import Collector
 from unisono.trace.record import read
 from unisono.trace.summary import summarize
 
-WRAPPED = (UnisonoProcessGroup, PendingWork, Group, Reducer)
+WRAPPED = (UnisonoProcessGroup, PendingWork, Group, Reducer, Lane)
 
 
 def noted(rank: int, world_size: int, folder: str, compute: bool) -> list[bool]:
@@ -68,6 +69,32 @@ def test_compute_events_come_along(tmp_path: Path) -> None:
         assert record.compute is not None
         names = {event.get("name") for event in json.loads(record.compute.read_text())["traceEvents"]}
         assert {"unisono:all_reduce", "aten::ones"} <= names
+
+
+def waits_in_torch(rank: int, world_size: int, folder: str) -> None:
+    """Rank 1 comes 60 ms late; rank 0 computes for 20 ms of that and waits in torch's C++ for the rest."""
+    collector = Collector(Path(folder))
+    dist.barrier()
+    collector.start()
+    try:
+        if rank == 1:
+            time.sleep(0.06)
+        future = dist.all_reduce(torch.ones(4), async_op=True).get_future()
+        if rank == 0:
+            until = time.thread_time() + 0.02
+            while time.thread_time() < until:
+                pass
+        future.wait()
+    finally:
+        collector.write()
+        collector.stop()
+
+
+def test_a_wait_that_no_method_of_ours_sees_is_exposed(tmp_path: Path) -> None:
+    ranks(2).run(waits_in_torch, str(tmp_path))
+    zero = summarize(read(tmp_path), lambda *_: 0.0).ranks[0]
+    assert zero.overlapped >= 0.015
+    assert zero.waiting >= 0.02
 
 
 def profiled(rank: int, world_size: int, folder: str) -> list[str]:

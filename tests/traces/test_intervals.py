@@ -1,6 +1,6 @@
 import random
 
-from unisono.trace.intervals import Interval, clipped, length, minus, union
+from unisono.trace.intervals import Interval, clipped, common, length, minus, union
 
 
 def moments(intervals: list[Interval]) -> set[int]:
@@ -13,6 +13,7 @@ def test_the_same_as_sets_of_moments() -> None:
         a, b = ([(x, x + generator.randint(0, 9)) for x in generator.choices(range(60), k=8)] for _ in range(2))
         assert moments(union(a)) == moments(a)
         assert moments(minus(a, b)) == moments(a) - moments(b)
+        assert moments(common(a, b)) == moments(a) & moments(b)
         assert length(union(a)) == len(moments(a))
         assert length(minus(a, b)) == len(moments(a) - moments(b))
         assert moments(clipped(a, (10, 30))) == moments(a) & set(range(10, 30))

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from traces.records import call, two_ranks, write
+from traces.records import MAIN, call, two_ranks, write
 from unisono.trace.page import report_page
 from unisono.trace.record import read
 from unisono.trace.summary import Summary, summarize
@@ -23,6 +23,20 @@ def test_exposed_and_overlapped_add_up_over_the_window(summary: Summary) -> None
     assert (one.exposed, one.waiting) == (pytest.approx((620 + 20 + 100) * 1e-9), 0)
     assert summary.exposed == pytest.approx((1130 + 740) / 2 / 4000)
     assert summary.share == pytest.approx((1130 + 740 + 2 * 1890) / 2 / 4000)
+
+
+def test_a_main_thread_that_stands_still_outside_is_exposed(tmp_path: Path) -> None:
+    """As in DDP's backward: from 1010 on it computes for 500 ns, then waits where nothing of ours sees it."""
+    issue = ["allreduce", 990, 1010, MAIN, "train.py:8 in step"]
+    marks = [[1010, 70], [2010, 570], [3000, 1560]]
+    write(tmp_path, 0, calls=[call(1, 1000, 2000)], spans=[issue], marks=marks)
+    write(tmp_path, 1, calls=[call(1, 1900, 2000)], spans=[["allreduce", 1890, 2010, MAIN, "train.py:8 in step"]])
+    records = read(tmp_path)
+    assert records[0].still == [(1510, 2000)]
+    zero, one = summarize(records, lambda *_: 0.0).ranks
+    assert (zero.exposed, zero.overlapped) == (pytest.approx((10 + 490) * 1e-9), pytest.approx(500e-9))
+    assert zero.waiting == pytest.approx((10 + 390) * 1e-9)
+    assert (one.exposed, one.overlapped) == (pytest.approx(110e-9), 0)
 
 
 def test_the_slowest_rank_is_named(summary: Summary) -> None:

@@ -38,6 +38,8 @@ def _events(record: RankRecord, origin: int) -> Iterator[_Event]:
     for span in record.spans:
         place = {"pid": rank, "tid": _THREADS + threads.index(span.thread)}
         yield _slice(span.name, "in unisono", (span.begin, span.end), origin, place, {"from": span.site})
+    for still in record.still:
+        yield _slice("stands still", "exposed", still, origin, {"pid": rank, "tid": _THREADS}, {})
     free: list[int] = []
     for call in record.calls:
         at = next((k for k, until in enumerate(free) if until <= call.begin), len(free))

@@ -2,7 +2,8 @@
 
 ``UNISONO_TRACE=DIR`` turns it on (`unisono trace` sets it); without that nothing of this is loaded and no call does
 more than it always does. The calls themselves are taken from the flight record, which is kept anyway and made long
-enough; added are the times that threads spend inside calls and waits, and those spent in reductions.
+enough; added are the times that threads spend inside calls and waits, those spent in reductions, and, while calls are
+under way, how busy the main thread is: it may wait for them where no method of ours sees it, as in DDP's backward.
 ``UNISONO_TRACE_COMPUTE=1`` runs torch.profiler from the first group to the end.
 """
 
@@ -15,12 +16,14 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
 from unisono.trace.arm import KEPT
+from unisono.trace.busy import busy_clock
 from unisono.watch import flight
 from unisono.watch.call import call_site, name_of_dtype, piece_numel, site_text
 from unisono.watch.schema import Entry
@@ -43,6 +46,10 @@ class Collector:
         self.folder, self.compute = folder, compute
         self.spans: list[tuple[str, int, int, int, str]] = []
         self.reductions: list[tuple[int, int]] = []
+        self.marks: deque[tuple[int, int]] = deque(maxlen=2 * KEPT)  # moments, and how long the main thread was busy
+        self._open: set[object] = set()  # calls under way while the main thread may do something else
+        self._main = threading.main_thread().ident
+        self._busy = busy_clock(threading.main_thread())
         self.entries: dict[tuple[str, int], tuple[int, Entry]] = {}
         self.rank, self._since = -1, 0
         self._profiler: Any = None
@@ -54,6 +61,7 @@ class Collector:
         from unisono.backend.group import Group
         from unisono.backend.process_group import UnisonoProcessGroup
         from unisono.backend.work import PendingWork
+        from unisono.run.lane import Lane
 
         self._since = time.monotonic_ns()
         for name in _CALLS:
@@ -63,6 +71,7 @@ class Collector:
                 self._replace(UnisonoProcessGroup, alias, wrapped)
         self._replace(Group, "close", self._keeping(Group.close))
         self._replace(PendingWork, "wait", self._timed(PendingWork.wait, "wait"))
+        self._replace(Lane, "_end", self._ending(Lane._end))
         self._wrap_reducers()
         keep_from_dynamo(UnisonoProcessGroup)
         if self.compute:
@@ -82,18 +91,54 @@ class Collector:
         setattr(owner, name, value)
 
     def _timed(self, method: _Method, name: str) -> _Method:
-        spans, now, thread = self.spans, time.monotonic_ns, threading.get_ident
+        spans, under_way, mark = self.spans, self._open, self._mark
+        now, thread, main = time.monotonic_ns, threading.get_ident, self._main
 
         @functools.wraps(method)
         def timed(*args: Any, **kwargs: Any) -> Any:
+            me, here = thread(), object()
+            if me != main:
+                under_way.add(here)
+            if under_way:
+                mark()
             began = now()
             try:
-                return method(*args, **kwargs)
+                work = method(*args, **kwargs)
+                self._follow(work)
+                return work
             finally:
                 if len(spans) < KEPT:
-                    spans.append((name, began, now(), thread(), site_text(call_site())))
+                    spans.append((name, began, now(), me, site_text(call_site())))
+                if under_way:
+                    mark()
+                under_way.discard(here)
 
         return timed
+
+    def _mark(self) -> None:
+        """From one mark to the next the main thread has computed for as long as it was busy."""
+        self.marks.append((time.monotonic_ns(), self._busy()))
+
+    def _follow(self, work: Any) -> None:
+        """A call that goes on after it was issued."""
+        task = getattr(work, "_task", None)
+        if task is not None:
+            self._open.add(task)
+            if task.done:
+                self._open.discard(task)
+
+    def _ending(self, end: _Method) -> _Method:
+        """The end of a call under way, by whichever thread carries it then."""
+        under_way, mark = self._open, self._mark
+
+        @functools.wraps(end)
+        def ended(lane: Any, task: Any, error: BaseException | None = None) -> None:
+            end(lane, task, error)
+            if task in under_way:
+                mark()
+                under_way.discard(task)
+
+        return ended
 
     def _keeping(self, close: _Method) -> _Method:
         """What a group leaves behind is taken down before it is closed; the default group's end is the end."""
@@ -164,6 +209,7 @@ class Collector:
             "calls": [_plain(rank, entry) for rank, entry in self.entries.values()],
             "spans": self.spans,
             "reductions": self.reductions,
+            "marks": sorted(self.marks),
         }
         draft = self.folder / f".{name}.tmp"
         try:

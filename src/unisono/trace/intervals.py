@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-__all__ = ["Interval", "clipped", "length", "minus", "union"]
+__all__ = ["Interval", "clipped", "common", "length", "minus", "union"]
 
 Interval = tuple[int, int]
 
@@ -34,6 +34,12 @@ def minus(whole: Iterable[Interval], taken: Iterable[Interval]) -> list[Interval
         if begin < end:
             found.append((begin, end))
     return found
+
+
+def common(one: Iterable[Interval], other: Iterable[Interval]) -> list[Interval]:
+    """What is in both sets."""
+    one = union(one)
+    return minus(one, minus(one, other))
 
 
 def clipped(intervals: Iterable[Interval], window: Interval) -> list[Interval]:

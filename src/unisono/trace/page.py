@@ -173,6 +173,10 @@ def _notes(summary: Summary, rates: str) -> str:
     notes.append(
         "A call's time runs from its issue to its end; with several under way at once the sums can exceed the time."
     )
+    notes.append(
+        "Exposed is the time in which the main thread is inside a call or a wait, or stands still while a call is "
+        "under way; overlapped the time in which it computes, or is ready to, while a call is under way."
+    )
     if rates:
         notes.append(
             "Of the bound: the least time in which the bytes can be read and written, as a share of what a call takes "

@@ -1,18 +1,21 @@
 """What the ranks of a traced program have written, read and put together: every call with its phases.
 
 A call's phases on a rank: it *waits* until the last rank of the group has issued the call; from then on it *reduces*
-while torch combines parts, and *moves* the rest of the time. Never imports torch.
+while torch combines parts, and *moves* the rest of the time. Communication is *exposed* while the main thread is inside
+a call or a wait, and while it stands still with a call under way, wherever it waits. Never imports torch.
 """
 
 import json
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from unisono.errors import UsageError
-from unisono.trace.intervals import Interval, clipped, length, minus, union
+from unisono.trace.intervals import Interval, clipped, common, length, minus, union
 
 __all__ = ["CallRecord", "RankRecord", "Span", "read"]
 
@@ -60,7 +63,10 @@ class CallRecord:
 
 @dataclass
 class RankRecord:
-    """One rank: its calls by begin, the spans of its threads, the file of its compute events if there is one."""
+    """One rank: its calls by begin, the spans of its threads, the file of its compute events if there is one.
+
+    ``marks`` are moments with the time for which the main thread had been busy by then, ns.
+    """
 
     rank: int
     pid: int
@@ -71,7 +77,27 @@ class RankRecord:
     full: bool
     calls: list[CallRecord]
     spans: list[Span]
+    marks: list[tuple[int, int]] = field(default_factory=list)
     compute: Path | None = None
+
+    @cached_property
+    def flying(self) -> list[Interval]:
+        """When a call was under way."""
+        return union((call.begin, call.end) for call in self.calls)
+
+    @cached_property
+    def inside(self) -> list[Interval]:
+        """When the main thread was inside a call or a wait."""
+        return union((span.begin, span.end) for span in self.spans if span.thread == self.main)
+
+    @cached_property
+    def still(self) -> list[Interval]:
+        """When it was not, but did nothing else either while a call was under way.
+
+        A thread that waits has computed before: what it was not busy from one mark to the next lies at the end.
+        """
+        idle = [(since + busy - before, at) for (since, before), (at, busy) in pairwise(self.marks)]
+        return minus(common(idle, self.flying), self.inside)
 
 
 def read(folder: Path) -> list[RankRecord]:
@@ -108,6 +134,7 @@ def _rank(file: Path) -> RankRecord:
         data["full"],
         calls,
         spans,
+        [(at, busy) for at, busy in data["marks"]],
     )
     record.compute = compute if compute.exists() else None
     _share_out(reductions, calls)

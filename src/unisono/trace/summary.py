@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from unisono.trace.intervals import Interval, clipped, length, minus, union
+from unisono.trace.intervals import Interval, clipped, common, length, minus, union
 from unisono.trace.record import CallRecord, RankRecord, reduced
 
 __all__ = ["Bound", "CallSum", "RankSum", "Summary", "summarize"]
@@ -21,9 +21,10 @@ _TOP = 12
 class RankSum:
     """One rank, in seconds of the window that all ranks share.
 
-    ``exposed`` is the time in which the main thread was inside a call or a wait, of which ``waiting`` before other
-    ranks had come; ``overlapped`` the time in which a call was under way while the main thread did something else;
-    ``late`` the mean delay behind the first rank, and ``last`` the share of calls for which this rank came last.
+    ``exposed`` is the time in which the main thread was inside a call or a wait, or stood still while a call was under
+    way; of that ``waiting`` before other ranks had come. ``overlapped`` is the time in which a call was under way while
+    the main thread did something else; ``late`` the mean delay behind the first rank, and ``last`` the share of calls
+    for which this rank came last.
     """
 
     rank: int
@@ -121,15 +122,13 @@ def summarize(records: Sequence[RankRecord], bound: Bound) -> Summary:
 
 
 def _rank(record: RankRecord, window: Interval) -> RankSum:
-    inside = clipped(union((s.begin, s.end) for s in record.spans if s.thread == record.main), window)
-    flying = union((call.begin, call.end) for call in record.calls)
-    waits = union(call.wait for call in record.calls)
+    exposed = clipped(union([*record.inside, *record.still]), window)
     together = [call for call in record.calls if not call.message]
     return RankSum(
         rank=record.rank,
-        exposed=length(inside) / 1e9,
-        waiting=(length(inside) - length(minus(inside, waits))) / 1e9,
-        overlapped=length(minus(flying, inside)) / 1e9,
+        exposed=length(exposed) / 1e9,
+        waiting=length(common(exposed, (call.wait for call in record.calls))) / 1e9,
+        overlapped=length(minus(record.flying, exposed)) / 1e9,
         calls=len(record.calls),
         nbytes=sum(call.nbytes for call in record.calls),
         late=fmean(call.late for call in together) / 1e9 if together else 0.0,
