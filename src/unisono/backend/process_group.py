@@ -27,6 +27,7 @@ from unisono.errors import UsageError
 from unisono.run.lane import Task, telling
 from unisono.run.point_to_point import Message
 from unisono.run.prepared import Prepared, Ticket
+from unisono.transport.inference import outside_inference
 
 __all__ = ["UnisonoProcessGroup"]
 
@@ -43,6 +44,7 @@ class UnisonoProcessGroup(Membership):
         seconds = options.timeout.total_seconds() if options is not None else 0.0
         return seconds if seconds > 0 else self._group.timeout
 
+    @outside_inference
     def _do(self, op: str, options: Any, build: Callable[[], Operation]) -> Work:
         group = self._group
         if not group.joined:
@@ -254,18 +256,15 @@ class UnisonoProcessGroup(Membership):
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
         if work := self._by_mail("send", tensors[0], peer, tag):
             return work
-        check(tensors[0], "the tensor to send")
-        return self._message("send", tensors[0], as_bytes(flat_input(tensors[0])), peer, tag, None)
+        return self._message("send", tensors[0], peer, tag)
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
         if work := self._by_mail("recv", tensors[0], peer, tag):
             return work
-        result = Result(tensors[0], "the tensor to receive into")
-        return self._message("recv", tensors[0], as_bytes(result.flat), peer, tag, result.deliver)
+        return self._message("recv", tensors[0], peer, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        result = Result(tensors[0], "the tensor to receive into")
-        return self._message("recv", tensors[0], as_bytes(result.flat), None, tag, result.deliver)
+        return self._message("recv", tensors[0], None, tag)
 
     def _by_mail(self, op: str, tensor: torch.Tensor, peer: int, tag: int) -> Work | None:
         """The work of a message that goes in compiled loops; None if it takes the long way."""
@@ -284,23 +283,23 @@ class UnisonoProcessGroup(Membership):
             group.messages.hear()
         return FinishedWork([tensor], peer)
 
-    def _message(
-        self,
-        op: str,
-        tensor: torch.Tensor,
-        data: torch.Tensor,
-        peer: int | None,
-        tag: int,
-        after: Callable[[], None] | None,
-    ) -> Work:
-        group = self._group
+    @outside_inference
+    def _prepared(self, op: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Message:
+        group, after = self._group, None
+        if op == "send":
+            check(tensor, "the tensor to send")
+            data = as_bytes(flat_input(tensor))
+        else:
+            result = Result(tensor, "the tensor to receive into")
+            data, after = as_bytes(result.flat), result.deliver
         if not group.joined:
             group.join()
         if peer is not None:
             group.operations.check_rank(peer)
-        call = group.operations.call(op, tensor)
-        message = Message(call, data, peer, tag, [tensor], group.timeout, after)
-        background = not waited_for()
+        return Message(group.operations.call(op, tensor), data, peer, tag, [tensor], group.timeout, after)
+
+    def _message(self, op: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Work:
+        group, message, background = self._group, self._prepared(op, tensor, peer, tag), not waited_for()
         if profiler._is_profiler_enabled:
             with profiler.record_function(f"unisono:{op}"):
                 group.messages.submit(message, background)

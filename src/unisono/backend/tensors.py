@@ -40,10 +40,12 @@ def check(tensor: torch.Tensor, what: str) -> None:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory outside autograd: writes do not count as a new version, as with torch's own backends."""
-    if tensor.is_inference() and not torch.is_inference_mode_enabled():
-        alias = torch.empty(0, dtype=tensor.dtype, device="cpu")
-        return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-    return tensor.data
+    if not tensor.is_inference():
+        return tensor.data
+    alias = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    alias = alias.conj() if tensor.is_conj() else alias
+    return alias._neg_view() if tensor.is_neg() else alias
 
 
 def flat_input(tensor: torch.Tensor) -> torch.Tensor:

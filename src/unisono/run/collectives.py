@@ -18,6 +18,7 @@ from unisono.run.programs import Program
 from unisono.transport.arena import keep, place
 from unisono.transport.board import Board
 from unisono.transport.futex import LINGER
+from unisono.transport.inference import outside_inference
 from unisono.transport.layout import ABANDONED
 from unisono.transport.process import Identity
 from unisono.transport.segment import (
@@ -208,6 +209,7 @@ class CollectiveLane(Lane):
     def _under_way(self) -> Sequence[Task]:
         return list(self._queue)
 
+    @outside_inference
     def _carry(self, linger: bool) -> None:
         queue = self._queue
         while queue:

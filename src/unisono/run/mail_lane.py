@@ -15,6 +15,7 @@ from unisono.run.message import Arriving, Letter, Message
 from unisono.run.point_to_point import PointToPointLane
 from unisono.run.prepared import BRIEFLY, brief
 from unisono.transport import futex
+from unisono.transport.inference import outside_inference
 from unisono.transport.segment import Segment
 from unisono.watch.call import Call, call_site, name_of_dtype
 
@@ -107,6 +108,7 @@ class MailLane(PointToPointLane):
         inbox.current = arriving
         return arriving
 
+    @outside_inference
     def _carry(self, linger: bool) -> None:
         found = self._jobs() if self._mail.there else None
         if found is None:

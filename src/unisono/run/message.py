@@ -12,6 +12,7 @@ import torch
 
 from unisono.run.lane import Task
 from unisono.transport.base import as_bytes
+from unisono.transport.inference import outside_inference
 from unisono.transport.ring import UNIT, Ring
 from unisono.watch.call import Call, name_of_dtype
 from unisono.watch.flight import Note
@@ -84,6 +85,7 @@ class Message(Task):
         self.source = -1 if peer is None else peer
 
     @property
+    @outside_inference
     def data(self) -> torch.Tensor:
         """Its bytes, in a row; of a message with a letter not made before anybody asks."""
         if self._data is None:

@@ -18,6 +18,7 @@ from unisono.run.lane import Lane, Task
 from unisono.run.message import Arriving, Inbox, Message, read_head
 from unisono.run.refusals import Refusals, refusal
 from unisono.transport import futex
+from unisono.transport.inference import outside_inference
 from unisono.transport.process import Identity
 from unisono.transport.ring import UNIT, Ring
 from unisono.transport.segment import TROUBLE, Segment
@@ -81,6 +82,7 @@ class PointToPointLane(Lane):
     def _under_way(self) -> Sequence[Task]:
         return self._messages()
 
+    @outside_inference
     def _carry(self, linger: bool) -> None:
         limit = time.perf_counter() + futex.LINGER if linger else 0.0
         for attempt in range(_SPINS + _YIELDS if linger else 1):

@@ -11,6 +11,7 @@ import time
 import torch
 
 from unisono.transport import futex
+from unisono.transport.inference import outside_inference
 from unisono.transport.segment import MEETINGS, Segment
 
 __all__ = ["Board"]
@@ -103,6 +104,7 @@ class Board:
         number = self.meetings + 1
         return [r for r in range(self.size) if self._longs[self.segment.field(r, MEETINGS)] < number]
 
+    @outside_inference
     def typed(self, dtype: torch.dtype) -> torch.Tensor:
         """All staging areas as ``dtype``: (2 halves, world size, elements)."""
         view = self._typed.get(dtype)

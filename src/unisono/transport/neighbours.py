@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import torch
 
 from unisono.transport.arena import MAP_NORESERVE
+from unisono.transport.inference import outside_inference
 from unisono.transport.layout import ARENA, ARENA_NBYTES, ARENA_NONCE, PID
 from unisono.transport.segment import Segment
 
@@ -24,6 +25,7 @@ _MOST = 32 << 40  # bytes of addresses that the arenas of one group may take her
 class _Mapped:
     """A peer's arena: its address here, and all of it as bytes."""
 
+    @outside_inference
     def __init__(self, pid: int, fd_there: int, nbytes: int, nonce: int) -> None:
         """Raises `OSError` if it can not be opened or mapped, or is gone."""
         fd = os.open(f"/proc/{pid}/fd/{fd_there}", os.O_RDWR | os.O_CLOEXEC)

@@ -18,6 +18,7 @@ import torch
 
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.transport import futex
+from unisono.transport.inference import outside_inference
 from unisono.transport.layout import (
     ABSENT,
     CALL,
@@ -107,6 +108,7 @@ class Absentees(Protocol):
 class Segment:
     """A mapped segment: the same memory as 32-bit words, 64-bit words, raw bytes and one torch tensor of uint8."""
 
+    @outside_inference
     def __init__(self, fd: int, layout: Layout) -> None:
         self.layout = layout
         self.absentees: Absentees | None = None
