@@ -1,8 +1,10 @@
 """Ranks that wait for each other in a cycle: all of them raise within two seconds, with the chain and every line."""
 
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -68,6 +70,20 @@ def batch(rank: int, groups: list[Any]) -> None:
         work.wait()
 
 
+def beside_a_feeder(rank: int, groups: list[Any]) -> None:
+    """A thread feeds a queue of processes, as a DataLoader with workers has it."""
+    indices: multiprocessing.Queue[int] = multiprocessing.Queue()
+    indices.put(0)
+    dist.recv(torch.zeros(SMALL), 1 - rank)
+
+
+def beside_an_executor(rank: int, groups: list[Any]) -> None:
+    """Its thread has done its work and waits for more."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(int).result()
+        dist.recv(torch.zeros(SMALL), 1 - rank)
+
+
 PROGRAMS: dict[Callable[[int, list[Any]], None], tuple[int, list[list[int]], list[str]]] = {
     send_send: (2, [], [r"send\(float32 \[3000000\]\) to rank 1", r"send\(float32 \[3000000\]\) to rank 0"]),
     recv_recv: (2, [], [r"recv\(float32 \[4\]\) from rank 1", r"recv\(float32 \[4\]\) from rank 0"]),
@@ -84,6 +100,8 @@ PROGRAMS: dict[Callable[[int, list[Any]], None], tuple[int, list[list[int]], lis
     three_groups: (3, [[0, 1], [1, 2], [2, 0]], [r"\[0, 1\]", r"\[1, 2\]", r"\[0, 2\]"]),
     waits_in_work: (2, [], ["from rank 1", "from rank 0"]),
     batch: (2, [], ["from rank 1", "from rank 0"]),
+    beside_a_feeder: (2, [], ["from rank 1", "from rank 0"]),
+    beside_an_executor: (2, [], ["from rank 1", "from rank 0"]),
 }
 
 
@@ -138,6 +156,7 @@ def slow_but_sound(rank: int, world_size: int) -> list[str]:
     # A thread sends what the main threads of both wait for.
     if rank < 2:
         thread = threading.Timer(1.0, lambda: dist.send(torch.ones(1), 1 - rank))
+        thread.name = "unisono sender"  # as the library's own threads are named
         thread.start()
         faults.append(attempt(lambda: dist.recv(x, 1 - rank)))
         thread.join()

@@ -6,7 +6,6 @@ The launcher never imports torch. Ranks end with it: each watches its parent and
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
 from unisono.errors import PeerLostError, UnisonoError
+from unisono.watch.threads import OwnThread
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
@@ -86,7 +86,7 @@ def _follow(
 def _rank_main(settings: Settings, rank: int, init_method: str, pipe: connection.Connection) -> None:
     """What a rank's process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, name="unisono end with parent", daemon=True).start()
+    OwnThread(target=_end_with_parent, name="unisono end with parent", daemon=True).start()
     try:
         from unisono.bench.measure import run_rank
 

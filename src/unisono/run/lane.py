@@ -25,6 +25,7 @@ from unisono.watch.call import Call, Site, call_site, site_text
 from unisono.watch.farewell import farewell, first_line, same
 from unisono.watch.flight import save_after
 from unisono.watch.page import watch
+from unisono.watch.threads import OwnThread
 from unisono.watch.vigil import Vigil
 
 __all__ = ["Lane", "Task", "telling"]
@@ -303,8 +304,7 @@ class Lane(ABC):
 
     def _end(self, task: Task, error: BaseException | None = None) -> None:
         """Marks a call done. Lock held."""
-        task.error, task.done = error, True
-        task.steps = None
+        task.error, task.steps, task.done = error, None, True
         if task.listeners:
             self._settled.append(task)
 
@@ -328,7 +328,7 @@ class Lane(ABC):
             return
         with self._starting:
             if self._worker is None and not self._closed:
-                self._worker = threading.Thread(target=self._run_worker, name=f"unisono {self._label}", daemon=True)
+                self._worker = OwnThread(target=self._run_worker, name=f"unisono {self._label}", daemon=True)
                 self._worker.start()
         self._work_there.set()
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from unisono.errors import UsageError
+from unisono.watch.threads import OwnThread
 
 __all__ = ["KINDS", "MESSAGES", "WARM", "Loops", "loops", "wanted"]
 
@@ -96,7 +97,7 @@ class Loops:
             if kind not in self._asked and kind not in self._failed:
                 self._asked.append(kind)
             if self._thread is None and self._asked:
-                self._thread = threading.Thread(target=self._work, name="unisono compiles loops")
+                self._thread = OwnThread(target=self._work, name="unisono compiles loops")
                 self._thread.start()
         return False
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from unisono.errors import PeerLostError, UnisonoError, UsageError
 from unisono.train.orphan import LAUNCHER
 from unisono.train.settings import Outcome, Settings, StepRecord
+from unisono.watch.threads import OwnThread
 
 if TYPE_CHECKING:
     from unisono.train.job import Listener
@@ -199,7 +200,7 @@ def _termination_as_exit() -> Iterator[None]:
 def _rank_main(settings: Settings, rank: int, store: Path, pipe: connection.Connection) -> None:
     """What a rank's process does; its last act is to send the outcome or the failure."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    OwnThread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     try:
         from unisono.train.job import run_rank
 

@@ -21,6 +21,7 @@ from unisono.transport import futex
 from unisono.transport.process import Identity
 from unisono.watch.flight import dump_flight_record
 from unisono.watch.site import is_inner, is_standard
+from unisono.watch.threads import OwnThread
 
 __all__ = ["PAGE_NAME", "Glance", "Page", "Watch", "close_watch", "find_page", "watch"]
 
@@ -143,7 +144,7 @@ class Watch(Page):
         self._known: dict[Identity, Page | None] = {}
         self._ended = False
         self._main = threading.main_thread().ident
-        self._thread = threading.Thread(target=self._answer_requests, name="unisono watch", daemon=True)
+        self._thread = OwnThread(target=self._answer_requests, name="unisono watch", daemon=True)
         self._thread.start()
 
     def begin(self, text: str) -> int:
