@@ -72,18 +72,21 @@ def test_compute_events_come_along(tmp_path: Path) -> None:
 
 
 def waits_in_torch(rank: int, world_size: int, folder: str) -> None:
-    """Rank 1 comes 60 ms late; rank 0 computes for 20 ms of that and waits in torch's C++ for the rest."""
-    collector = Collector(Path(folder))
+    """Rank 0 computes for 20 ms and waits in torch's C++ for rank 1, which comes 40 ms later."""
+    collector, waits = Collector(Path(folder)), Path(folder, "waits")
     dist.barrier()
     collector.start()
     try:
         if rank == 1:
-            time.sleep(0.06)
+            while not waits.exists():
+                time.sleep(0.001)
+            time.sleep(0.04)
         future = dist.all_reduce(torch.ones(4), async_op=True).get_future()
         if rank == 0:
             until = time.thread_time() + 0.02
             while time.thread_time() < until:
                 pass
+            waits.touch()
         future.wait()
     finally:
         collector.write()

@@ -62,6 +62,14 @@ def test_kinds_of_calls_by_place(summary: Summary) -> None:
     assert async_call.seconds == pytest.approx(2000e-9)
 
 
+def test_calls_of_disjoint_groups_are_counted_per_rank(tmp_path: Path) -> None:
+    for rank in range(4):
+        group = {"group": f"group {rank // 2}", "ranks": [rank // 2 * 2, rank // 2 * 2 + 1]}
+        write(tmp_path, rank, calls=[call(k, 1000 * k, 1000 * k + 300, **group) for k in range(1, 6)])
+    (kind,) = summarize(read(tmp_path), lambda *_: 0.0).top
+    assert (kind.count, kind.seconds, kind.mean) == (5, pytest.approx(1500e-9), pytest.approx(300e-9))
+
+
 def test_the_page_holds_the_numbers_and_nothing_from_outside(summary: Summary) -> None:
     page = report_page(summary, "trace.json", "copies fast")
     assert "train.py --lr &lt;1&gt;" in page

@@ -1,6 +1,6 @@
 """The trace as https://ui.perfetto.dev and chrome://tracing open it: a process per rank. Never imports torch.
 
-Format: "Trace Event Format", JSON object form; times in microseconds from the first call. Tracks of a rank: what its
+Format: "Trace Event Format", JSON object form; times in microseconds from the first event. Tracks of a rank: what its
 threads do in calls and waits; the calls under way, each with its phases below it; and, if asked for, what
 torch.profiler saw.
 """
@@ -20,14 +20,18 @@ _THREADS, _FLIGHT, _COMPUTE = 0, 100, 1000  # track numbers
 
 def write_trace(path: Path, records: Sequence[RankRecord]) -> None:
     """Write all ranks into one file."""
-    origin = min((call.begin for record in records for call in record.calls), default=0)
-    events = [event for record in records for event in _events(record, origin)]
+    events = [event for record in records for event in _events(record)]
+    timed = [event for event in events if "ts" in event]
+    origin = min((event["ts"] for event in timed), default=0)
+    for event in timed:
+        event["ts"], event["dur"] = (event["ts"] - origin) / 1e3, event["dur"] / 1e3
     about = {"program": records[0].program, "ranks": len(records)}
     data = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
     path.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
 
 
-def _events(record: RankRecord, origin: int) -> Iterator[_Event]:
+def _events(record: RankRecord) -> Iterator[_Event]:
+    """All of one rank, with times in nanoseconds of the host's clock."""
     rank = record.rank
     yield _named("process", rank, 0, f"rank {rank} (pid {record.pid} on {record.host})")
     yield {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}
@@ -37,9 +41,9 @@ def _events(record: RankRecord, origin: int) -> Iterator[_Event]:
         yield _named("thread", rank, _THREADS + at, name)
     for span in record.spans:
         place = {"pid": rank, "tid": _THREADS + threads.index(span.thread)}
-        yield _slice(span.name, "in unisono", (span.begin, span.end), origin, place, {"from": span.site})
+        yield _slice(span.name, "in unisono", (span.begin, span.end), place, {"from": span.site})
     for still in record.still:
-        yield _slice("stands still", "exposed", still, origin, {"pid": rank, "tid": _THREADS}, {})
+        yield _slice("stands still", "exposed", still, {"pid": rank, "tid": _THREADS}, {})
     free: list[int] = []
     for call in record.calls:
         at = next((k for k, until in enumerate(free) if until <= call.begin), len(free))
@@ -47,11 +51,11 @@ def _events(record: RankRecord, origin: int) -> Iterator[_Event]:
             free.append(0)
             yield _named("thread", rank, _FLIGHT + at, "under way" if at == 0 else f"under way ({at + 1})")
         free[at] = call.end
-        yield from _call(call, origin, {"pid": rank, "tid": _FLIGHT + at})
-    yield from _computing(record, origin)
+        yield from _call(call, {"pid": rank, "tid": _FLIGHT + at})
+    yield from _computing(record)
 
 
-def _call(call: CallRecord, origin: int, place: _Event) -> Iterator[_Event]:
+def _call(call: CallRecord, place: _Event) -> Iterator[_Event]:
     arguments = {
         "call": call.words,
         "nbytes": call.nbytes,
@@ -60,19 +64,19 @@ def _call(call: CallRecord, origin: int, place: _Event) -> Iterator[_Event]:
         "from": call.site,
         "late_us": call.late / 1e3,
     }
-    yield _slice(call.op, "call", (call.begin, call.end), origin, place, arguments)
+    yield _slice(call.op, "call", (call.begin, call.end), place, arguments)
     for name, pieces in (("wait", [call.wait]), ("reduce", call.reductions), ("move", call.moves)):
         for begin, end in pieces:
             if begin < end:
-                yield _slice(name, "phase", (begin, end), origin, place, {})
+                yield _slice(name, "phase", (begin, end), place, {})
 
 
-def _computing(record: RankRecord, origin: int) -> Iterator[_Event]:
+def _computing(record: RankRecord) -> Iterator[_Event]:
     """torch.profiler's events, on the same clock."""
     if record.compute is None:
         return
     data = json.loads(record.compute.read_text(encoding="utf-8"))
-    base = int(data.get("baseTimeNanoseconds", 0)) - record.clock - origin
+    base = int(data.get("baseTimeNanoseconds", 0)) - record.clock
     threads: dict[Any, int] = {}
     for event in data["traceEvents"]:
         if event.get("ph") != "X" or event.get("cat") not in ("cpu_op", "user_annotation"):
@@ -84,17 +88,16 @@ def _computing(record: RankRecord, origin: int) -> Iterator[_Event]:
             "name": event["name"],
             "cat": event["cat"],
             "ph": "X",
-            "ts": event["ts"] + base / 1e3,
-            "dur": event["dur"],
+            "ts": event["ts"] * 1e3 + base,
+            "dur": event["dur"] * 1e3,
             "pid": record.rank,
             "tid": threads[event["tid"]],
         }
 
 
-def _slice(name: str, kind: str, when: tuple[int, int], origin: int, place: _Event, arguments: _Event) -> _Event:
+def _slice(name: str, kind: str, when: tuple[int, int], place: _Event, arguments: _Event) -> _Event:
     begin, end = when
-    times = {"ts": (begin - origin) / 1e3, "dur": (end - begin) / 1e3}
-    return {"name": name, "cat": kind, "ph": "X", **times, **place, "args": arguments}
+    return {"name": name, "cat": kind, "ph": "X", "ts": begin, "dur": end - begin, **place, "args": arguments}
 
 
 def _named(what: str, rank: int, track: int, name: str) -> _Event:

@@ -44,9 +44,9 @@ class RankSum:
 
 @dataclass(frozen=True)
 class CallSum:
-    """All calls of one kind from one place: seconds are means over ranks of the sums, ``mean`` is per call.
+    """All calls of one kind from one place: ``count`` and ``seconds`` are means over the ranks that make them.
 
-    ``bound`` is the least time of a call as a share of what it took beyond waiting; 0 if unknown.
+    ``mean`` is per call; ``bound`` is the least time of a call as a share of what it took beyond waiting, 0 if unknown.
     """
 
     words: str
@@ -145,27 +145,28 @@ def _clearly(slowest: RankSum, ranks: Sequence[RankSum]) -> bool:
 def _kinds(records: Sequence[RankRecord], bound: Bound) -> list[CallSum]:
     """Calls of one kind and place together, the costliest first."""
     found: dict[tuple[str, str], list[CallRecord]] = {}
+    makers: dict[tuple[str, str], set[int]] = {}
     for record in records:
         for call in record.calls:
             found.setdefault((call.words, call.site), []).append(call)
-    sums = [_kind(words, site, calls, bound) for (words, site), calls in found.items()]
+            makers.setdefault((call.words, call.site), set()).add(record.rank)
+    sums = [_kind(calls, len(makers[kind]), bound) for kind, calls in found.items()]
     return sorted(sums, key=lambda kind: -kind.seconds)
 
 
-def _kind(words: str, site: str, calls: list[CallRecord], bound: Bound) -> CallSum:
+def _kind(calls: list[CallRecord], ranks: int, bound: Bound) -> CallSum:
     first = calls[0]
     total = sum(call.end - call.begin for call in calls)
     waiting = sum(length([call.wait]) for call in calls)
     reducing = sum(reduced(call) for call in calls)
     least = bound(first.op, first.nbytes, len(first.ranks))
     alone = (total - waiting) / 1e9 / len(calls)
-    ranks = len({(c.group, c.number): None for c in calls})
     return CallSum(
-        words=words,
-        site=site,
-        count=ranks,
+        words=first.words,
+        site=first.site,
+        count=round(len(calls) / ranks),
         nbytes=first.nbytes,
-        seconds=total / 1e9 / max(1, len(calls) / ranks),
+        seconds=total / 1e9 / ranks,
         mean=total / 1e9 / len(calls),
         wait=waiting / total if total else 0.0,
         move=(total - waiting - reducing) / total if total else 0.0,
