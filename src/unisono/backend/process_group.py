@@ -125,7 +125,7 @@ class UnisonoProcessGroup(Membership):
         if work := self._quickly(Express.all_reduce, op, tensors[0], mine, opts):
             return work
         if tensors[0].is_sparse:
-            return all_reduce_sparse(self, tensors[0], op)
+            return all_reduce_sparse(self, tensors[0], op, opts)
         return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce(tensors[0], op, factor))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:

@@ -5,35 +5,57 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
+from unisono.backend.operations import Operation
+from unisono.backend.tensors import as_bytes
 from unisono.backend.work import FinishedWork
 from unisono.errors import UsageError
+from unisono.run import programs
+from unisono.watch.call import Call, name_of_dtype
 
 __all__ = ["all_reduce_sparse"]
 
 
-def all_reduce_sparse(group: Any, tensor: torch.Tensor, name: str) -> Work:
+def all_reduce_sparse(group: Any, tensor: torch.Tensor, name: str, opts: Any) -> Work:
     """Sums sparse COO tensors of equal shape over ``group`` (a `UnisonoProcessGroup`), in place; done on return.
 
     Raises `UsageError` for another reduce op (``name``) than SUM.
     """
-    if name != "SUM":
-        raise UsageError(f"all_reduce of a sparse tensor combines with SUM alone, not {name}; use .to_dense()")
-    mine = tensor.detach().coalesce()
-    size, dims = group.getSize(), mine.sparse_dim()
-    counts = torch.empty(size, dtype=torch.int64, device="cpu")
-    _wait(group.all_gather_single(counts, torch.tensor([mine._nnz()], device="cpu")))
-    entries = [int(count) for count in counts]
-    rest = mine.values().shape[1:]
-    indices = [torch.empty((count, dims), dtype=torch.int64, device="cpu") for count in entries]
-    values = [torch.empty((count, *rest), dtype=mine.dtype, device="cpu") for count in entries]
-    _wait(group.allgather([indices], [mine.indices().t().contiguous()]))
-    _wait(group.allgather([values], [mine.values()]))
+    mine = _Entries(group.getSize())
+    _wait(group._do("all_reduce", opts, lambda: mine.count(group, tensor, name)))
+    rest = mine.values.shape[1:]
+    counts = mine.counts.tolist()
+    indices = [torch.empty((count, mine.indices.shape[0]), dtype=torch.int64, device="cpu") for count in counts]
+    values = [torch.empty((count, *rest), dtype=mine.values.dtype, device="cpu") for count in counts]
+    _wait(group.allgather([indices], [mine.indices.t().contiguous()]))
+    _wait(group.allgather([values], [mine.values]))
     total = torch.sparse_coo_tensor(
-        torch.cat(indices).t(), torch.cat(values), mine.shape, check_invariants=False
+        torch.cat(indices).t(), torch.cat(values), tensor.shape, check_invariants=False
     ).coalesce()
     with torch.no_grad():
         tensor.copy_(total)
     return FinishedWork([tensor])
+
+
+class _Entries:
+    """This rank's entries, and how many each rank has once these have been counted."""
+
+    def __init__(self, size: int) -> None:
+        self.counts = torch.empty(size, dtype=torch.int64, device="cpu")
+        self.indices: torch.Tensor
+        self.values: torch.Tensor
+
+    def count(self, group: Any, tensor: torch.Tensor, name: str) -> Operation:
+        """Counts the entries of all ranks, in a call whose header tells what tensors these are of."""
+        if name != "SUM":
+            raise UsageError(f"all_reduce of a sparse tensor combines with SUM alone, not {name}; use .to_dense()")
+        whole = tensor.detach().coalesce()
+        self.indices, self.values = whole.indices(), whole.values()
+        dims, board = tensor.sparse_dim(), group._group.operations.board
+        words = f"sparse {name_of_dtype(tensor.dtype)} {list(tensor.shape)} of {dims} sparse dims"
+        call = Call("all_reduce", tensor.dtype, tuple(tensor.shape), name, rest=words, words=words)
+        own = as_bytes(torch.tensor([whole._nnz()], device="cpu"))
+        places = as_bytes(self.counts).view(board.size, -1)
+        return Operation(call, programs.all_gather_flat(board, own, places), [tensor])
 
 
 def _wait(work: Work) -> None:
