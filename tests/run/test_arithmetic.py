@@ -13,9 +13,9 @@ from run.test_every_algorithm import over
 from unisono.errors import UsageError
 from unisono.run.arithmetic import arithmetic
 from unisono.run.front import named, run
-from unisono.run.lane import Task
 from unisono.run.reduce import reducer
 from unisono.run.scheduled import scheduled
+from unisono.run.task import Task
 from unisono.transport.loopback import Loopback, run_loopback
 from unisono.watch.call import Call
 

@@ -10,9 +10,9 @@ from ranks import ranks
 from run.cases import FACTOR, REDUCING, Case, Tensors, every_case, given, problems, same
 from unisono.errors import MismatchError, UsageError
 from unisono.run.front import named
-from unisono.run.lane import Task
 from unisono.run.record import Record, merged
 from unisono.run.scheduled import scheduled, told_sizes
+from unisono.run.task import Task
 from unisono.schedule import Schedule
 from unisono.watch.call import Call, piece
 

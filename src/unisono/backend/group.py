@@ -18,6 +18,7 @@ from unisono.backend.roll import Roll
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.run.collectives import CollectiveLane
 from unisono.run.mail_lane import MailLane
+from unisono.run.reentry import reentered
 from unisono.transport.arena import announce
 from unisono.transport.board import Board
 from unisono.transport.process import Identity
@@ -71,7 +72,7 @@ class Group:
         self._segment: Segment | None = None
         self._fd = -1
         self.joined = False
-        self._joining = threading.Lock()
+        self._joining = threading.RLock()
         self._closed = ""
         global _trouble
         _trouble = None
@@ -83,6 +84,8 @@ class Group:
 
     def join(self) -> None:
         """Maps the segment if that is still to be done; raises if the group is closed."""
+        if self._joining._is_owned():  # type: ignore[attr-defined]
+            raise reentered("a call", self.label)
         with self._joining:
             if not self.joined:
                 with self._able():
@@ -103,9 +106,12 @@ class Group:
             self._roll.give_up(words)
             raise UnisonoError(f"rank {self.names[self.rank]} {words}") from error
 
-    def _join(self) -> None:
+    def _refuse_if_closed(self) -> None:
         if self._closed:
             raise UsageError(f"{self.label} can not be used any more: this rank {self._closed}")
+
+    def _join(self) -> None:
+        self._refuse_if_closed()
         deadline = time.monotonic() + self.timeout
         segment = self._segment
         if segment is None:
@@ -120,6 +126,9 @@ class Group:
         self.lists = Lists(self.operations, self.operations, self.collectives.desk)
         self.messages = MailLane(segment, self.rank, self.names, self.label)
         self.collectives.refusals = self.messages.refusals
+        if self._closed:  # by a signal handler, meanwhile
+            self._say_left(segment, _farewell(self._closed))
+        self._refuse_if_closed()
         self.joined = True
 
     def _claim(self, segment: Segment) -> None:
@@ -153,6 +162,7 @@ class Group:
             missing = [name for r, name in enumerate(self.names) if segment.state(r) == ABSENT]
             if not missing:
                 break
+            self._refuse_if_closed()
             if pause >= 0.02:
                 self._check_missing(segment)
             if time.monotonic() > deadline:
@@ -190,7 +200,8 @@ class Group:
         if self.joined and segment is not None:
             error = UnisonoError(f"{self.label}: this rank {why} while the call was under way")
             self.collectives.close(error)
-            self.collectives.offers.neighbours.forget()
+            if not self.collectives.entered():  # a call that this one interrupts may be reading there
+                self.collectives.offers.neighbours.forget()
             self.messages.close(error)
             self._log_refusals()
             self._say_left(segment, words)

@@ -24,9 +24,9 @@ from unisono.backend.synchronous import waited_for
 from unisono.backend.tensors import PLAIN, Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
-from unisono.run.lane import Task, telling
 from unisono.run.point_to_point import Message
 from unisono.run.prepared import Prepared, Ticket
+from unisono.run.task import Task, telling
 from unisono.transport.inference import outside_inference
 
 __all__ = ["UnisonoProcessGroup"]
@@ -92,7 +92,7 @@ class UnisonoProcessGroup(Membership):
 
     def _start(self, prepared: Prepared, into: Any, source: Any, outputs: list[Any], options: Any) -> Work | None:
         lane, background = self._group.collectives, options.asyncOp and not telling()
-        task = lane.at_once(prepared, into, source, lambda: self._seconds(options), background)
+        task = lane.at_once(prepared, into, source, self._seconds, options, background)
         if task is None:
             if isinstance(prepared, Ticket) or not options.asyncOp:
                 return None

@@ -10,11 +10,12 @@ import torch
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.run.desk import Desk, Order
 from unisono.run.fused_words import DONE, UNSURE, WAITS
-from unisono.run.lane import Lane, Task
+from unisono.run.lane import Lane
 from unisono.run.offers import AGAIN, DIRECT, STAGED, Offers
 from unisono.run.parley import parley
 from unisono.run.prepared import Ordered, Prepared, Ticket, brief
 from unisono.run.programs import Program
+from unisono.run.task import Task
 from unisono.transport.arena import keep, place
 from unisono.transport.board import Board
 from unisono.transport.futex import LINGER
@@ -94,27 +95,34 @@ class CollectiveLane(Lane):
         prepared: Prepared,
         output: torch.Tensor,
         tensor: torch.Tensor,
-        timeout: Callable[[], float],
+        timeout: Callable[[Any], float],
+        options: Any,
         background: bool = False,
     ) -> Task | None:
         """Carries a prepared call out, if the lane is free; else returns None, nothing done. Raises the call's error.
 
         Where the peers do not come at once it becomes a task like any other; only then is it asked what the ``timeout``
-        is (seconds). In the ``background`` it waits at a meeting no longer than moving its data may take, so that calls
-        of ranks that walk in step are done when they return; the task it returns may be under way, or have an error.
+        of the ``options`` is (seconds). In the ``background`` it waits at a meeting no longer than moving its data may
+        take, so that calls of ranks that walk in step are done when they return; the task it returns may be under way,
+        or have an error.
         """
+        if self.entered():
+            self._alone(prepared.call)
         begin: Any = self._run if isinstance(prepared, Order) else self._express
         with self._lock:
             if self._queue or self.failed is not None:
                 return None
             try:
-                task: Task = begin(prepared, output, tensor, timeout, brief(prepared.call) if background else LINGER)
-            except (MismatchError, UsageError) as error:  # all ranks have met over it: the group stays usable
+                steps = begin(prepared, output, tensor, brief(prepared.call) if background else LINGER)
+                if steps is None:
+                    return _ENDED
+                task = Task(prepared.call, steps, [output], timeout(options))
+            except _Agreed as agreed:  # all ranks have met over it: the group stays usable
                 self._account()
                 if not background:
-                    raise
+                    raise agreed.error from None
                 task = Task(prepared.call, None, [output], 0.0)
-                self._end(task, error)
+                self._end(task, agreed.error)
             except BaseException as error:
                 _keep_shared([output])
                 self._give_up(error if isinstance(error, UnisonoError) else _broken(error))
@@ -131,10 +139,8 @@ class CollectiveLane(Lane):
             self.finish(task, held=False)
         return task
 
-    def _express(
-        self, ticket: Ticket, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float], patience: float
-    ) -> Task:
-        """The task of a call of one meeting that has been carried as far as it goes. Lock held."""
+    def _express(self, ticket: Ticket, output: torch.Tensor, tensor: torch.Tensor, patience: float) -> Program | None:
+        """Carries a call of one meeting as far as it goes: what is left of it. Lock held."""
         board, call = self._board, ticket.call
         half = board.meetings & 1
         self._count(call)
@@ -143,21 +149,18 @@ class CollectiveLane(Lane):
         board.arrive()
         self._arrived = True
         if not board.linger(patience):
-            return Task(call, ticket.rest(half, output, tensor), [output], timeout())
+            return ticket.rest(half, output, tensor)
         self._fresh = self._arrived = False
         self._check(call, None)
         ticket.collect(half, output, tensor)
         self._account()
-        return _ENDED
+        return None
 
-    def _run(
-        self, order: Order, output: torch.Tensor, tensor: torch.Tensor, timeout: Callable[[], float], patience: float
-    ) -> Task:
+    def _run(self, order: Order, output: torch.Tensor, tensor: torch.Tensor, patience: float) -> Program | None:
         """As `_express`, all of it in one call of the compiled loops. Raises what its headers tell. Lock held."""
         calls, number = self._flight.calls, self._issued + 1
         self._issued, calls[number % len(calls)] = number, order.call
-        steps = self._loop(order, output, tensor, patience, number)
-        return _ENDED if steps is None else Task(order.call, steps, [output], timeout())
+        return self._loop(order, output, tensor, patience, number)
 
     def _loop(
         self,
@@ -244,18 +247,12 @@ class CollectiveLane(Lane):
             self._arrived = False
             if self._fresh:
                 self._fresh = False
-                try:
-                    self._check(task.call, task.site)
-                except (MismatchError, UsageError) as error:
-                    raise _Agreed(error) from None
+                self._check(task.call, task.site)
 
     def _begin(self, task: Task, linger: bool) -> bool:
         """Gives the head of the queue, an order, to the compiled loops; whether it is done."""
         assert isinstance(task, Ordered)
-        try:
-            task.steps = self._loop(task.order, task.output, task.tensor, LINGER if linger else 0.0, site=task.site)
-        except (MismatchError, UsageError) as error:
-            raise _Agreed(error) from None
+        task.steps = self._loop(task.order, task.output, task.tensor, LINGER if linger else 0.0, site=task.site)
         if task.steps is None:
             self._queue.popleft()
             self._end(task)
@@ -295,7 +292,7 @@ class CollectiveLane(Lane):
         return found[1], found[2]
 
     def _check(self, call: Call, site: Site | None) -> None:
-        """The guard, after the first meeting of a call."""
+        """The guard, after the first meeting of a call. Raises `_Agreed`."""
         board = self._board
         _, start, stop = self._spans[1 - board.half]
         headers = board.segment.raw[start:stop]
@@ -304,7 +301,7 @@ class CollectiveLane(Lane):
             if found is not None:
                 self._report(call, site, found)
             if call.refused:
-                raise call.mistake(self._names[board.rank])
+                raise _Agreed(call.mistake(self._names[board.rank]))
 
     def _report(self, call: Call, issued: Site | None, found: Disagreement) -> None:
         """Every rank has seen the same headers, so every rank comes here: tell each other in words, then raise."""
@@ -313,12 +310,12 @@ class CollectiveLane(Lane):
             self._flight.locate(number, place)
         text, agreed = parley(self._board, self._names, self._label, number, call, place, found)
         if agreed and call.refused:
-            raise call.mistake(self._names[self._board.rank])
+            raise _Agreed(call.mistake(self._names[self._board.rank]))
         error = MismatchError(text)
         self._save_record(error)
         if not agreed:
             self._give_up(error)
-        raise error
+        raise _Agreed(error)
 
     def _nap(self, seconds: float) -> None:
         self._board.sleep(seconds)

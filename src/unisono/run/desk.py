@@ -105,7 +105,7 @@ class Desk:
         self._board, self._flight, self._mode = board, flight, wanted()
         self._offers = offers
         self._words: Any = None
-        self._setting_up = threading.Lock()
+        self._setting_up = threading.RLock()
         self.address = 0
         self._users: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.open_at = WARM if self._mode == _COLD else -1

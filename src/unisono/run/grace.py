@@ -5,7 +5,7 @@ what nobody has come back for: not calls whose callers come now and then, and th
 carried theirs themselves. Whoever listens for the end of a call, as DDP does in C++, will not come: the worker hurries.
 """
 
-import threading
+from unisono.run.reentry import Flag
 
 __all__ = ["Grace"]
 
@@ -21,7 +21,7 @@ class Grace:
 
     def __init__(self) -> None:
         self.seconds, self.rests, self._left = _SHORTEST, False, _TIMES
-        self.visits, self._listened = 0, threading.Event()
+        self.visits, self._listened = 0, Flag()
 
     def hurry(self) -> None:
         """Somebody listens for the end of a call."""

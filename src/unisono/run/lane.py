@@ -12,13 +12,13 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
 from unisono.run.grace import Grace
+from unisono.run.reentry import Flag, interruption, reentered
 from unisono.run.refusals import Refusals
+from unisono.run.task import Task, tell, telling
 from unisono.transport.process import Identity, alive, stopped
 from unisono.transport.segment import FAREWELL, GAVE_UP, REFUSED, STATE, Segment
 from unisono.watch.call import Call, Site, call_site, site_text
@@ -28,39 +28,12 @@ from unisono.watch.page import watch
 from unisono.watch.threads import OwnThread
 from unisono.watch.vigil import Vigil
 
-__all__ = ["Lane", "Task", "telling"]
+__all__ = ["Lane"]
 
 _lanes: "weakref.WeakSet[Lane]" = weakref.WeakSet()
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
 _SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
 _PATIENCE = 0.3  # s: how long a failing rank waits for the others to write their flight records
-
-
-class _Telling(threading.local):
-    on = False  # while this thread runs listeners
-
-
-_telling = _Telling()
-
-
-def telling() -> bool:
-    """Whether this thread runs a listener: its calls are not left to the background."""
-    return _telling.on
-
-
-class Task:
-    """One call under way: what was asked, the steps left, the outcome."""
-
-    __slots__ = ("call", "deadline", "done", "error", "issued", "listeners", "outputs", "site", "steps")
-
-    def __init__(self, call: Call, steps: Any, outputs: list[Any], timeout: float) -> None:
-        self.call, self.steps, self.outputs = call, steps, outputs
-        self.site: Site | None = None  # where it was issued, if that is not on the stack any more
-        self.issued = time.monotonic()
-        self.deadline = self.issued + timeout
-        self.done = False
-        self.error: BaseException | None = None
-        self.listeners: list[Callable[[Task], None]] = []
 
 
 class Lane(ABC):
@@ -70,11 +43,10 @@ class Lane(ABC):
         self._segment, self._rank, self._names, self._label = segment, rank, names, label
         self._watch = watch()
         self.failed: UnisonoError | None = None
-        self._lock = threading.Lock()
+        self._new_locks()
         self._settled: deque[Task] = deque()
         self._worker: threading.Thread | None = None
-        self._starting = threading.Lock()  # held while the worker is made
-        self._work_there = threading.Event()
+        self._work_there = Flag()
         self._grace = Grace()
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the lane to them
         self._closed = False
@@ -83,6 +55,17 @@ class Lane(ABC):
         self.refused = segment.longs[at : at + 1]
         """One word, not 0 if a peer has refused a message of this rank: the call that sees it shall `hear`."""
         _lanes.add(self)
+
+    def _new_locks(self) -> None:
+        self._lock = threading.RLock()
+        self._starting = threading.RLock()  # held while the worker is made
+        self.entered: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
+        """Whether this thread holds the lane; true where a signal handler or finalizer asks in the midst of a call."""
+
+    def _alone(self, call: Call, what: str = "") -> None:
+        """Raises `UsageError` if this thread is in the midst of another call of this lane."""
+        if self.entered():
+            raise reentered(what + call.describe(self._names), self._label)
 
     @abstractmethod
     def busy(self) -> bool:
@@ -118,13 +101,13 @@ class Lane(ABC):
         Raises the call's own error if it is not left to the background. A listener's own calls never are: it may run on
         the worker, which could not carry them while the listener waits for them.
         """
+        self._alone(task.call)
         background = background and not telling()
         if background:
             with self._lock:
                 self._refuse_if_failed()
                 self._enqueue(task)
-                with self._all_or_nothing():
-                    self._carry(linger=False)
+                self._go(linger=False)
                 if not task.done:
                     task.site = call_site()
                     self._locate(task, task.site)
@@ -135,8 +118,7 @@ class Lane(ABC):
         with self._lock:
             self._refuse_if_failed()
             self._enqueue(task)
-            with self._all_or_nothing():
-                self._carry(linger=True)
+            self._go(linger=True)
         self.finish(task, held=False)
 
     def _refuse_if_failed(self) -> None:
@@ -145,22 +127,24 @@ class Lane(ABC):
             again.args = (f"this group has failed before and can only be destroyed: {self.failed}",)
             raise again
 
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Ctrl-C and the like must not leave half a step behind that later calls would build on: the lane gives up."""
+    def _go(self, linger: bool) -> None:
+        """Carries the calls. An exception that comes in between (Ctrl-C, a signal handler's) must not leave half a step
+        behind that later calls would build on: the lane gives up. Lock held.
+        """
         try:
-            yield
-        except Exception:
-            raise
+            self._carry(linger)
         except BaseException as error:
-            self._give_up(_interruption(error))
+            self._give_up(interruption(error))
             raise
+        if self._closed and self.failed is not None:  # by a signal handler, meanwhile
+            self._fail_all(self.failed)
 
     def _give_up(self, error: UnisonoError) -> None:
-        """No call can follow in this lane, and the peers are told. Lock held."""
-        self.failed = same(error)
-        self._segment.say(self._rank, FAREWELL, farewell(first_line(error), error.cause))
-        self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
+        """No call can follow in this lane, and the peers are told unless it has left them. Lock held."""
+        if not self._closed:
+            self.failed = same(error)
+            self._segment.say(self._rank, FAREWELL, farewell(first_line(error), error.cause))
+            self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
         self._fail_all(error)
 
     def finish(self, task: Task, timeout: float | None = None, held: bool = True) -> None:
@@ -169,6 +153,7 @@ class Lane(ABC):
         ``held``: somebody has a Work of it, and may wait again if this wait is interrupted (Ctrl-C).
         """
         if not task.done:
+            self._alone(task.call, "the wait for ")
             with self._lock:
                 self._waiters, self._grace.visits = self._waiters + 1, self._grace.visits + 1
             try:
@@ -178,7 +163,7 @@ class Lane(ABC):
             except BaseException as error:
                 with self._lock:
                     if not task.done:
-                        self._break_off(task, _interruption(error), held)
+                        self._break_off(task, interruption(error), held)
                 raise
             finally:
                 with self._lock:
@@ -203,8 +188,7 @@ class Lane(ABC):
         try:
             while True:
                 with self._lock:
-                    with self._all_or_nothing():
-                        self._carry(linger=not task.done)
+                    self._go(linger=not task.done)
                     if not task.done and time.monotonic() >= look:
                         if self.refused[0]:
                             self._interrupt(task)
@@ -267,10 +251,9 @@ class Lane(ABC):
 
     def poll(self, task: Task) -> bool:
         """Carries the lane without waiting; whether ``task`` is done."""
-        if not task.done and self._lock.acquire(blocking=False):
+        if not task.done and not self.entered() and self._lock.acquire(blocking=False):
             try:
-                with self._all_or_nothing():
-                    self._carry(linger=False)
+                self._go(linger=False)
             finally:
                 self._lock.release()
             self._settle()
@@ -287,16 +270,22 @@ class Lane(ABC):
         listener(task)
 
     def close(self, error: UnisonoError) -> None:
-        """Ends every call under way with ``error``, and the worker."""
+        """Ends every call under way with ``error``, and the worker.
+
+        In the midst of a call of this thread, that call ends them when it goes on, and the worker is not waited for.
+        """
+        inside = self.entered()
         with self._lock:
             self._closed = True
             self.failed = self.failed or error
-            self._fail_all(error)
+            if not inside:
+                self._fail_all(error)
         self._settle()
         worker, self._worker = self._worker, None
         if worker is not None and worker is not threading.current_thread():
             self._work_there.set()
-            worker.join(2.0)
+            if not inside:
+                worker.join(2.0)
 
     @abstractmethod
     def _fail_all(self, error: UnisonoError) -> None:
@@ -315,21 +304,17 @@ class Lane(ABC):
                 task = self._settled.popleft()
             except IndexError:  # another thread was quicker
                 return
-            before, _telling.on = telling(), True
-            try:
-                for listener in task.listeners:
-                    listener(task)
-            finally:
-                _telling.on = before
+            tell(task)
 
     def _wake_worker(self) -> None:
         self._grace.visits += 1
         if self._work_there.is_set():
             return
         with self._starting:
+            worker = OwnThread(target=self._run_worker, name=f"unisono {self._label}", daemon=True)
             if self._worker is None and not self._closed:
-                self._worker = OwnThread(target=self._run_worker, name=f"unisono {self._label}", daemon=True)
-                self._worker.start()
+                self._worker = worker
+                worker.start()
         self._work_there.set()
 
     def _run_worker(self) -> None:
@@ -344,7 +329,7 @@ class Lane(ABC):
 
     def disown(self) -> None:
         """In a forked child: the calls and the lock are the parent's, whose threads do not exist here."""
-        self._lock, self._starting = threading.Lock(), threading.Lock()
+        self._new_locks()
         self._closed, self._worker = True, None
         self.failed = UsageError(f"{self._label} belongs to the process that this one was forked from")
         _lanes.discard(self)
@@ -390,10 +375,6 @@ class Lane(ABC):
     @abstractmethod
     def _under_way(self) -> Sequence[Task]:
         """All calls under way."""
-
-
-def _interruption(error: BaseException) -> UnisonoError:
-    return UnisonoError(f"{type(error).__name__} interrupted a call under way")
 
 
 def _any_listeners() -> bool:

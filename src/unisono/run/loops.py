@@ -69,7 +69,7 @@ class Loops:
         self._asked: list[str] = []
         self._failed: set[str] = set()
         self._thread: threading.Thread | None = None
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self.loading = threading.Lock()  # held while something is compiled: a fork waits for it
 
     def kept(self, kind: str) -> bool:
@@ -138,7 +138,7 @@ class Loops:
     def forked(self) -> None:
         """In a forked child: the thread is the parent's."""
         self.loading.release()
-        self._thread, self._guard = None, threading.Lock()
+        self._thread, self._guard = None, threading.RLock()
         self._asked.clear()
 
 

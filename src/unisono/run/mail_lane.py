@@ -14,6 +14,7 @@ from unisono.run.mail import Job, Mail
 from unisono.run.message import Arriving, Letter, Message
 from unisono.run.point_to_point import PointToPointLane
 from unisono.run.prepared import BRIEFLY, brief
+from unisono.run.reentry import interruption
 from unisono.transport import futex
 from unisono.transport.inference import outside_inference
 from unisono.transport.segment import Segment
@@ -64,6 +65,7 @@ class MailLane(PointToPointLane):
         self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message | None:
         """What has become of a message by the end of the loop's patience; `_SILENT` if its peer did not stir."""
+        self._alone(letter.call)
         sends, inbox = letter.call.op == "send", self._in[peer]
         with self._lock:
             free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
@@ -72,7 +74,7 @@ class MailLane(PointToPointLane):
             patience = futex.LINGER
             if background:
                 patience = 0.0 if sends else BRIEFLY if inbox.ring.silent() else brief(letter.call)
-            with self._all_or_nothing():
+            try:
                 began = time.monotonic_ns()
                 moved = self._mail.carry(letter, peer, tensor.data_ptr(), int(1e9 * patience))
                 if moved < 0:
@@ -83,6 +85,9 @@ class MailLane(PointToPointLane):
                     if not (sends and background):
                         return _ENDED
                 return self._rest(letter, peer, tensor, timeout, moved)
+            except BaseException as error:
+                self._give_up(interruption(error))
+                raise
 
     def _rest(self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, moved: int) -> Message:
         """A message of which ``moved`` bytes are through, as one under way; or as a send whose refusal may follow."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.run.lane import Task
+from unisono.run.task import Task
 from unisono.transport.base import as_bytes
 from unisono.transport.inference import outside_inference
 from unisono.transport.ring import UNIT, Ring

@@ -14,9 +14,10 @@ import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError
 from unisono.run.flow import push, take
-from unisono.run.lane import Lane, Task
+from unisono.run.lane import Lane
 from unisono.run.message import Arriving, Inbox, Message, read_head
 from unisono.run.refusals import Refusals, refusal
+from unisono.run.task import Task
 from unisono.transport import futex
 from unisono.transport.inference import outside_inference
 from unisono.transport.process import Identity

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from unisono.run.desk import Order
-from unisono.run.lane import Task
 from unisono.run.programs import Program
+from unisono.run.task import Task
 from unisono.transport.futex import LINGER
 from unisono.watch.call import Call
 

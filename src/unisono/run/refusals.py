@@ -30,7 +30,7 @@ class Refusals:
         at = segment.field(rank, REFUSED)
         self.word = segment.longs[at : at + 1]
         """One word, not 0 once a peer has refused a message of this rank: then `take` tells more."""
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
         self._counts = [0] * len(out)
         self._untold: deque[tuple[int, int, MismatchError]] = deque(maxlen=_KEPT)
 
@@ -41,6 +41,8 @@ class Refusals:
 
     def take(self, peer: int = -1, number: int = 0) -> tuple[MismatchError, bool] | None:
         """An error that was not told yet, and whether it is that of message ``number`` to ``peer``; else the oldest."""
+        if self._taking._is_owned():  # type: ignore[attr-defined]  # a handler that interrupts this
+            return None
         with self._taking:
             self.word[0] = 0  # first: what is left from now on sets it again
             for rank, ring in enumerate(self._out):

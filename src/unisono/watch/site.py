@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from types import FrameType
 
-__all__ = ["Site", "call_site", "from_here", "is_inner", "is_standard", "site_text"]
+__all__ = ["Site", "call_site", "from_here", "interrupted_site", "is_inner", "is_standard", "site_text"]
 
 Site = tuple[str, int, str]
 """Where a call came from: file, line, function."""
@@ -50,6 +50,20 @@ def call_site() -> Site:
         code = frame.f_code
         if not code.co_filename.startswith(_INNER):
             return code.co_filename, frame.f_lineno, code.co_name
+        frame = frame.f_back
+    return "", 0, ""
+
+
+def interrupted_site() -> Site:
+    """As `call_site`, of the call that was under way when what calls now, a signal handler or finalizer, began."""
+    frame: FrameType | None = sys._getframe(1)
+    inner, changes = True, 0
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(_INNER) is not inner:
+            inner, changes = not inner, changes + 1
+            if changes == 3:  # from this code to the handler's, to what it interrupted, to whose call that is
+                return code.co_filename, frame.f_lineno, code.co_name
         frame = frame.f_back
     return "", 0, ""
 

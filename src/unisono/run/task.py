@@ -1,0 +1,47 @@
+"""A call under way, as the lane that carries it knows it."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from unisono.watch.call import Call, Site
+
+__all__ = ["Task", "tell", "telling"]
+
+
+class Task:
+    """One call under way: what was asked, the steps left, the outcome."""
+
+    __slots__ = ("call", "deadline", "done", "error", "issued", "listeners", "outputs", "site", "steps")
+
+    def __init__(self, call: Call, steps: Any, outputs: list[Any], timeout: float) -> None:
+        self.call, self.steps, self.outputs = call, steps, outputs
+        self.site: Site | None = None  # where it was issued, if that is not on the stack any more
+        self.issued = time.monotonic()
+        self.deadline = self.issued + timeout
+        self.done = False
+        self.error: BaseException | None = None
+        self.listeners: list[Callable[[Task], None]] = []
+
+
+class _Telling(threading.local):
+    on = False  # while this thread runs listeners
+
+
+_telling = _Telling()
+
+
+def telling() -> bool:
+    """Whether this thread runs a listener: its calls are not left to the background."""
+    return _telling.on
+
+
+def tell(task: Task) -> None:
+    """Runs the listeners of a call that is done."""
+    before, _telling.on = telling(), True
+    try:
+        for listener in task.listeners:
+            listener(task)
+    finally:
+        _telling.on = before

@@ -1,0 +1,110 @@
+"""A signal handler that calls unisono in the midst of a call: refused, or the group is left; nobody hangs."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hangs.job import Fault, Job, attempt, line_of
+
+_KINDS = ("all_reduce", "recv", "wait")
+
+
+def _call(kind: str, rank: int) -> Any:
+    """Each rank's part in a call that rank 0 makes in one of three ways."""
+    if kind == "recv":
+        return dist.recv(torch.zeros(2), 1) if rank == 0 else dist.send(torch.zeros(2), 0)
+    if kind == "all_reduce" or rank == 1:
+        return dist.all_reduce(torch.zeros(2))
+    work = dist.all_reduce(torch.zeros(2), async_op=True)
+    assert work is not None
+    return work.wait()
+
+
+def _in_the_midst(kind: str, handler: Callable[[], object]) -> None:
+    """Has ``handler`` called once, by a signal, while this thread is in the lane that serves ``kind``."""
+    group: Any = dist.group.WORLD
+    lane = group._group.messages if kind == "recv" else group._group.collectives
+
+    def handle(*_: object) -> None:
+        if lane.entered():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            handler()
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0007)
+
+
+def _refused(rank: int, world_size: int, kind: str) -> list[Fault]:
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.3)
+        return [attempt(lambda: _call(kind, rank)), attempt(dist.barrier)]
+    work: Any = dist.isend(torch.ones(1), 1, tag=9) if kind == "recv" else None
+    tried = []
+
+    def handler() -> None:
+        tried.append(attempt(lambda: dist.isend(torch.ones(1), 1, tag=9) if kind == "recv" else dist.barrier()))
+        if work is not None:
+            tried.append(attempt(work.is_completed))
+
+    _in_the_midst(kind, handler)
+    ended = attempt(lambda: _call(kind, rank))
+    return [*tried, ended, attempt(dist.barrier)]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_call_in_the_midst_of_another_is_refused_and_the_other_goes_on(kind: str) -> None:
+    with Job(_refused, 2, kind) as job:
+        (first, *rest), there = job.results(10)
+    here, call = line_of(_refused, "tried.append(attempt(lambda"), r"(send\(float32 \[1\]\)|barrier\(\))"
+    first.says(
+        "UsageError", rf"{call} at \S*{here}in .* interrupts a call of the default group at \S*\d+ in _call", "flag"
+    )
+    assert [fault.kind for fault in [*rest, *there]] == [""] * len([*rest, *there])
+
+
+def _destroyed(rank: int, world_size: int, kind: str, exits: bool) -> Fault:
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.3)
+        return attempt(lambda: [_call(kind, rank), dist.barrier()])
+
+    def handler() -> None:
+        dist.destroy_process_group()
+        if exits:
+            sys.exit(0)
+
+    _in_the_midst(kind, handler)
+    try:
+        return attempt(lambda: _call(kind, rank))
+    except SystemExit:
+        return Fault("SystemExit", str(dist.is_initialized()), 0.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("exits", [True, False])
+def test_a_handler_may_leave_the_group_and_end_the_program(kind: str, exits: bool) -> None:
+    with Job(_destroyed, 2, kind, exits) as job:
+        first, second = job.results(10)
+    left = r"this rank has left the group \(destroy_process_group\) while the call was under way"
+    first.says(*(("SystemExit", "False") if exits else ("UnisonoError", left)))
+    assert first.seconds < 1
+    second.says("PeerLostError", r"rank 0 .* has left the group \(destroy_process_group\)$")
+
+
+def _joins(rank: int, world_size: int) -> Fault:
+    group: Any = dist.new_group([0])
+    with group._group._joining:
+        return attempt(lambda: dist.barrier(group))
+
+
+def test_a_call_in_the_midst_of_a_groups_first_one_is_refused() -> None:
+    with Job(_joins, 1) as job:
+        (first,) = job.results(10)
+    first.says("UsageError", "a signal handler or a finalizer can not communicate then")
