@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from unisono.backend import last_words
+from unisono.backend.arrival import Arrival
 from unisono.backend.express import Express
 from unisono.backend.lists import Lists
 from unisono.backend.moving import Moving
@@ -82,14 +83,14 @@ class Group:
         _living.add(self)
         last_words.listen(_leave_all)
 
-    def join(self) -> None:
-        """Maps the segment if that is still to be done; raises if the group is closed."""
+    def join(self, op: str = "") -> None:
+        """Maps the segment if that is still to be done, for call ``op``; raises if the group is closed."""
         if self._joining._is_owned():  # type: ignore[attr-defined]
             raise reentered("a call", self.label)
         with self._joining:
             if not self.joined:
                 with self._able():
-                    self._join()
+                    self._join(op)
 
     @contextmanager
     def _able(self) -> Iterator[None]:
@@ -110,12 +111,9 @@ class Group:
         if self._closed:
             raise UsageError(f"{self.label} can not be used any more: this rank {self._closed}")
 
-    def _join(self) -> None:
+    def _join(self, op: str) -> None:
         self._refuse_if_closed()
-        deadline = time.monotonic() + self.timeout
-        segment = self._segment
-        if segment is None:
-            segment = self._segment = attach(self._store, self.rank, self.size, deadline, self._roll)
+        segment = self._segment = self._segment or self._attach(op)
         segment.absentees = self._roll
         self._claim(segment)
         board = Board(segment, self.rank)
@@ -130,6 +128,17 @@ class Group:
             self._say_left(segment, _farewell(self._closed))
         self._refuse_if_closed()
         self.joined = True
+
+    def _attach(self, op: str) -> Segment:
+        """The segment, once the first rank has made it; raises why it will not, or where that rank is instead."""
+        deadline = time.monotonic() + self.timeout
+        if not op:
+            return attach(self._store, self.rank, self.size, deadline, self._roll)
+        arrival = Arrival(self._roll, op, self.label, self.names[0], self.names[self.rank], self.timeout)
+        try:
+            return attach(self._store, self.rank, self.size, deadline, arrival)
+        finally:
+            arrival.end()
 
     def _claim(self, segment: Segment) -> None:
         """Enters this process as the group's rank; raises `UsageError` if another process has done so."""

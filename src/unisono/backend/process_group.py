@@ -48,7 +48,7 @@ class UnisonoProcessGroup(Membership):
     def _do(self, op: str, options: Any, build: Callable[[], Operation]) -> Work:
         group = self._group
         if not group.joined:
-            group.join()
+            group.join(op)
         try:
             operation = build()
         except UsageError as error:
@@ -293,7 +293,7 @@ class UnisonoProcessGroup(Membership):
             result = Result(tensor, "the tensor to receive into")
             data, after = as_bytes(result.flat), result.deliver
         if not group.joined:
-            group.join()
+            group.join(op)
         if peer is not None:
             group.operations.check_rank(peer)
         return Message(group.operations.call(op, tensor), data, peer, tag, [tensor], group.timeout, after)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from unisono.errors import MismatchError, PeerLostError, UsageError
+from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UsageError
 from unisono.transport.process import Identity, alive, boot_id, fate, ticks
 from unisono.transport.segment import ABSENT, FAREWELL, LEFT, ONE_HOST, Segment, StoreLike
 from unisono.watch.farewell import Loss, lost, read_farewell
@@ -200,6 +200,14 @@ class Roll:
             raise MismatchError(words)
         if (first := self.gone(0)).words:
             raise lost(f"rank {self._names[self._rank]} can not join group {self._label} {self._names}", [first])
+
+    def late(self) -> CollectiveTimeout:
+        """The first rank of a default group has not come in time."""
+        absent = ", ".join(map(str, self.absent())) or "0"
+        return CollectiveTimeout(
+            f"rank {self._rank} of {len(self._names)} found no shared memory within its timeout: rank {absent} did "
+            "not join. Are all started, with the same address, port or file?"
+        )
 
     def complaint(self) -> str:
         """Which ranks made other groups at the point where this rank made this one, or nothing."""

@@ -28,7 +28,7 @@ from unisono.watch.page import watch
 from unisono.watch.threads import OwnThread
 from unisono.watch.vigil import Vigil
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "any_listeners"]
 
 _lanes: "weakref.WeakSet[Lane]" = weakref.WeakSet()
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
@@ -234,7 +234,7 @@ class Lane(ABC):
             task.site = here
             self._locate(task, here)
         text = f"{me}: {self.explain(task, 'waits', briefly=True)}, at {site_text(here)}"
-        return Vigil(self._watch, text, _any_listeners)
+        return Vigil(self._watch, text, any_listeners)
 
     def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
         """The wait for ``task`` was interrupted; if it is not ``held``, nobody can take it up again. Lock held."""
@@ -363,8 +363,7 @@ class Lane(ABC):
 
         def ask_peers(folder: str) -> None:
             peers = [self._segment.identity(rank) for rank in range(len(self._names)) if rank != self._rank]
-            able = [peer for peer in peers if alive(peer) and not stopped(peer)]
-            self._watch.records_of(able, folder, _PATIENCE)
+            self._watch.records_of([p for p in peers if alive(p) and not stopped(p)], folder, _PATIENCE)
 
         save_after(error, ask_peers)
 
@@ -377,5 +376,6 @@ class Lane(ABC):
         """All calls under way."""
 
 
-def _any_listeners() -> bool:
+def any_listeners() -> bool:
+    """The same of all lanes of this process."""
     return any(lane._has_listeners() for lane in list(_lanes))

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from unisono.errors import CollectiveTimeout, UsageError
+from unisono.errors import UnisonoError, UsageError
 from unisono.transport import futex
 from unisono.transport.inference import outside_inference
 from unisono.transport.layout import (
@@ -73,6 +73,7 @@ __all__ = [
     "STATE",
     "TROUBLE",
     "Absentees",
+    "Founder",
     "Layout",
     "Segment",
     "StoreLike",
@@ -99,10 +100,15 @@ class Absentees(Protocol):
     """What is known of ranks that have not joined a segment; of one that is ``gone`` the words and the first cause."""
 
     def identity(self, rank: int) -> Identity: ...  # noqa: D102
-    def absent(self) -> list[int]: ...  # noqa: D102
     def gone(self, rank: int) -> tuple[str, str]: ...  # noqa: D102
     def complaint(self) -> str: ...  # noqa: D102
+
+
+class Founder(Protocol):
+    """What is known of the rank that makes a segment: `check` raises if it will never, `late` tells where it is."""
+
     def check(self) -> None: ...  # noqa: D102
+    def late(self) -> UnisonoError: ...  # noqa: D102
 
 
 class Segment:
@@ -181,36 +187,32 @@ def create(store: StoreLike, world_size: int, name: str) -> tuple[Segment, int]:
     return segment, fd
 
 
-def attach(store: StoreLike, rank: int, world_size: int, deadline: float, roll: Absentees) -> Segment:
+def attach(store: StoreLike, rank: int, world_size: int, deadline: float, founder: Founder) -> Segment:
     """Another rank waits for rank 0's segment and maps it.
 
-    Raises `CollectiveTimeout` if rank 0 does not publish one before ``deadline`` (``time.monotonic`` seconds),
-    whatever ``roll.check`` raises, `UsageError` if it lives on another host, was made for another world size or by
+    Raises ``founder.late()`` if rank 0 does not publish one before ``deadline`` (``time.monotonic`` seconds),
+    whatever ``founder.check`` raises, `UsageError` if it lives on another host, was made for another world size or by
     another version of unisono, or may not be opened.
     """
     pause = 0.0005
     while True:
         if store.check(["segment"]):
-            segment = _open(store.get("segment").decode(), rank, world_size, roll)
+            segment = _open(store.get("segment").decode(), rank, world_size, founder)
             if segment is not None:
                 return segment
         if time.monotonic() > deadline:
-            absent = ", ".join(map(str, roll.absent())) or "0"
-            raise CollectiveTimeout(
-                f"rank {rank} of {world_size} found no shared memory within its timeout: rank {absent} did not join. "
-                "Are all started, with the same address, port or file?"
-            )
+            raise founder.late()
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
         if pause >= 0.02:
-            roll.check()
+            founder.check()
 
 
-def _open(where: str, rank: int, world_size: int, roll: Absentees) -> Segment | None:
+def _open(where: str, rank: int, world_size: int, founder: Founder) -> Segment | None:
     """The segment named in the store, or None if that note is a leftover of an earlier group."""
     pid, fd_there, nonce, boot, made_for = where.split()
     if boot != boot_id():
-        roll.check()  # knows the ranks' global numbers
+        founder.check()  # knows the ranks' global numbers
         raise UsageError(f"rank {rank} runs on another host than rank 0: {ONE_HOST}")
     try:
         fd = os.open(f"/proc/{pid}/fd/{fd_there}", os.O_RDWR | os.O_CLOEXEC)

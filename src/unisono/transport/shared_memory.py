@@ -30,23 +30,16 @@ _SPINS, _YIELDS = 20, 100
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
 
 
-class _Strangers:
-    """Nothing is known of ranks before they join."""
-
-    def identity(self, rank: int) -> Identity:
-        return Identity(0, 0)
-
-    def absent(self) -> list[int]:
-        return []
-
-    def gone(self, rank: int) -> tuple[str, str]:
-        return "", ""
-
-    def complaint(self) -> str:
-        return ""
+class _Stranger:
+    """Nothing is known of the first rank before it comes."""
 
     def check(self) -> None:
         """Nothing to say."""
+
+    def late(self) -> CollectiveTimeout:
+        return CollectiveTimeout(
+            "rank 0 made no shared memory within the timeout. Are all ranks started, and meet at the same store?"
+        )
 
 
 class _Message:
@@ -78,7 +71,7 @@ class SharedMemory(Transport):
         if rank == 0:
             segment, fd = create(store, world_size, "transport")
         else:
-            segment = attach(store, rank, world_size, deadline, _Strangers())
+            segment = attach(store, rank, world_size, deadline, _Stranger())
         self._segment, mine, at = segment, Identity.mine(), segment.field(rank, PID)
         segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
         bells, peers = segment.layout.bells, range(world_size)

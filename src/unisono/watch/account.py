@@ -4,7 +4,7 @@ import socket
 import time
 from collections.abc import Sequence
 
-from unisono.transport.process import alive, fate, stopped
+from unisono.transport.process import Identity, alive, fate, stopped
 from unisono.transport.segment import (
     ABSENT,
     COMPLETED,
@@ -22,7 +22,7 @@ from unisono.watch.header import read_header
 from unisono.watch.page import Watch
 from unisono.watch.site import from_here
 
-__all__ = ["lateness", "loss", "losses"]
+__all__ = ["lateness", "loss", "losses", "now"]
 
 
 def _who(segment: Segment, rank: int, name: int) -> str:
@@ -82,6 +82,15 @@ def lateness(segment: Segment, watch: Watch, missing: Sequence[int], names: Sequ
     return "".join(f"\n  {_late(segment, rank, names[rank], answers.get(rank, ''))}" for rank in missing)
 
 
+def now(who: Identity, answer: str) -> str:
+    """What a process does now; ``answer`` is what it said when asked, if it did."""
+    if stopped(who):
+        return "it is stopped (by a signal or in a debugger)"
+    if answer:
+        return f"now at {from_here(answer.splitlines()[0])}"
+    return "it does not answer (busy outside Python, holding the interpreter lock)"
+
+
 def _late(segment: Segment, rank: int, name: int, answer: str) -> str:
     who = segment.identity(rank)
     if not who.pid:
@@ -95,12 +104,6 @@ def _late(segment: Segment, rank: int, name: int, answer: str) -> str:
         words = f"last completed call no. {done} {last} {ago:.1f} s ago"
     else:
         words = "has not completed a call in this group" + (", nor joined it" if segment.state(rank) == ABSENT else "")
-    if stopped(who):
-        now = "it is stopped (by a signal or in a debugger)"
-    elif answer:
-        now = f"now at {from_here(answer.splitlines()[0])}"
-    else:
-        now = "it does not answer (busy outside Python, holding the interpreter lock)"
     trouble = segment.text(rank, TROUBLE)
     failed = f"; the last of its messages that failed: {trouble}" if trouble else ""
-    return f"{_who(segment, rank, name)} {words}; {now}{failed}"
+    return f"{_who(segment, rank, name)} {words}; {now(who, answer)}{failed}"

@@ -1,0 +1,64 @@
+"""The first call of a rank in a group whose first rank has not made it: watched as any other wait, and explained."""
+
+import socket
+import time
+
+from unisono.backend.roll import Roll
+from unisono.errors import CollectiveTimeout, DeadlockError
+from unisono.run.lane import any_listeners
+from unisono.watch.account import now
+from unisono.watch.call import call_site, site_text
+from unisono.watch.page import watch
+from unisono.watch.vigil import Vigil
+
+__all__ = ["Arrival"]
+
+_LONG = 0.05  # s after which a wait is published
+_PATIENCE = 0.3  # s: how long the first rank is asked where it is
+
+
+class Arrival:
+    """Looks around for `attach`. ``op`` is the call, ``label`` the group, ``first`` and ``rank`` global ranks."""
+
+    def __init__(self, roll: Roll, op: str, label: str, first: int, rank: int, timeout: float) -> None:
+        self._roll, self._first, self._rank, self._timeout = roll, first, rank, timeout
+        self._call = f"{op}, the first call of rank {rank} in {label}"
+        self._vigil: Vigil | None = None
+        self._long = time.monotonic() + _LONG
+
+    def check(self) -> None:
+        """Raises `DeadlockError`, and what `Roll.check` raises."""
+        if time.monotonic() > self._long:
+            self._look()
+        self._roll.check()
+
+    def _look(self) -> None:
+        """The wait has become long. Looked at before the roll, for a peer may have ended over a deadlock already."""
+        who = self._roll.identity(0)
+        if self._vigil is None:
+            page = watch()
+            text = f"rank {self._rank} (pid {page.me.pid}): {self._call}, waits: {self._missing()}{_here()}"
+            self._vigil = Vigil(page, text, any_listeners)
+        if words := self._vigil.look([who] if who.pid else []):
+            raise DeadlockError(words)
+
+    def late(self) -> CollectiveTimeout:
+        """The first rank has not come in time; says where it is instead."""
+        who = self._roll.identity(0)
+        text = f"{self._call}, did not end within its timeout of {self._timeout:g} s: {self._missing()}{_here()}"
+        if who.pid:
+            (answer,) = watch().stacks_of([who], _PATIENCE)
+            text += f"\n  rank {self._first} (pid {who.pid} on {socket.gethostname()}): {now(who, answer)}"
+        return CollectiveTimeout(text)
+
+    def end(self) -> None:
+        """The wait is over."""
+        if self._vigil is not None:
+            self._vigil.end()
+
+    def _missing(self) -> str:
+        return f"rank {self._first}, which is the group's first, has not made it"
+
+
+def _here() -> str:
+    return f", at {site_text(call_site())}"
