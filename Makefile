@@ -30,9 +30,16 @@ unit: install
 soak: install           ## 100,000 random calls on 4 ranks, every value checked (about 5 minutes)
 	$(BIN)/python benchmarks/soak/soak.py
 
-bench: install          ## measure every claim on this machine and write the records in benchmarks/ (about 15 minutes)
+bench: install          ## measure every claim on this machine, write the records in benchmarks/ (about 20 minutes)
 	$(BIN)/python benchmarks/speed_against_gloo/speed_against_gloo.py
 	$(BIN)/python benchmarks/training_steps/training_steps.py
+	$(BIN)/python benchmarks/call_budget/call_budget.py
+	$(BIN)/python benchmarks/guard/guard.py --ways loops
+	$(BIN)/python benchmarks/wake_up/wake_up.py
+	$(BIN)/python benchmarks/many_ranks/many_ranks.py
+	$(BIN)/python benchmarks/many_broadcasts/many_broadcasts.py
+	$(BIN)/python benchmarks/pinning/pinning.py
+	$(BIN)/python benchmarks/shared_tensors/shared_tensors.py 2
 
 format: install
 	$(BIN)/ruff format .

@@ -27,8 +27,6 @@ TEXT = """# How much faster than Gloo
 core per rank a call also takes at most twice the machine's own lower bound: the bytes that must be read and written, at
 the rate at which all ranks at once copy memory.
 
-{verdict}
-
 A cell is Gloo's time by unisono's; **bold** reaches the claim, which is in brackets. *Italic*: so fast is Gloo there
 that nothing which reads every input byte and writes every output byte once, at the rate of the machine, reaches the
 claim. Sizes count as in nccl-tests; with more than one rank a size below an element per rank is rounded up to that.
@@ -99,6 +97,7 @@ class Table:
         )
         pinned = "each rank on its own core" if self.ranks <= machine.cores else "not pinned"
         return (
+            f"**{self.reached} of {self.asked} reach it**, {self.impossible} of the others cannot. "
             f"{self.ranks} ranks, {pinned}: {machine.words()}; load before the run {machine.load:.1f}; "
             f"copying, GB/s per rank: {copy}.\n"
         )
@@ -107,14 +106,10 @@ class Table:
 def write(results: list[Result]) -> None:
     """README.md from what was measured."""
     tables = [Table(result) for result in results]
-    reached, asked, impossible = (sum(getattr(t, what) for t in tables) for what in ("reached", "asked", "impossible"))
-    verdict = f"**{reached} of {asked} cells reach it, {impossible} of the others cannot.**"
     shown = command(0, 20)
     shown[shown.index("-n") + 1] = "N"
     text = "\n".join(line for table in tables for line in (*table.lines, "", table.machine()))
-    (HERE / "README.md").write_text(
-        TEXT.format(verdict=verdict, tables=text, command=" ".join(["unisono", *shown, "nN.json"]))
-    )
+    (HERE / "README.md").write_text(TEXT.format(tables=text, command=" ".join(["unisono", *shown, "nN.json"])))
 
 
 def main() -> None:
