@@ -48,9 +48,13 @@ class TrainingMesh:
         self.places = {axis: place(group) for axis, group in self.groups.items()}
 
     def close(self) -> None:
-        """Give up the groups, where a program goes on without the mesh. Every rank must call it."""
-        for group in set(self.groups.values()) - {dist.group.WORLD}:
-            dist.destroy_process_group(group)
+        """Give up the groups, where a program goes on without the mesh. Every rank must call it.
+
+        In one order on all ranks: NCCL's communicators wait for each other where they end.
+        """
+        for group in dict.fromkeys(self.groups.values()):
+            if group is not dist.group.WORLD:
+                dist.destroy_process_group(group)
 
     def sum(self, tensor: Tensor, *axes: str) -> Tensor:
         """Sum a tensor in place over the ranks of some axes, one after the other; returns it. Collective."""
