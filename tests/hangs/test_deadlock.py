@@ -84,6 +84,16 @@ def beside_an_executor(rank: int, groups: list[Any]) -> None:
         dist.recv(torch.zeros(SMALL), 1 - rank)
 
 
+def any_of_two(rank: int, groups: list[Any]) -> None:
+    """Any rank is the other one, where there are two."""
+    dist.recv(torch.zeros(SMALL)) if rank == 0 else dist.barrier()
+
+
+def own_message(rank: int, groups: list[Any]) -> None:
+    """Nobody else could send it."""
+    dist.recv(torch.zeros(SMALL), rank)
+
+
 PROGRAMS: dict[Callable[[int, list[Any]], None], tuple[int, list[list[int]], list[str]]] = {
     send_send: (2, [], [r"send\(float32 \[3000000\]\) to rank 1", r"send\(float32 \[3000000\]\) to rank 0"]),
     recv_recv: (2, [], [r"recv\(float32 \[4\]\) from rank 1", r"recv\(float32 \[4\]\) from rank 0"]),
@@ -100,6 +110,8 @@ PROGRAMS: dict[Callable[[int, list[Any]], None], tuple[int, list[list[int]], lis
     three_groups: (3, [[0, 1], [1, 2], [2, 0]], [r"\[0, 1\]", r"\[1, 2\]", r"\[0, 2\]"]),
     waits_in_work: (2, [], ["from rank 1", "from rank 0"]),
     batch: (2, [], ["from rank 1", "from rank 0"]),
+    any_of_two: (2, [], ["from any rank", r"barrier\(\)"]),
+    own_message: (1, [], ["this rank waits for itself", "from rank 0"]),
     beside_a_feeder: (2, [], ["from rank 1", "from rank 0"]),
     beside_an_executor: (2, [], ["from rank 1", "from rank 0"]),
 }

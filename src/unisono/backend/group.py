@@ -200,8 +200,11 @@ class Group:
             os.close(self._fd)
             self._fd = -1
 
-    def close(self, why: str = "has left the group (destroy_process_group)") -> None:
-        """Leaves the group: peers that still wait for this rank read ``why``; calls under way end with an error."""
+    def close(self, why: str = "has left the group (destroy_process_group)", failing: bool = False) -> None:
+        """Leaves the group: peers that still wait for this rank read ``why``; calls under way end with an error.
+
+        ``failing``: the program ends by an error, which explains what is left undone.
+        """
         if self._closed:
             return
         self._closed = why
@@ -213,6 +216,8 @@ class Group:
                 self.collectives.offers.neighbours.forget()
             self.messages.close(error)
             self._log_refusals()
+            for words_on_messages in () if failing else self.messages.lost():
+                logging.getLogger("unisono").warning("%s", words_on_messages)
             self._say_left(segment, words)
             self.joined = False
             del self.collectives, self.messages, self.operations, self.express, self.lists
@@ -278,7 +283,7 @@ def _farewell(why: str) -> str:
 def _leave_all(words: str) -> None:
     """At this process's end: workers end, peers are told how it ended."""
     for group in list(_living):
-        group.close(words or _ENDED)
+        group.close(words or _ENDED, failing=bool(words))
     close_watch()
 
 

@@ -2,17 +2,13 @@
 
 from collections.abc import Callable
 
-from unisono.run.message import Arriving, Message, head
+from unisono.run.message import Arriving, Message, head, padded
 from unisono.transport.futex import Counter
 from unisono.transport.ring import UNIT, Ring
 
 __all__ = ["push", "take"]
 
 _PIECE = 128 * 1024  # bytes moved before the peer is told
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // UNIT) * UNIT
 
 
 def _tell(publish: Callable[[int], None], nbytes: int, bell: Counter) -> None:
@@ -34,7 +30,7 @@ def push(message: Message, ring: Ring, bell: Counter) -> bool:
         part = min(nbytes - message.moved, room, ring.capacity - at, _PIECE)
         ring.data[at : at + part].copy_(data[message.moved : message.moved + part])
         message.moved += part
-        step = _padded(part) if message.moved == nbytes else part
+        step = padded(part) if message.moved == nbytes else part
         news, room = news + step, room - step
         if news >= _PIECE:
             _tell(ring.written, news, bell)
@@ -57,7 +53,7 @@ def take(arriving: Arriving, ring: Ring, bell: Counter) -> bool:
         if arriving.into is not None:
             arriving.into[arriving.moved : arriving.moved + part].copy_(ring.data[at : at + part])
         arriving.moved += part
-        gone += _padded(part) if arriving.moved == arriving.nbytes else part
+        gone += padded(part) if arriving.moved == arriving.nbytes else part
         if gone >= _PIECE:
             _tell(ring.taken, gone, bell)
             gone = 0

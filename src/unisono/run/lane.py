@@ -233,8 +233,8 @@ class Lane(ABC):
         if task.site is None:  # a synchronous call is made where it waits: noted while it does, for records made later
             task.site = here
             self._locate(task, here)
-        text = f"{me}: {self.explain(task, 'waits', briefly=True)}, at {site_text(here)}"
-        return Vigil(self._watch, text, any_listeners)
+        at = site_text(here)
+        return Vigil(self._watch, lambda: f"{me}: {self.explain(task, 'waits', briefly=True)}, at {at}", any_listeners)
 
     def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
         """The wait for ``task`` was interrupted; if it is not ``held``, nobody can take it up again. Lock held."""

@@ -17,7 +17,7 @@ from unisono.transport.ring import UNIT, Ring
 from unisono.watch.call import Call, name_of_dtype
 from unisono.watch.flight import Note
 
-__all__ = ["Arriving", "Inbox", "Letter", "Message", "head", "letter", "read_head"]
+__all__ = ["Arriving", "Inbox", "Letter", "Message", "head", "letter", "padded", "read_head"]
 
 _HEAD = struct.Struct("<qQQ16s")  # tag, payload bytes, elements, dtype by name
 
@@ -36,6 +36,11 @@ def read_head(data: bytes) -> tuple[int, int, int, str]:
     """Tag, payload bytes, elements and dtype of the message that begins with ``data``."""
     tag, nbytes, numel, dtype = _HEAD.unpack_from(data)
     return tag, nbytes, numel, dtype.rstrip(b"\0").decode()
+
+
+def padded(nbytes: int) -> int:
+    """The bytes of a ring that a payload takes."""
+    return -(-nbytes // UNIT) * UNIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,22 @@ class Inbox:
     ring: Ring
     current: Arriving | None = None
     aside: deque[Arriving] = field(default_factory=deque)
+
+    def unclaimed(self) -> list[Arriving]:
+        """What was taken out of the ring because a receive with another tag waits behind it."""
+        arriving = [self.current] if self.current and not self.current.taken and self.current.into is not None else []
+        return [*self.aside, *arriving]
+
+    def lying(self) -> list[Arriving]:
+        """What is still in the ring, whole or in part."""
+        found, here, there = [], 0, self.ring.there()
+        if self.current is not None:
+            here = self.current.owed + padded(self.current.nbytes - self.current.moved)
+        while there - here >= UNIT:
+            tag, nbytes, numel, dtype = read_head(self.ring.head(here))
+            found.append(Arriving(tag, nbytes, numel, dtype, 0, None, None))
+            here += UNIT + padded(nbytes)
+        return found
 
     @property
     def occupied(self) -> bool:

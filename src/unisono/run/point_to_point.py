@@ -22,7 +22,7 @@ from unisono.transport import futex
 from unisono.transport.inference import outside_inference
 from unisono.transport.process import Identity
 from unisono.transport.ring import UNIT, Ring
-from unisono.transport.segment import TROUBLE, Segment
+from unisono.transport.segment import LEFT, TROUBLE, Segment
 from unisono.watch.account import lateness, loss
 from unisono.watch.call import name_of_dtype
 from unisono.watch.farewell import Loss, lost
@@ -32,6 +32,7 @@ from unisono.watch.site import Site
 __all__ = ["Message", "PointToPointLane"]
 
 _WORDS = 800  # characters of an error that others may quote
+_NAMED = 3  # messages that nobody receives, as errors name them
 _SPINS, _YIELDS = 20, 100
 
 
@@ -264,14 +265,15 @@ class PointToPointLane(Lane):
         return [each for each in found if each] if all(found) else []
 
     def _needs(self, task: Task) -> list[Identity]:
-        """The peer, if nothing that it has issued so far can end this message; any source: nobody for certain."""
+        """The only rank that could end this message, if nothing that it has issued so far can."""
         assert isinstance(task, Message)
-        if task.peer is None or task.peer == self._rank:
-            return []
-        waiting = task in self._posted and self._in[task.peer].ring.silent()
+        peers = self._peers(task) or [self._rank]
         if task.call.op == "send":
-            waiting = self._out[task.peer].unwanted()
-        return [self._segment.identity(task.peer)] if waiting else []
+            certain = self._out[peers[0]].unwanted()
+        else:
+            sources = peers if task.peer is not None else range(len(self._in))
+            certain = task in self._posted and all(self._in[peer].ring.silent() for peer in sources)
+        return [self._segment.identity(peers[0])] if certain and len(peers) == 1 else []
 
     def explain(self, task: Task, what: str, briefly: bool = False) -> str:
         """A message that did not get through; unless ``briefly``, what the peer does instead."""
@@ -283,7 +285,35 @@ class PointToPointLane(Lane):
             f"{task.call.describe()} {way} (tag {task.tag}, {self._label}) {what}: "
             f"{moved} of {task.data.numel()} bytes moved"
         )
+        if task.call.op == "recv" and (others := self._unclaimed(self._peers(task), lying=False)):
+            text += f", while {_listed(others)} {'are' if len(others) > 1 else 'is'} there"
         return text if briefly else text + lateness(self._segment, self._watch, self._peers(task), self._names, 0.3)
+
+    def _unclaimed(self, peers: Sequence[int], lying: bool) -> list[str]:
+        """The messages from ``peers`` that no receive has taken; those that lie in the rings too, if wanted."""
+        return [
+            f"a message with tag {each.tag} from rank {self._names[peer]} ({each.numel} elements of {each.dtype})"
+            for peer in peers
+            for each in (*self._in[peer].unclaimed(), *(self._in[peer].lying() if lying else ()))
+        ]
+
+    def lost(self) -> list[str]:
+        """Words on messages to this rank that it has never received, and on its own to ranks that have left before.
+
+        Told once: by the rank that leaves last.
+        """
+        with self._lock:
+            others = self._unclaimed(range(len(self._in)), lying=True)
+            for inbox in self._in:
+                inbox.ring.opened(len(inbox.lying()))
+            mine = [
+                f"{ring.unopened()} to rank {self._names[peer]}"
+                for peer, ring in enumerate(self._out)
+                if ring.unopened() and self._segment.state(peer) == LEFT
+            ]
+        me = f"rank {self._names[self._rank]} leaves {self._label}"
+        told = [f"{me} and has never received {_listed(others)}"] if others else []
+        return told + [f"{me}; of its messages, these were never received: {', '.join(mine)}"] * bool(mine)
 
     def _received(self, message: Message) -> int:
         return next((i.current.moved for i in self._in if i.current and i.current.message is message), 0)
@@ -311,3 +341,8 @@ class PointToPointLane(Lane):
     def _fail_all(self, error: UnisonoError) -> None:
         for message in self._messages():
             self._fail(message, error)
+
+
+def _listed(messages: Sequence[str]) -> str:
+    more = len(messages) - _NAMED
+    return ", ".join(messages[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -92,6 +92,10 @@ class Ring:
         """Whether the writer has nothing under way: the reader has opened every message that was posted."""
         return bool(self._longs[self._posted_at] == self._longs[self._opened_at])
 
+    def unopened(self) -> int:
+        """How many messages were posted that the reader has not opened."""
+        return int(self._longs[self._posted_at] - self._longs[self._opened_at])
+
     def unwanted(self) -> bool:
         """Whether the reader has no receive out that could take a message."""
         return bool(self._longs[self._wanted_at] == 0)
@@ -120,9 +124,9 @@ class Ring:
         self._raw[at : at + UNIT] = head
         self.heads += 1
 
-    def head(self) -> bytes:
-        """The 64 bytes at the read place."""
-        at = self._start + self.read_place()
+    def head(self, ahead: int = 0) -> bytes:
+        """The 64 bytes that lie ``ahead`` of the read place."""
+        at = self._start + (self.read_place() + ahead) % self.capacity
         return self._raw[at : at + UNIT]
 
     def written(self, nbytes: int) -> None:

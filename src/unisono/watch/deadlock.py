@@ -16,6 +16,11 @@ from unisono.watch.page import Watch
 
 __all__ = ["CycleFinder"]
 
+_TOGETHER, _ALONE = (
+    "these ranks wait for each other, and none can go on",
+    "this rank waits for itself, and can not go on",
+)
+
 _State = tuple[int, int]  # number of the wait, looks
 
 
@@ -89,7 +94,8 @@ class CycleFinder:
         pages = [page for page in (self.watch.peer(identity) for identity in cycle) if page is not None]
         texts = [page.text() for page in pages]
         lines = [f"  {text}\n    which waits for" for text in texts]
-        words = "these ranks wait for each other, and none can go on:\n" + "\n".join(lines) + f"\n  {texts[0]}"
+        who = _TOGETHER if len(pages) > 1 else _ALONE
+        words = f"{who}:\n" + "\n".join(lines) + f"\n  {texts[0]}"
         for page in pages:
             page.sentence(page.wait()[0], words)
         return words

@@ -157,6 +157,10 @@ class Watch(Page):
         self.longs[_WAIT] = self._waits
         return self._waits
 
+    def say(self, text: str) -> None:
+        """Publishes the wait in other words."""
+        self._write(_TEXT, text)
+
     def look(self, edges: Sequence[Identity]) -> None:
         """Publishes for whom the wait certainly waits, as of now."""
         for k, peer in enumerate(edges[:_MOST]):
