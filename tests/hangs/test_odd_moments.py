@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -149,8 +150,17 @@ def test_a_failed_group_refuses_calls_of_two_threads() -> None:
     )
 
 
-def interrupted(rank: int, world_size: int, kind: str) -> tuple[str, Fault]:
-    """Ctrl-C while rank 0 waits; what it can do then."""
+class Watchdog(TimeoutError):
+    """What a signal handler of the user's raises."""
+
+
+def interrupted(rank: int, world_size: int, kind: str, how: type[BaseException]) -> tuple[str, Fault]:
+    """``how`` is raised by a signal handler while rank 0 waits; what it can do then."""
+
+    def handler(*_: object) -> None:
+        raise how("too late") if how is Watchdog else how
+
+    signal.signal(signal.SIGINT, handler)
     dist.barrier()
     tell("ready")
     x = torch.zeros(2)
@@ -165,7 +175,7 @@ def interrupted(rank: int, world_size: int, kind: str) -> tuple[str, Fault]:
     start, ended = time.monotonic(), ""
     try:
         work.wait() if work else dist.recv(x, 1) if kind == "recv" else dist.all_reduce(x)
-    except KeyboardInterrupt:
+    except how:
         ended = "in time" if time.monotonic() - start < 0.5 else "late"
     if kind == "recv":
         dist.recv(x, 1)  # it is this one that gets the message
@@ -175,16 +185,18 @@ def interrupted(rank: int, world_size: int, kind: str) -> tuple[str, Fault]:
     return ended, attempt(dist.barrier)
 
 
-def test_ctrl_c_ends_a_wait_and_leaves_nothing_half_done() -> None:
+@pytest.mark.parametrize("how", [KeyboardInterrupt, Watchdog])
+def test_an_exception_of_a_signal_handler_ends_a_wait_and_leaves_nothing_half_done(how: type[BaseException]) -> None:
     for kind in ("all_reduce", "recv", "wait"):
-        with Job(interrupted, 2, kind) as job:
+        with Job(interrupted, 2, kind, how) as job:
             job.hear("ready")
             time.sleep(0.2)
             job.signal(0, signal.SIGINT)
             (ended, first), (_, second) = job.results(10)
         assert ended == "in time"
         if kind == "all_reduce":
-            first.says("UnisonoError", "failed before and can only be destroyed: KeyboardInterrupt interrupted a call")
-            second.says("MismatchError", r"Rank 0 did not come to tell of it.*\n +rank 0 .*KeyboardInterrupt")
+            name = how.__name__
+            first.says("UnisonoError", f"failed before and can only be destroyed: {name} interrupted a call")
+            second.says("MismatchError", rf"Rank 0 did not come to tell of it.*\n +rank 0 .*{name}")
         else:
             assert first.kind == second.kind == "", (first, second)

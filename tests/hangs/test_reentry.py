@@ -108,3 +108,29 @@ def test_a_call_in_the_midst_of_a_groups_first_one_is_refused() -> None:
     with Job(_joins, 1) as job:
         (first,) = job.results(10)
     first.says("UsageError", "a signal handler or a finalizer can not communicate then")
+
+
+class Watchdog(TimeoutError):
+    """A signal handler's own exception."""
+
+
+def _raised(rank: int, world_size: int, kind: str) -> list[Fault]:
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.3)
+        return [attempt(lambda: [_call(kind, rank), dist.barrier()])]
+
+    def handler() -> None:
+        raise Watchdog("too late")
+
+    _in_the_midst(kind, handler)
+    return [attempt(lambda: _call(kind, rank)), attempt(lambda: _call(kind, rank))]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_an_exception_raised_in_the_midst_of_a_call_ends_the_group(kind: str) -> None:
+    with Job(_raised, 2, kind) as job:
+        (first, again), (second,) = job.results(10)
+    first.says("Watchdog", "^too late$")
+    again.says("UnisonoError", "failed before and can only be destroyed: .*Watchdog.*too late")
+    assert second.kind in ("PeerLostError", "MismatchError")

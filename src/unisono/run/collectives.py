@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
+from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
 from unisono.run.desk import Desk, Order
 from unisono.run.fused_words import DONE, UNSURE, WAITS
 from unisono.run.lane import Lane
 from unisono.run.offers import AGAIN, DIRECT, STAGED, Offers
+from unisono.run.outcome import Agreed, broken, keep_shared
 from unisono.run.parley import parley
 from unisono.run.prepared import Ordered, Prepared, Ticket, brief
 from unisono.run.programs import Program
 from unisono.run.task import Task
-from unisono.transport.arena import keep, place
 from unisono.transport.board import Board
 from unisono.transport.futex import LINGER
 from unisono.transport.inference import outside_inference
@@ -117,19 +117,19 @@ class CollectiveLane(Lane):
                 if steps is None:
                     return _ENDED
                 task = Task(prepared.call, steps, [output], timeout(options))
-            except _Agreed as agreed:  # all ranks have met over it: the group stays usable
+                self._queue.append(task)
+            except Agreed as agreed:  # all ranks have met over it: the group stays usable
                 self._account()
                 if not background:
                     raise agreed.error from None
                 task = Task(prepared.call, None, [output], 0.0)
                 self._end(task, agreed.error)
             except BaseException as error:
-                _keep_shared([output])
-                self._give_up(error if isinstance(error, UnisonoError) else _broken(error))
+                keep_shared([output])
+                self._give_up(error if isinstance(error, UnisonoError) else broken(error))
                 raise
             if task.done:
                 return task
-            self._queue.append(task)
             if background:
                 task.site = call_site()
                 self._locate(task, task.site)
@@ -203,11 +203,12 @@ class CollectiveLane(Lane):
         newest = not queue or task is queue[-1]
         self._flight.locate(self._issued if newest else self.calls + 1 + queue.index(task), site)
 
-    def _interrupt(self, task: Task) -> None:
+    def _interrupt(self, task: Task) -> UnisonoError | None:
         """The others will come to this call, so it goes on in the background."""
-        if error := self._complaint(task, f"{task.call.describe(self._names)} goes on in the background."):
+        error = self._complaint(task, f"{task.call.describe(self._names)} goes on in the background.")
+        if error is not None:
             self._wake_worker()
-            raise error
+        return error
 
     def _under_way(self) -> Sequence[Task]:
         return list(self._queue)
@@ -220,11 +221,11 @@ class CollectiveLane(Lane):
             try:
                 if not self._advance(task, linger):
                     return
-            except _Agreed as agreed:  # all ranks have met over it: the group stays usable
+            except Agreed as agreed:  # all ranks have met over it: the group stays usable
                 if self.failed is None:  # unless one could not be heard
                     self._next(task, agreed.error)
-            except Exception as error:
-                self._fail(task, error if isinstance(error, UnisonoError) else _broken(error))
+            except UnisonoError as error:
+                self._fail(task, error)
 
     def _advance(self, task: Task, linger: bool) -> bool:
         """Carries the head of the queue; whether it is done. Raises its error."""
@@ -237,7 +238,7 @@ class CollectiveLane(Lane):
                     continue
                 if self._fresh:
                     self._post(task.call)
-                if next(task.steps, self) is self:
+                if self._step(task):
                     self._next(task)
                     return True
                 board.arrive()
@@ -248,6 +249,15 @@ class CollectiveLane(Lane):
             if self._fresh:
                 self._fresh = False
                 self._check(task.call, task.site)
+
+    def _step(self, task: Task) -> bool:
+        """Runs the program of a call up to its next meeting; whether it has ended."""
+        try:
+            return next(task.steps, self) is self
+        except Exception as error:
+            if isinstance(error, UnisonoError):
+                raise
+            raise broken(error) from error
 
     def _begin(self, task: Task, linger: bool) -> bool:
         """Gives the head of the queue, an order, to the compiled loops; whether it is done."""
@@ -292,7 +302,7 @@ class CollectiveLane(Lane):
         return found[1], found[2]
 
     def _check(self, call: Call, site: Site | None) -> None:
-        """The guard, after the first meeting of a call. Raises `_Agreed`."""
+        """The guard, after the first meeting of a call. Raises `Agreed`."""
         board = self._board
         _, start, stop = self._spans[1 - board.half]
         headers = board.segment.raw[start:stop]
@@ -301,7 +311,7 @@ class CollectiveLane(Lane):
             if found is not None:
                 self._report(call, site, found)
             if call.refused:
-                raise _Agreed(call.mistake(self._names[board.rank]))
+                raise Agreed(call.mistake(self._names[board.rank]))
 
     def _report(self, call: Call, issued: Site | None, found: Disagreement) -> None:
         """Every rank has seen the same headers, so every rank comes here: tell each other in words, then raise."""
@@ -310,12 +320,12 @@ class CollectiveLane(Lane):
             self._flight.locate(number, place)
         text, agreed = parley(self._board, self._names, self._label, number, call, place, found)
         if agreed and call.refused:
-            raise _Agreed(call.mistake(self._names[self._board.rank]))
+            raise Agreed(call.mistake(self._names[self._board.rank]))
         error = MismatchError(text)
         self._save_record(error)
         if not agreed:
             self._give_up(error)
-        raise _Agreed(error)
+        raise Agreed(error)
 
     def _nap(self, seconds: float) -> None:
         self._board.sleep(seconds)
@@ -361,16 +371,8 @@ class CollectiveLane(Lane):
         self._longs[self._abandoned_at] = self.calls + 1
         while self._queue:
             task = self._queue.popleft()
-            _keep_shared(task.outputs)
+            keep_shared(task.outputs)
             self._end(task, error)
-
-
-class _Agreed(Exception):
-    """All ranks have met over an error of a call: it ends, and the lane goes on."""
-
-    def __init__(self, error: MismatchError | UsageError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 _ENDED = Task(Call("barrier"), None, [], 0.0)
@@ -378,19 +380,8 @@ _ENDED.done = True
 """Stands for every call that was done at once."""
 
 
-def _keep_shared(outputs: Sequence[Any]) -> None:
-    """The memory of results that a late peer may write to although the call has failed here is not used again."""
-    keep(*(t for t in outputs if isinstance(t, torch.Tensor) and t.is_cpu and place(t.data_ptr(), t.nbytes) >= 0))
-
-
 def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:
     """Tells how many calls this rank has issued and completed, and how many any rank has issued at most."""
     longs, everybody = board.segment.longs, [board.segment.field(rank, ISSUED) for rank in range(board.size)]
     issued, completed = everybody[board.rank], board.segment.field(board.rank, COMPLETED)
     return lambda: (longs[issued], longs[completed], max(longs[place] for place in everybody))
-
-
-def _broken(error: BaseException) -> UnisonoError:
-    wrapped = UnisonoError(f"a collective broke off inside: {type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped

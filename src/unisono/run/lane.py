@@ -150,26 +150,20 @@ class Lane(ABC):
     def finish(self, task: Task, timeout: float | None = None, held: bool = True) -> None:
         """Carries the lane until ``task`` is done and raises its error, or `CollectiveTimeout` after ``timeout`` s.
 
-        ``held``: somebody has a Work of it, and may wait again if this wait is interrupted (Ctrl-C).
+        ``held``: somebody has a Work of it, and may wait again if an exception from elsewhere (Ctrl-C, or one that a
+        signal handler raises) ends this wait.
         """
         if not task.done:
             self._alone(task.call, "the wait for ")
-            with self._lock:
-                self._waiters, self._grace.visits = self._waiters + 1, self._grace.visits + 1
             try:
-                self._carry_until(task, timeout)
-            except Exception:
-                raise
-            except BaseException as error:
+                error = self._carry_until(task, timeout)
+            except BaseException as foreign:
                 with self._lock:
                     if not task.done:
-                        self._break_off(task, interruption(error), held)
+                        self._break_off(task, interruption(foreign), held)
                 raise
-            finally:
-                with self._lock:
-                    self._waiters -= 1
-                    if self._worker is not None and self.busy():
-                        self._work_there.set()
+            if error is not None:
+                raise error
         self._settle()
         if task.error is not None:
             raise task.error
@@ -181,17 +175,22 @@ class Lane(ABC):
         if error := self._complaint(task, "The call that raises this has been carried out."):
             raise error
 
-    def _carry_until(self, task: Task, timeout: float | None) -> None:
+    def _carry_until(self, task: Task, timeout: float | None) -> UnisonoError | None:
+        """Returns once ``task`` is done, or with an error of this wait alone. What it raises comes from elsewhere."""
         limit = None if timeout is None else time.monotonic() + timeout
         look = time.monotonic() + _SLICE
         vigil: Vigil | None = None
+        waiting = 0
         try:
+            with self._lock:
+                self._grace.visits += 1
+                waiting, self._waiters = 1, self._waiters + 1
             while True:
                 with self._lock:
                     self._go(linger=not task.done)
                     if not task.done and time.monotonic() >= look:
-                        if self.refused[0]:
-                            self._interrupt(task)
+                        if self.refused[0] and (error := self._interrupt(task)):
+                            return error
                         vigil = vigil or self._vigil(task)
                         if words := vigil.look(self._needs(task)):  # first, for a peer may have ended over it already
                             self._fail(task, DeadlockError(words))
@@ -200,20 +199,26 @@ class Lane(ABC):
                         look = time.monotonic() + _SLICE
                 self._settle()
                 if task.done:
-                    return
+                    return None
                 slice_ = _SLICE if self._waiters == 1 else _SHORT
                 if limit is not None:
                     left = limit - time.monotonic()
                     if left <= 0:
-                        late = f"did not end within the timeout of {timeout:g} s of this wait"
-                        error = CollectiveTimeout(self.explain(task, late))
-                        self._save_record(error)
-                        raise error
+                        return self._late(task, f"did not end within the timeout of {timeout:g} s of this wait")
                     slice_ = min(slice_, left)
                 self._nap(slice_)
         finally:
+            with self._lock:
+                self._waiters -= waiting
+                if self._worker is not None and self.busy():
+                    self._work_there.set()
             if vigil is not None:
                 vigil.end()
+
+    def _late(self, task: Task, what: str) -> CollectiveTimeout:
+        error = CollectiveTimeout(self.explain(task, what))
+        self._save_record(error)
+        return error
 
     def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
         """The error of a message that a peer has refused, of ``task`` itself or of another that nobody was told of.
@@ -224,8 +229,11 @@ class Lane(ABC):
         return MismatchError(f"{found[0]}. {outcome}") if found else None
 
     @abstractmethod
-    def _interrupt(self, task: Task) -> None:
-        """A peer has refused a message, which a wait for ``task`` that has become long must not conceal. Lock held."""
+    def _interrupt(self, task: Task) -> UnisonoError | None:
+        """A peer has refused a message, which a wait for ``task`` that has become long must not conceal. Lock held.
+
+        Ends the call with the error, or returns it for the wait alone.
+        """
 
     def _vigil(self, task: Task) -> Vigil:
         """The wait for ``task`` has become long. Lock held."""
