@@ -1,10 +1,14 @@
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from traces.records import call, two_ranks, write
 from unisono.bench.result import Rates
 from unisono.cli import trace
 from unisono.cli.main import app
@@ -23,17 +27,78 @@ def _trace(*arguments: str) -> Result:
 
 
 def test_a_program_is_run_traced_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "_rates", lambda records: Rates((64,), (2e9,), (2e9,)))
+    monkeypatch.setattr(trace, "_rates", lambda ranks: Rates((64,), (2e9,), (2e9,)))
     (tmp_path / "program.py").write_text(PROGRAM)
     program = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "store"), "3"]
     result = _trace("--compute", "--out", str(tmp_path / "out"), "--", *program)
     assert result.exit_code == 3, result.output  # the program's own
-    assert "1 ranks, " in result.stdout
+    assert "1 rank, " in result.stdout
     names = {event["name"] for event in json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]}
     assert {"all_reduce", "allreduce", "aten::ones"} <= names
     page = (tmp_path / "out" / "report.html").read_text()
     assert "all_reduce(float32 [4], SUM)" in page
     assert "2 GB/s at 64 B" in page
+
+
+def test_a_failing_program_without_a_record_gives_its_code_and_no_old_results(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    assert _trace("--no-bound", "--out", str(tmp_path / "out"), "--from", str(tmp_path)).exit_code == 0
+    assert len(list((tmp_path / "out").iterdir())) == 2
+    result = _trace("--out", str(tmp_path / "out"), "--", "false")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("unisono: no rank has left a record")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_launches_are_reported_each_by_itself(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    write(tmp_path, 0, pid=300, calls=[call(1, 9000, 9500, memory="later")], groups=[["later", "a group", [0]]])
+    result = _trace("--no-bound", "--out", str(tmp_path / "out"), "--from", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if line.startswith("launch")] == ["launch 1 of 2:", "launch 2 of 2:"]
+    assert [line.split(",")[0] for line in lines if " communicating" in line] == ["2 ranks", "1 rank"]
+    found = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*.*")}
+    assert found == {f"launch-{k}/{name}" for k in (1, 2) for name in ("trace.json", "report.html")}
+
+
+def test_a_folder_collected_without_the_command_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable alone collects, into a directory that need not exist."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.setenv("UNISONO_TRACE", str(tmp_path / "not" / "there"))
+    program = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "store"), "0"]
+    assert subprocess.run(program, capture_output=True, text=True, check=True).stderr == ""
+    result = _trace("--no-bound", "--out", str(tmp_path / "out"), "--from", str(tmp_path / "not" / "there"))
+    assert result.exit_code == 0, result.output
+    assert "all_reduce(float32 [4], SUM)" in (tmp_path / "out" / "report.html").read_text()
+
+
+SLEEPER = """
+import pathlib, signal, sys, time
+def end(number, frame):
+    pathlib.Path(sys.argv[2]).touch()
+    sys.exit(7)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(30)
+"""
+
+
+def test_sigterm_reaches_the_program_and_nothing_stays(tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    ready, told = tmp_path / "ready", tmp_path / "told"
+    program = [sys.executable, str(tmp_path / "sleeper.py"), str(ready), str(told)]
+    command = [sys.executable, "-m", "unisono.cli", "trace", "--out", str(tmp_path / "out"), "--", *program]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as tracer:
+        while not ready.exists():
+            assert tracer.poll() is None
+            time.sleep(0.01)
+        tracer.terminate()
+        _, said = tracer.communicate(timeout=20)
+    assert (tracer.returncode, told.exists()) == (7, True)
+    assert said.startswith("unisono: no rank has left a record")
+    assert not list(tmp_path.glob("unisono-trace-*"))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +107,9 @@ def test_a_program_is_run_traced_and_reported(tmp_path: Path, monkeypatch: pytes
         (["--", "/nowhere/python"], "cannot run /nowhere/python: No such file"),
         (["--", "true"], "no rank has left a record"),
         (["--out", "/proc/none", "--", "true"], "cannot make the directory /proc/none"),
-        ([], "Missing argument"),
+        ([], "give a program to run after --, or --from DIR"),
+        (["--from", ".", "--", "true"], "give a program to run after --, or --from DIR"),
+        (["--from", "."], "no rank has left a record"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(

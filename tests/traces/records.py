@@ -4,23 +4,38 @@ import json
 from pathlib import Path
 from typing import Any
 
+from unisono.trace.record import RankRecord, read
+
 MAIN = 7
 
 
 def call(number: int, begin: int, end: int, **other: Any) -> dict[str, Any]:
     words = "all_reduce(float32 [256], SUM)"
-    plain = {"op": "all_reduce", "nbytes": 1024, "words": words, "dtype": "float32", "message": False}
-    where = {"group": "the default group", "ranks": [0, 1], "number": number, "issued": begin, "ended": end}
+    plain = {"op": "all_reduce", "nbytes": 1024, "words": words, "dtype": "float32", "message": ""}
+    where = {
+        "memory": "abc",
+        "group": "the default group",
+        "ranks": [0, 1],
+        "number": number,
+        "issued": begin,
+        "ended": end,
+    }
     return {**plain, **where, **other}
 
 
 def write(folder: Path, rank: int, **other: Any) -> None:
     data = {
         "rank": rank, "pid": 100 + rank, "host": "here", "program": "train.py --lr <1>", "clock": 10**18, "main": MAIN,
-        "full": False, "calls": [], "spans": [], "reductions": [],
+        "since": 0, "groups": [["abc", "the default group", [0, 1]]], "calls": [], "spans": [], "reductions": [],
         "marks": [], **other,
     }  # fmt: skip
-    (folder / f"rank-{rank}-{100 + rank}.json").write_text(json.dumps(data))
+    (folder / f"rank-{rank}-{data['pid']}.json").write_text(json.dumps(data))
+
+
+def read_one(folder: Path) -> list[RankRecord]:
+    """The ranks of the only launch."""
+    (records,) = read(folder)
+    return records
 
 
 def two_ranks(folder: Path) -> None:

@@ -1,9 +1,8 @@
 import json
 from pathlib import Path
 
-from traces.records import MAIN, two_ranks
+from traces.records import MAIN, read_one, two_ranks
 from unisono.trace.chrome import write_trace
-from unisono.trace.record import read
 
 
 def test_every_call_has_its_phases_and_compute_lies_beside(tmp_path: Path) -> None:
@@ -17,7 +16,7 @@ def test_every_call_has_its_phases_and_compute_lies_beside(tmp_path: Path) -> No
         ],
     }
     (tmp_path / "rank-0-100.compute.json").write_text(json.dumps(compute))
-    write_trace(tmp_path / "trace.json", read(tmp_path))
+    write_trace(tmp_path / "trace.json", read_one(tmp_path))
     data = json.loads((tmp_path / "trace.json").read_text())
     events = [event for event in data["traceEvents"] if event["ph"] == "X"]
     of_rank_0 = [(e["name"], e["ts"], round(e["ts"] + e["dur"], 3)) for e in events if e["pid"] == 0]

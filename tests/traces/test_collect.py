@@ -1,4 +1,5 @@
 import json
+import os
 import time
 from pathlib import Path
 from statistics import median
@@ -9,13 +10,14 @@ import torch.distributed as dist
 from torch.autograd import profiler
 
 from ranks import ranks
+from traces.records import read_one
 from unisono.backend.group import Group
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.backend.work import PendingWork
 from unisono.run.lane import Lane
 from unisono.run.reduce import Reducer
+from unisono.trace import collect
 from unisono.trace.collect import Collector
-from unisono.trace.record import read
 from unisono.trace.summary import summarize
 
 WRAPPED = (UnisonoProcessGroup, PendingWork, Group, Reducer, Lane)
@@ -47,7 +49,7 @@ def noted(rank: int, world_size: int, folder: str, compute: bool) -> list[bool]:
 
 def test_what_a_rank_does_is_noted_and_nothing_stays(tmp_path: Path) -> None:
     assert ranks(2).run(noted, str(tmp_path), False) == [[True] * len(WRAPPED)] * 2
-    records = read(tmp_path)
+    records = read_one(tmp_path)
     assert [record.rank for record in records] == [0, 1]
     for record in records:
         mine = [call for call in record.calls if call.group != "the default group"]
@@ -65,7 +67,7 @@ def test_what_a_rank_does_is_noted_and_nothing_stays(tmp_path: Path) -> None:
 
 def test_compute_events_come_along(tmp_path: Path) -> None:
     ranks(2).run(noted, str(tmp_path), True)
-    for record in read(tmp_path):
+    for record in read_one(tmp_path):
         assert record.compute is not None
         names = {event.get("name") for event in json.loads(record.compute.read_text())["traceEvents"]}
         assert {"unisono:all_reduce", "aten::ones"} <= names
@@ -95,9 +97,63 @@ def waits_in_torch(rank: int, world_size: int, folder: str) -> None:
 
 def test_a_wait_that_no_method_of_ours_sees_is_exposed(tmp_path: Path) -> None:
     ranks(2).run(waits_in_torch, str(tmp_path))
-    zero = summarize(read(tmp_path), lambda *_: 0.0).ranks[0]
+    zero = summarize(read_one(tmp_path), lambda *_: 0.0).ranks[0]
     assert zero.overlapped >= 0.015
     assert zero.waiting >= 0.02
+
+
+def two_default_groups(rank: int, world_size: int, folder: str) -> None:
+    collector = Collector(Path(folder))
+    collector.start()
+    try:
+        for k in (1, 2):
+            store = f"file://{folder}/store-{k}"
+            dist.init_process_group("unisono", init_method=store, rank=rank, world_size=world_size)
+            for _ in range(k):
+                dist.all_reduce(torch.ones(4))
+            dist.destroy_process_group()
+    finally:
+        collector.stop()
+
+
+def test_default_groups_one_after_another_are_all_noted(tmp_path: Path) -> None:
+    ranks(2, group=False).run(two_default_groups, str(tmp_path))
+    for record in read_one(tmp_path):
+        found = [(call.group, call.number) for call in record.calls]
+        assert found == [("the default group", 1), ("the default group (2)", 1), ("the default group (2)", 2)]
+        assert len(record.groups) == 2
+
+
+def many(rank: int, world_size: int, folder: str) -> None:
+    """Make 20 calls where 8 calls and 8 times are kept."""
+    kept, collect.KEPT = collect.KEPT, 8
+    os.environ["UNISONO_FLIGHT"] = "8"
+    collector = Collector(Path(folder))
+    collector.start()
+    try:
+        group = dist.new_group()
+        for _ in range(20):
+            dist.all_reduce(torch.ones(4), group=group)
+        collector.write()
+        dist.destroy_process_group(group)
+    finally:
+        collector.stop()
+        collect.KEPT = kept
+        del os.environ["UNISONO_FLIGHT"]
+
+
+def test_of_more_calls_than_are_kept_the_last_ones_count(tmp_path: Path) -> None:
+    ranks(2).run(many, str(tmp_path))
+    records = read_one(tmp_path)
+    for record in records:
+        numbers = [call.number for call in record.calls if call.group != "the default group"]
+        assert numbers == list(range(numbers[0], 21))
+        assert 13 <= numbers[0] <= 16
+        assert len(record.spans) <= 8
+    summary = summarize(records, lambda *_: 0.0)
+    assert summary.partial
+    assert "up to the last call (before that there were more calls than are kept)" in summary.words()[0]
+    assert summary.exposed > 0.01
 
 
 def profiled(rank: int, world_size: int, folder: str) -> list[str]:

@@ -2,16 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from traces.records import MAIN, call, two_ranks, write
+from traces.records import MAIN, call, read_one, two_ranks, write
 from unisono.trace.page import report_page
-from unisono.trace.record import read
 from unisono.trace.summary import Summary, summarize
 
 
 @pytest.fixture
 def summary(tmp_path: Path) -> Summary:
     two_ranks(tmp_path)
-    return summarize(read(tmp_path), lambda op, nbytes, ranks: nbytes * 1e-10 if op == "all_reduce" else 0.0)
+    return summarize(read_one(tmp_path), lambda op, nbytes, ranks: nbytes * 1e-10 if op == "all_reduce" else 0.0)
 
 
 def test_exposed_and_overlapped_add_up_over_the_window(summary: Summary) -> None:
@@ -31,7 +30,7 @@ def test_a_main_thread_that_stands_still_outside_is_exposed(tmp_path: Path) -> N
     marks = [[1010, 70], [2010, 570], [3000, 1560]]
     write(tmp_path, 0, calls=[call(1, 1000, 2000)], spans=[issue], marks=marks)
     write(tmp_path, 1, calls=[call(1, 1900, 2000)], spans=[["allreduce", 1890, 2010, MAIN, "train.py:8 in step"]])
-    records = read(tmp_path)
+    records = read_one(tmp_path)
     assert records[0].still == [(1510, 2000)]
     zero, one = summarize(records, lambda *_: 0.0).ranks
     assert (zero.exposed, zero.overlapped) == (pytest.approx((10 + 490) * 1e-9), pytest.approx(500e-9))
@@ -48,9 +47,32 @@ def test_the_slowest_rank_is_named(summary: Summary) -> None:
 def test_a_rank_that_is_always_last_is_clearly_slow(tmp_path: Path) -> None:
     for rank in (0, 1):
         write(tmp_path, rank, calls=[call(k, 1000 * k + 300 * (rank == 0), 1000 * k + 500) for k in range(1, 9)])
-    summary = summarize(read(tmp_path), lambda *_: 0.0)
+    summary = summarize(read_one(tmp_path), lambda *_: 0.0)
     assert (summary.slowest, summary.clearly) == (0, True)
     assert summary.ranks[0].last == 1.0
+
+
+def test_ranks_without_a_record_are_named_and_nobody_is_called_slow(tmp_path: Path) -> None:
+    everybody = [["abc", "the default group", [0, 1, 2, 3]]]
+    write(tmp_path, 1, calls=[call(1, 1000, 2000, ranks=[0, 1, 2, 3])], groups=everybody)
+    summary = summarize(read_one(tmp_path), lambda *_: 0.0)
+    assert (summary.slowest, summary.clearly, summary.missing) == (None, False, (0, 2, 3))
+    first, *rest = summary.words()
+    assert first.startswith("1 rank, ")
+    assert rest == [
+        "ranks 0, 2, 3 left no record (killed, or made no call); the numbers are of the others",
+        "no rank is called slow: there is no collective of which several ranks left a record",
+    ]
+    page = report_page(summary, "trace.json", "")
+    assert "ranks 0, 2, 3 left no record" in page
+    assert "slowest" not in page
+
+
+def test_messages_alone_make_nobody_slow(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        way = {"message": "the default group, messages 0->1", "op": "send" if rank == 0 else "recv"}
+        write(tmp_path, rank, calls=[call(1, 1000 + 500 * rank, 2000, **way)])
+    assert summarize(read_one(tmp_path), lambda *_: 0.0).slowest is None
 
 
 def test_kinds_of_calls_by_place(summary: Summary) -> None:
@@ -64,9 +86,10 @@ def test_kinds_of_calls_by_place(summary: Summary) -> None:
 
 def test_calls_of_disjoint_groups_are_counted_per_rank(tmp_path: Path) -> None:
     for rank in range(4):
-        group = {"group": f"group {rank // 2}", "ranks": [rank // 2 * 2, rank // 2 * 2 + 1]}
-        write(tmp_path, rank, calls=[call(k, 1000 * k, 1000 * k + 300, **group) for k in range(1, 6)])
-    (kind,) = summarize(read(tmp_path), lambda *_: 0.0).top
+        group = {"memory": f"m{rank // 2}", "group": "group", "ranks": [rank // 2 * 2, rank // 2 * 2 + 1]}
+        calls = [call(k, 1000 * k, 1000 * k + 300, **group) for k in range(1, 6)]
+        write(tmp_path, rank, calls=calls, groups=[["abc", "the default group", [0, 1, 2, 3]]])
+    (kind,) = summarize(read_one(tmp_path), lambda *_: 0.0).top
     assert (kind.count, kind.seconds, kind.mean) == (5, pytest.approx(1500e-9), pytest.approx(300e-9))
 
 

@@ -1,8 +1,9 @@
 """`unisono trace`: run a program and show where its communication time goes."""
 
 import os
-import subprocess
 import sys
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -18,6 +19,7 @@ from unisono.errors import UsageError
 from unisono.trace.arm import COMPUTE, FOLDER
 from unisono.trace.chrome import write_trace
 from unisono.trace.page import report_page
+from unisono.trace.program import terminable
 from unisono.trace.record import RankRecord, read
 from unisono.trace.summary import Bound, summarize
 from unisono.units import show_nbytes
@@ -25,10 +27,13 @@ from unisono.units import show_nbytes
 __all__ = ["trace"]
 
 _LARGEST = 64 << 20
+_TRACE, _PAGE, _LAUNCH = "trace.json", "report.html", "launch-"
 
 
 def trace(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program with its arguments.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The program with its arguments.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where the results go.")] = Path(
         "unisono-trace"
     ),
@@ -36,6 +41,10 @@ def trace(
         bool, typer.Option("--compute", help="With torch.profiler's events; for short runs, they are many.")
     ] = False,
     bound: Annotated[bool, typer.Option(help="Measure the machine afterwards, for the share of the bound.")] = True,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Run nothing: report what UNISONO_TRACE=DIR has collected."),
+    ] = None,
 ) -> None:
     """Run a program on unisono and write a trace of every call, and a page that sums it up.
 
@@ -46,34 +55,42 @@ def trace(
 
         unisono trace --compute -- unisono train --steps 20
     """
+    if (source is None) == (not command):
+        raise UsageError("give a program to run after --, or --from DIR with what UNISONO_TRACE=DIR has collected")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise UsageError(f"cannot make the directory {out}: {problem.strerror}") from None
-    with TemporaryDirectory(prefix="unisono-trace-") as folder:
-        code = _run(command, folder, compute)
-        records = read(Path(folder))
-        _report(records, out, _rates(records) if bound else None)
+    if not command:
+        assert source is not None
+        _report_all(read(source), out, bound)
+        return
+    with TemporaryDirectory(prefix="unisono-trace-") as folder, terminable() as program:
+        code = program.run(command, {**os.environ, FOLDER: folder, COMPUTE: "1" if compute else "0"})
+        _clear(out)
+        try:
+            launches = read(Path(folder))
+        except UsageError as problem:
+            if code == 0:
+                raise
+            sys.stderr.write(f"unisono: {problem}\n")
+            raise typer.Exit(code) from None
+        _report_all(launches, out, bound)
     raise typer.Exit(code)
 
 
-def _run(command: list[str], folder: str, compute: bool) -> int:
-    """The program's exit code; after Ctrl-C, which reaches the program too, that of an interrupt."""
-    environment = {**os.environ, FOLDER: folder, COMPUTE: "1" if compute else "0"}
-    try:
-        process = subprocess.Popen(command, env=environment)
-    except OSError as problem:
-        raise UsageError(f"cannot run {command[0]}: {problem.strerror}") from None
-    while True:
-        try:
-            code = process.wait()
-            break
-        except KeyboardInterrupt:
-            continue
-    return code if code >= 0 else 128 - code
+def _clear(out: Path) -> None:
+    """Results of an earlier run are not to be taken for those of this one."""
+    for folder in (out, *out.glob(f"{_LAUNCH}*")):
+        with suppress(OSError):
+            for name in (_TRACE, _PAGE):
+                (folder / name).unlink(missing_ok=True)
+            if folder != out:
+                folder.rmdir()
 
 
-def _rates(records: list[RankRecord]) -> Rates:
+@cache
+def _rates(ranks: int) -> Rates:
     """How fast as many ranks copy here."""
     found: list[Rates] = []
 
@@ -81,13 +98,25 @@ def _rates(records: list[RankRecord]) -> Rates:
         if isinstance(news, Rates):
             found.append(news)
 
-    launch(Settings(collectives=(), ranks=len(records), least=1, most=_LARGEST), hear)
+    launch(Settings(collectives=(), ranks=ranks, least=1, most=_LARGEST), hear)
     return found[0]
+
+
+def _report_all(launches: list[list[RankRecord]], out: Path, bound: bool) -> None:
+    """Each launch of ranks by itself, in a folder of its own if there are several."""
+    _clear(out)
+    sys.stdout.flush()
+    for number, records in enumerate(launches, 1):
+        folder = out
+        if len(launches) > 1:
+            folder = out / f"{_LAUNCH}{number}"
+            say(f"launch {number} of {len(launches)}:")
+        _report(records, folder, _rates(len(records)) if bound else None)
 
 
 def _report(records: list[RankRecord], out: Path, rates: Rates | None) -> None:
     summary = summarize(records, _bound(rates))
-    trace_file, page_file = out / "trace.json", out / "report.html"
+    trace_file, page_file = out / _TRACE, out / _PAGE
     words = ""
     if rates is not None:
         best = ", ".join(
@@ -95,11 +124,11 @@ def _report(records: list[RankRecord], out: Path, rates: Rates | None) -> None:
         )
         words = f"copies, each of the ranks at once, {best}"
     try:
+        out.mkdir(exist_ok=True)
         write_trace(trace_file, records)
         page_file.write_text(report_page(summary, trace_file.name, words), encoding="utf-8")
     except OSError as problem:
         raise UsageError(f"cannot write into {out}: {problem.strerror}") from None
-    sys.stdout.flush()
     for line in summary.words():
         say(line)
     say(f"wrote {trace_file} (for https://ui.perfetto.dev) and {page_file}")

@@ -65,7 +65,7 @@ class CollectiveLane(Lane):
         self._issued_at, self._completed_at = record + ISSUED, record + COMPLETED
         self._abandoned_at = record + ABANDONED
         self._moment_at, self._header_at = record + COMPLETED_AT, record + HEADER
-        self._flight = CollectiveRecord(label, names, board.rank, _counts(board))
+        self._flight = CollectiveRecord(label, names, board.rank, _counts(board), board.segment.nonce)
         self.offers = Offers(board, names, label)
         self.desk = Desk(board, self._flight, self.offers)
 

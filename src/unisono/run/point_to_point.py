@@ -49,7 +49,7 @@ class PointToPointLane(Lane):
         ]
         self._sends: list[deque[Message]] = [deque() for _ in range(size)]
         self._posted: list[Message] = []
-        self._flight = MessageRecord(label, names, rank)
+        self._flight = MessageRecord(label, names, rank, segment.nonce)
         self.refusals = Refusals(segment, rank, names, label, self._out)
         self._heard = 0  # this rank's bell as it was before the last look into the rings
 

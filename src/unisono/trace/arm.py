@@ -9,7 +9,7 @@ __all__ = ["COMPUTE", "FOLDER", "KEPT", "arm"]
 
 FOLDER, COMPUTE = "UNISONO_TRACE", "UNISONO_TRACE_COMPUTE"
 KEPT = 200_000
-"""Calls kept per group, and times kept of each kind."""
+"""Calls kept per group, and times kept of each kind: the last ones."""
 
 
 def arm() -> None:
@@ -21,4 +21,4 @@ def arm() -> None:
 def _start() -> None:
     from unisono.trace.collect import Collector
 
-    Collector(Path(os.environ[FOLDER]), os.environ.get(COMPUTE) == "1").start()
+    Collector(Path(os.environ[FOLDER]).absolute(), os.environ.get(COMPUTE) == "1").start()

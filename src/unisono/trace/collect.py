@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from multiprocessing import util
 from pathlib import Path
@@ -26,6 +26,7 @@ from unisono.trace.arm import KEPT
 from unisono.trace.busy import busy_clock
 from unisono.watch import flight
 from unisono.watch.call import call_site, name_of_dtype, piece_numel, site_text
+from unisono.watch.flight import LaneRecord
 from unisono.watch.schema import Entry
 
 __all__ = ["Collector"]
@@ -44,14 +45,18 @@ class Collector:
 
     def __init__(self, folder: Path, compute: bool = False) -> None:
         self.folder, self.compute = folder, compute
-        self.spans: list[tuple[str, int, int, int, str]] = []
-        self.reductions: list[tuple[int, int]] = []
+        self.spans: deque[tuple[str, int, int, int, str]] = deque(maxlen=KEPT)
+        self.reductions: deque[tuple[int, int]] = deque(maxlen=KEPT)
         self.marks: deque[tuple[int, int]] = deque(maxlen=2 * KEPT)  # moments, and how long the main thread was busy
         self._open: set[object] = set()  # calls under way while the main thread may do something else
         self._main = threading.main_thread().ident
         self._busy = busy_clock(threading.main_thread())
-        self.entries: dict[tuple[str, int], tuple[int, Entry]] = {}
+        self.entries: dict[tuple[str, str, int], tuple[LaneRecord, Entry]] = {}
+        self.groups: dict[str, tuple[str, list[int]]] = {}  # label and ranks by the nonce of their memory
+        self._elder: set[str] = set()  # groups from before the start
+        self._namesakes: Counter[str] = Counter()
         self.rank, self._since = -1, 0
+        self._whole = 0  # from when on calls of all groups are kept, if some are not
         self._profiler: Any = None
         self._undo: list[tuple[Any, str, Any]] = []
 
@@ -64,6 +69,7 @@ class Collector:
         from unisono.run.lane import Lane
 
         self._since = time.monotonic_ns()
+        self._elder = {record.memory for record, *_ in flight.everything()}
         for name in _CALLS:
             original = vars(UnisonoProcessGroup)[name]
             wrapped = self._timed(original, name)
@@ -107,8 +113,7 @@ class Collector:
                 self._follow(work)
                 return work
             finally:
-                if len(spans) < KEPT:
-                    spans.append((name, began, now(), me, site_text(call_site())))
+                spans.append((name, began, now(), me, site_text(call_site())))
                 if under_way:
                     mark()
                 under_way.discard(here)
@@ -164,8 +169,7 @@ class Collector:
         def timed(reducer: Any, parts: Any, out: Any) -> None:
             began = now()
             original(reducer, parts, out)
-            if len(reductions) < KEPT:
-                reductions.append((began, now()))
+            reductions.append((began, now()))
 
         self._replace(Reducer, "__call__", timed)
 
@@ -181,12 +185,29 @@ class Collector:
 
     def keep(self) -> None:
         """Take down the flight records of all groups that are alive."""
-        for rank, entry in flight.everything():
-            if entry.when < self._since:
-                continue
-            self.entries[entry.label, entry.number] = (rank, entry)
-            if self.rank < 0 or entry.label == "the default group":
-                self.rank = entry.names[rank]
+        for record, entries, overflows in flight.everything():
+            fresh = [entry for entry in entries if entry.when >= self._since]
+            if fresh or record.memory not in self._elder:
+                self._meet(record)
+            if fresh and overflows:
+                self._whole = max(self._whole, fresh[0].when)
+            for entry in fresh:
+                self.entries[record.memory, entry.label, entry.number] = (record, entry)
+
+    def _meet(self, record: LaneRecord) -> None:
+        """Groups of one label, as default groups one after another are, get a number behind it."""
+        if record.memory not in self.groups:
+            self._namesakes[record.label] += 1
+            number = self._namesakes[record.label]
+            self.groups[record.memory] = record.label + (f" ({number})" if number > 1 else ""), record.names
+        if self.rank < 0 or record.label == "the default group":
+            self.rank = record.names[record.rank]
+
+    def _covered(self) -> int:
+        """The moment from which nothing is missing; 0 if nothing is."""
+        full = [kept[0] for kept in (self.reductions, self.marks) if len(kept) == kept.maxlen]
+        spans = [self.spans[0][2]] if len(self.spans) == KEPT else []
+        return max([self._whole, *spans, *(moment for moment, _ in full)])
 
     def write(self) -> None:
         """Write everything noted so far; a process that has communicated nothing writes nothing."""
@@ -205,18 +226,36 @@ class Collector:
             "program": " ".join(sys.argv),
             "clock": time.time_ns() - time.monotonic_ns(),
             "main": threading.main_thread().ident,
-            "full": len(self.spans) >= KEPT or any(entry.number > KEPT for _, entry in self.entries.values()),
-            "calls": [_plain(rank, entry) for rank, entry in self.entries.values()],
-            "spans": self.spans,
-            "reductions": self.reductions,
+            "since": self._covered(),
+            "groups": [[memory, label, ranks] for memory, (label, ranks) in self.groups.items()],
+            "calls": [self._plain(record, entry) for record, entry in self.entries.values()],
+            "spans": list(self.spans),
+            "reductions": list(self.reductions),
             "marks": sorted(self.marks),
         }
         draft = self.folder / f".{name}.tmp"
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             draft.write_text(json.dumps(data), encoding="utf-8")
             draft.replace(self.folder / f"{name}.json")
         except OSError as error:
             logging.getLogger("unisono").warning("cannot write the trace into %s: %s", self.folder, error)
+
+    def _plain(self, record: LaneRecord, entry: Entry) -> dict[str, Any]:
+        call, group = entry.call, self.groups[record.memory][0]
+        return {
+            "memory": record.memory,
+            "group": group + entry.label.removeprefix(record.label),
+            "ranks": list(entry.names),
+            "number": entry.number,
+            "op": call.op,
+            "nbytes": _size(entry),
+            "words": call.describe(entry.names),
+            "dtype": name_of_dtype(call.dtype),
+            "issued": entry.when,
+            "ended": entry.ended,
+            "message": entry.label if entry.way is not None else "",
+        }
 
 
 def _size(entry: Entry) -> int:
@@ -226,19 +265,3 @@ def _size(entry: Entry) -> int:
         elements = max(sum(map(piece_numel, side)) for side in (call.sends, call.expects))
         return elements * (call.dtype.itemsize if call.dtype is not None else 0)
     return call.nbytes * (len(entry.names) if call.op == "all_gather" else 1)
-
-
-def _plain(rank: int, entry: Entry) -> dict[str, Any]:
-    call = entry.call
-    return {
-        "group": entry.label,
-        "ranks": list(entry.names),
-        "number": entry.number,
-        "op": call.op,
-        "nbytes": _size(entry),
-        "words": call.describe(entry.names),
-        "dtype": name_of_dtype(call.dtype),
-        "issued": entry.when,
-        "ended": entry.ended,
-        "message": entry.way is not None,
-    }

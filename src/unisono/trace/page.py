@@ -20,7 +20,7 @@ p { margin: 4px 0 12px; } .dim { color: var(--dim); } code { font: 13px ui-monos
 .tile { border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px; }
 .tile b { display: block; font-size: 26px; line-height: 1.25; font-weight: 600; }
 .tile span { color: var(--dim); font-size: 13px; }
-.bad b { color: var(--bad); }
+.missing { color: var(--bad); } .bad b { color: var(--bad); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 500; color: var(--dim); font-size: 13px; border-bottom: 1px solid var(--line); }
 th, td { padding: 6px 14px 6px 0; vertical-align: middle; } td.n, th.n { text-align: right; white-space: nowrap; }
@@ -50,9 +50,8 @@ def report_page(summary: Summary, trace: str, rates: str) -> str:
 </head>
 <body>
 <h1>Where the time goes</h1>
-<p class="dim"><code>{title}</code> · {len(summary.ranks)} ranks · {_duration(summary.seconds)} from the first call to
-the last</p>
-{_tiles(summary)}
+<p class="dim"><code>{title}</code> · {summary.who} · {_duration(summary.seconds)} {summary.span}</p>
+{_absent(summary)}{_tiles(summary)}
 <h2>Ranks</h2>
 {
         _legend(
@@ -63,11 +62,7 @@ the last</p>
         )
     }
 {_ranks(summary)}
-<h2>Who is late</h2>
-<p class="dim">How long after the first rank of its group each rank issues a collective, on average, and how often it is
-the last to come: the others wait for it.</p>
-{_skew(summary)}
-<h2>Calls that take longest</h2>
+{_skew(summary)}<h2>Calls that take longest</h2>
 {_legend(("wait", "wait"), ("work", "move"), ("reduce", "reduce"))}
 {_calls(summary)}
 <p class="dim">{_notes(summary, rates)}</p>
@@ -85,16 +80,21 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
+def _absent(summary: Summary) -> str:
+    return f'<p class="missing">{escape(summary.absence)}</p>\n' if summary.missing else ""
+
+
 def _tiles(summary: Summary) -> str:
     hidden = summary.share - summary.exposed
-    slow = next(rank for rank in summary.ranks if rank.rank == summary.slowest)
-    margin = " on average" if summary.clearly else ", not by much"
+    slow = next((rank for rank in summary.ranks if rank.rank == summary.slowest), None)
     tiles = [
         ("", _percent(summary.share), "of the time communicating"),
         ("", _percent(summary.exposed), "exposed: ranks do nothing else"),
         ("", _percent(hidden), "overlapped with compute"),
-        ("bad" if summary.clearly else "", f"rank {slow.rank}", f"slowest: {show_seconds(slow.late)} behind{margin}"),
     ]
+    if slow is not None:
+        kind, margin = ("bad", " on average") if summary.clearly else ("", ", not by much")
+        tiles.append((kind, f"rank {slow.rank}", f"slowest: {show_seconds(slow.late)} behind{margin}"))
     cells = "".join(f'<div class="tile {kind}"><b>{value}</b><span>{text}</span></div>' for kind, value, text in tiles)
     return f'<div class="tiles">{cells}</div>'
 
@@ -134,12 +134,20 @@ def _ranks(summary: Summary) -> str:
 
 
 def _skew(summary: Summary) -> str:
+    if summary.slowest is None:
+        return ""
     most = max((rank.late for rank in summary.ranks), default=0.0) or 1.0
     rows = [
         [str(rank.rank), _bar(("wait", rank.late / most)), show_seconds(rank.late), _percent(rank.last)]
         for rank in summary.ranks
+        if rank.compared
     ]
-    return _table([("rank", "rank"), ("", "wide"), ("behind", "n"), ("last to come", "n")], rows, "clear")
+    table = _table([("rank", "rank"), ("", "wide"), ("behind", "n"), ("last to come", "n")], rows, "clear")
+    return f"""<h2>Who is late</h2>
+<p class="dim">How long after the first rank of its group each rank issues a collective, on average, and how often it is
+the last to come: the others wait for it.</p>
+{table}
+"""
 
 
 def _calls(summary: Summary) -> str:
@@ -182,6 +190,4 @@ def _notes(summary: Summary, rates: str) -> str:
             "Of the bound: the least time in which the bytes can be read and written, as a share of what a call takes "
             f"beyond waiting; this machine {rates}."
         )
-    if summary.full:
-        notes.append("There were more calls than are kept: the first are missing, or some of the times.")
     return escape(" ".join(notes))

@@ -17,7 +17,7 @@ from typing import Any
 from unisono.errors import UsageError
 from unisono.trace.intervals import Interval, clipped, common, length, minus, union
 
-__all__ = ["CallRecord", "RankRecord", "Span", "read"]
+__all__ = ["CallRecord", "RankRecord", "Span", "read", "reduced"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,14 @@ class Span:
 
 @dataclass
 class CallRecord:
-    """One call on one rank. ``late`` is how long after the first rank of its group this rank issued it, ns."""
+    """One call on one rank.
 
+    ``memory`` tells its group from any other, ``group`` is its label for people, and ``message`` says from whom to whom
+    it goes, if it is one: messages of one way are numbered by themselves. ``late`` is how long after the first
+    rank of its group this rank issued it, ns; it is 0 unless the call is ``compared``: known of several ranks.
+    """
+
+    memory: str
     group: str
     ranks: tuple[int, ...]
     number: int
@@ -44,11 +50,17 @@ class CallRecord:
     dtype: str
     begin: int
     end: int
-    message: bool
+    message: str
     site: str = ""
+    compared: bool = False
     late: int = 0
     ready: int = 0
     reductions: list[Interval] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """The same on all ranks of the call."""
+        return self.memory, self.message, self.number
 
     @property
     def wait(self) -> Interval:
@@ -65,7 +77,8 @@ class CallRecord:
 class RankRecord:
     """One rank: its calls by begin, the spans of its threads, the file of its compute events if there is one.
 
-    ``marks`` are moments with the time for which the main thread had been busy by then, ns.
+    ``groups`` gives the ranks of every group it was in. ``since`` is the moment from which nothing is missing, 0 if
+    nothing is. ``marks`` are moments with the time for which the main thread had been busy by then, ns.
     """
 
     rank: int
@@ -74,7 +87,8 @@ class RankRecord:
     program: str
     clock: int
     main: int
-    full: bool
+    since: int
+    groups: dict[str, tuple[int, ...]]
     calls: list[CallRecord]
     spans: list[Span]
     marks: list[tuple[int, int]] = field(default_factory=list)
@@ -100,17 +114,31 @@ class RankRecord:
         return minus(common(idle, self.flying), self.inside)
 
 
-def read(folder: Path) -> list[RankRecord]:
-    """The ranks whose records are in the folder, by rank. Raises UsageError if there are none."""
+def read(folder: Path) -> list[list[RankRecord]]:
+    """The ranks whose records are in the folder, by rank: a list for each launch, the first one first.
+
+    Ranks that were in a group together are of one launch; one that was started anew, by torchrun for example, is of
+    another. Raises UsageError if there are no records.
+    """
     files = sorted(file for file in folder.glob("rank-*.json") if not file.name.endswith(".compute.json"))
-    found = sorted((_rank(file) for file in files), key=lambda record: record.rank)
-    if not found:
+    launches: list[tuple[set[str], list[RankRecord]]] = []
+    for record in map(_rank, files):
+        groups, together = set(record.groups), [record]
+        for launch in [launch for launch in launches if launch[0] & groups]:
+            launches.remove(launch)
+            groups |= launch[0]
+            together += launch[1]
+        launches.append((groups, together))
+    if not launches:
         raise UsageError(
             "no rank has left a record: did the program start a group of unisono, make a call in it, and "
             "end by itself? (a killed process writes nothing)"
         )
-    _join(found)
-    return found
+    found = [sorted(together, key=lambda record: record.rank) for _, together in launches]
+    for records in found:
+        _cover(records)
+        _join(records)
+    return sorted(found, key=lambda records: min((c.begin for record in records for c in record.calls), default=0))
 
 
 def _rank(file: Path) -> RankRecord:
@@ -131,7 +159,8 @@ def _rank(file: Path) -> RankRecord:
         data["program"],
         data["clock"],
         data["main"],
-        data["full"],
+        data["since"],
+        {memory: tuple(ranks) for memory, _, ranks in data["groups"]},
         calls,
         spans,
         [(at, busy) for at, busy in data["marks"]],
@@ -143,8 +172,8 @@ def _rank(file: Path) -> RankRecord:
 
 def _call(row: dict[str, Any]) -> CallRecord:
     return CallRecord(
-        row["group"], tuple(row["ranks"]), row["number"], row["op"], row["nbytes"], row["words"], row["dtype"],
-        row["issued"], row["ended"], row["message"], ready=row["issued"],
+        row["memory"], row["group"], tuple(row["ranks"]), row["number"], row["op"], row["nbytes"], row["words"],
+        row["dtype"], row["issued"], row["ended"], row["message"], ready=row["issued"],
     )  # fmt: skip
 
 
@@ -162,15 +191,26 @@ def _share_out(reductions: list[Interval], calls: Iterable[CallRecord]) -> None:
         done = max(done, call.end)
 
 
+def _cover(records: list[RankRecord]) -> None:
+    """Takes the calls away that not all ranks have kept, and what lies before."""
+    since = max(record.since for record in records)
+    early = {call.key for record in records for call in record.calls if call.begin < since}
+    for record in records:
+        record.since = since
+        record.calls = [call for call in record.calls if call.key not in early]
+        record.spans = [span for span in record.spans if span.begin >= since]
+
+
 def _join(records: list[RankRecord]) -> None:
     """Finds out when each call had been issued by all its ranks, and who came how late."""
-    alike: dict[tuple[str, int], list[CallRecord]] = {}
+    alike: dict[tuple[str, str, int], list[CallRecord]] = {}
     for record in records:
         for call in record.calls:
-            alike.setdefault((call.group, call.number), []).append(call)
+            alike.setdefault(call.key, []).append(call)
     for calls in alike.values():
         first, last = min(call.begin for call in calls), max(call.begin for call in calls)
         for call in calls:
+            call.compared = len(calls) > 1 and not call.message
             call.ready = last
             call.late = call.begin - first
             after = (call.wait[1], call.end)

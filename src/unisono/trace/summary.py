@@ -23,8 +23,8 @@ class RankSum:
 
     ``exposed`` is the time in which the main thread was inside a call or a wait, or stood still while a call was under
     way; of that ``waiting`` before other ranks had come. ``overlapped`` is the time in which a call was under way while
-    the main thread did something else; ``late`` the mean delay behind the first rank, and ``last`` the share of calls
-    for which this rank came last.
+    the main thread did something else. Of the calls that are ``compared`` with other ranks' ``late`` is the mean delay
+    behind the first rank, and ``last`` the share of those for which this rank came last.
     """
 
     rank: int
@@ -33,6 +33,7 @@ class RankSum:
     overlapped: float
     calls: int
     nbytes: int
+    compared: int
     late: float
     last: float
 
@@ -65,7 +66,9 @@ class CallSum:
 class Summary:
     """A whole trace. ``seconds`` is the length of the window, from the first call to the last end.
 
-    ``slowest`` is the rank that is furthest behind; ``clearly``, if it is so by a margin.
+    ``slowest`` is the rank that is furthest behind; ``clearly``, if it is so by a margin; None if no call is known of
+    several ranks. ``missing`` are the ranks that left no record. ``partial``: there were more calls than are kept, and
+    the window begins with the first one that all ranks have kept.
     """
 
     program: str
@@ -73,9 +76,10 @@ class Summary:
     ranks: tuple[RankSum, ...]
     top: tuple[CallSum, ...]
     kinds: int
-    slowest: int
+    slowest: int | None
     clearly: bool
-    full: bool
+    missing: tuple[int, ...]
+    partial: bool
 
     @property
     def share(self) -> float:
@@ -90,16 +94,41 @@ class Summary:
     def words(self) -> list[str]:
         """The summary in lines of text."""
         lines = [
-            f"{len(self.ranks)} ranks, {self.seconds:.2f} s from the first call to the last: {self.share:.1%} of it "
-            f"communicating, {self.exposed:.1%} exposed, {self.share - self.exposed:.1%} overlapped with compute"
+            f"{self.who}, {self.seconds:.2f} s {self.span}: {self.share:.1%} of it communicating, "
+            f"{self.exposed:.1%} exposed, {self.share - self.exposed:.1%} overlapped with compute"
         ]
-        rank = next(r for r in self.ranks if r.rank == self.slowest)
-        margin = "" if self.clearly else ", though not by much"
-        lines.append(
-            f"the slowest is rank {rank.rank}{margin}: last to come in {rank.last:.0%} of the calls, "
-            f"{rank.late * 1e3:.2f} ms behind the first rank on average"
-        )
+        if self.missing:
+            lines.append(f"{self.absence}; the numbers are of the others")
+        rank = next((r for r in self.ranks if r.rank == self.slowest), None)
+        if rank is not None:
+            margin = "" if self.clearly else ", though not by much"
+            lines.append(
+                f"the slowest is rank {rank.rank}{margin}: last to come in {rank.last:.0%} of the calls, "
+                f"{rank.late * 1e3:.2f} ms behind the first rank on average"
+            )
+        elif len(self.ranks) + len(self.missing) > 1:
+            lines.append("no rank is called slow: there is no collective of which several ranks left a record")
         return lines
+
+    @property
+    def who(self) -> str:
+        """How many ranks these are."""
+        return f"{len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}"
+
+    @property
+    def span(self) -> str:
+        """What the window is."""
+        if self.partial:
+            return "up to the last call (before that there were more calls than are kept)"
+        return "from the first call to the last"
+
+    @property
+    def absence(self) -> str:
+        """Who is missing, and why; nothing if nobody is."""
+        if not self.missing:
+            return ""
+        names = ", ".join(map(str, self.missing))
+        return f"rank{'s' * (len(self.missing) > 1)} {names} left no record (killed, or made no call)"
 
 
 def summarize(records: Sequence[RankRecord], bound: Bound) -> Summary:
@@ -108,22 +137,25 @@ def summarize(records: Sequence[RankRecord], bound: Bound) -> Summary:
     window = min((c.begin for c in calls), default=0), max((c.end for c in calls), default=0)
     ranks = tuple(_rank(record, window) for record in records)
     top = _kinds(records, bound)
-    slowest = max(ranks, key=lambda rank: (rank.late, -rank.rank))
+    compared = [rank for rank in ranks if rank.compared]
+    slowest = max(compared, key=lambda rank: (rank.late, -rank.rank), default=None)
+    known = {rank for record in records for group in record.groups.values() for rank in group}
     return Summary(
         program=records[0].program,
         seconds=(window[1] - window[0]) / 1e9,
         ranks=ranks,
         top=tuple(top[:_TOP]),
         kinds=len(top),
-        slowest=slowest.rank,
-        clearly=_clearly(slowest, ranks),
-        full=any(record.full for record in records),
+        slowest=slowest.rank if slowest is not None else None,
+        clearly=slowest is not None and _clearly(slowest, compared),
+        missing=tuple(sorted(known - {record.rank for record in records})),
+        partial=any(record.since for record in records),
     )
 
 
 def _rank(record: RankRecord, window: Interval) -> RankSum:
     exposed = clipped(union([*record.inside, *record.still]), window)
-    together = [call for call in record.calls if not call.message]
+    together = [call for call in record.calls if call.compared]
     return RankSum(
         rank=record.rank,
         exposed=length(exposed) / 1e9,
@@ -131,6 +163,7 @@ def _rank(record: RankRecord, window: Interval) -> RankSum:
         overlapped=length(minus(record.flying, exposed)) / 1e9,
         calls=len(record.calls),
         nbytes=sum(call.nbytes for call in record.calls),
+        compared=len(together),
         late=fmean(call.late for call in together) / 1e9 if together else 0.0,
         last=fmean(call.begin == call.ready and call.late > 0 for call in together) if together else 0.0,
     )

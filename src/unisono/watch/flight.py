@@ -33,13 +33,22 @@ from unisono.watch.site import Site, is_inner
 if TYPE_CHECKING:
     from unisono.watch.call import Call
 
-__all__ = ["FILE_PREFIX", "CollectiveRecord", "MessageRecord", "Note", "dump_flight_record", "everything", "save_after"]
+__all__ = [
+    "FILE_PREFIX",
+    "CollectiveRecord",
+    "LaneRecord",
+    "MessageRecord",
+    "Note",
+    "dump_flight_record",
+    "everything",
+    "save_after",
+]
 
 FILE_PREFIX = "flight_rank_"
 """A dump is this, then the global rank."""
 
 _FAULTS = (PeerLostError, DeadlockError, CollectiveTimeout, MismatchError)
-_records: "weakref.WeakSet[_LaneRecord]" = weakref.WeakSet()
+_records: "weakref.WeakSet[LaneRecord]" = weakref.WeakSet()
 _writing = threading.Lock()
 _TRIES, _STILL = 20, 0.0002  # looks at a lane until it has stood still for that long, s
 
@@ -51,20 +60,29 @@ def _capacity() -> int:
     return int(text)
 
 
-class _LaneRecord(ABC):
-    """The last calls of one rank in one lane of a group. ``names`` are the group's global ranks."""
+class LaneRecord(ABC):
+    """The last calls of one rank in one lane of a group.
 
-    def __init__(self, label: str, names: Sequence[int], rank: int) -> None:
-        self.label, self.names, self.rank = label, list(names), rank
+    ``names`` are the group's global ranks; ``memory`` is the nonce of its shared memory, by which all ranks can tell it
+    from any other group, of the same label too.
+    """
+
+    def __init__(self, label: str, names: Sequence[int], rank: int, memory: str = "") -> None:
+        self.label, self.names, self.rank, self.memory = label, list(names), rank, memory
         self.capacity = _capacity()
         _records.add(self)
+
+    @property
+    @abstractmethod
+    def overflows(self) -> bool:
+        """Whether there were more calls than are kept."""
 
     @abstractmethod
     def entries(self) -> Iterator[Entry]:
         """What is kept, oldest first."""
 
 
-class CollectiveRecord(_LaneRecord):
+class CollectiveRecord(LaneRecord):
     """Collectives end in the order in which they were issued, so that a few rings side by side tell all.
 
     Call no. k, counted from 1, has its place ``k % len(calls)`` in each: the lane notes ``calls`` and ``moments`` when
@@ -73,13 +91,24 @@ class CollectiveRecord(_LaneRecord):
     with the first call that all ranks still keep.
     """
 
-    def __init__(self, label: str, names: Sequence[int], rank: int, counts: Callable[[], tuple[int, int, int]]) -> None:
-        super().__init__(label, names, rank)
+    def __init__(
+        self,
+        label: str,
+        names: Sequence[int],
+        rank: int,
+        counts: Callable[[], tuple[int, int, int]],
+        memory: str = "",
+    ) -> None:
+        super().__init__(label, names, rank, memory)
         places = max(1, self.capacity)
         self.calls: list[Call | None] = [None] * places
         self.moments, self.ends = array("q", bytes(8 * places)), array("q", bytes(8 * places))
         self._sites: dict[int, Site] = {}
         self._counts = counts
+
+    @property
+    def overflows(self) -> bool:  # noqa: D102
+        return self._counts()[2] > self.capacity
 
     def locate(self, number: int, site: Site) -> None:
         """Adds where a call was made, which is found out only if it takes long or goes wrong."""
@@ -117,13 +146,17 @@ class Note:
     ended: int = 0
 
 
-class MessageRecord(_LaneRecord):
+class MessageRecord(LaneRecord):
     """Messages end in any order; the k-th send to a rank with a tag is the k-th receive there from here."""
 
-    def __init__(self, label: str, names: Sequence[int], rank: int) -> None:
-        super().__init__(label, names, rank)
+    def __init__(self, label: str, names: Sequence[int], rank: int, memory: str = "") -> None:
+        super().__init__(label, names, rank, memory)
         self.notes: deque[Note] = deque(maxlen=self.capacity)
         self._counts: Counter[tuple[str, int, int]] = Counter()
+
+    @property
+    def overflows(self) -> bool:  # noqa: D102
+        return len(self.notes) >= self.capacity
 
     def issue(self, call: "Call", peer: int | None, tag: int) -> Note:
         """Takes a message in; ``peer`` is a rank of the group, or None for a receive from any."""
@@ -197,12 +230,12 @@ def dump_flight_record(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def everything() -> list[tuple[int, Entry]]:
-    """What this process keeps of all groups that are alive, oldest first in each, with its rank in the group."""
-    found: list[tuple[int, Entry]] = []
+def everything() -> list[tuple[LaneRecord, list[Entry], bool]]:
+    """What this process keeps of every lane that is alive, oldest first, and whether older calls are lost."""
+    found: list[tuple[LaneRecord, list[Entry], bool]] = []
     for record in list(_records):
         with contextlib.suppress(ValueError):  # the group has been left, its memory is gone
-            found += [(record.rank, entry) for entry in record.entries()]
+            found.append((record, list(record.entries()), record.overflows))
     return found
 
 

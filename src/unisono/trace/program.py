@@ -1,0 +1,54 @@
+"""The traced program as a process: its exit code, and the signals that are meant for it. Never imports torch."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from unisono.errors import UsageError
+
+__all__ = ["Program", "terminable"]
+
+
+class Program:
+    """The traced program, which is told of a SIGTERM to this one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told = False
+
+    def run(self, command: list[str], environment: dict[str, str]) -> int:
+        """The exit code; after Ctrl-C, which reaches the program too, that of an interrupt."""
+        try:
+            self._process = subprocess.Popen(command, env=environment)
+        except OSError as problem:
+            raise UsageError(f"cannot run {command[0]}: {problem.strerror}") from None
+        if self._told:
+            self._process.terminate()
+        while True:
+            try:
+                code = self._process.wait()
+                break
+            except KeyboardInterrupt:
+                continue
+        return code if code >= 0 else 128 - code
+
+    def terminate(self, number: int, frame: FrameType | None) -> None:
+        """Pass the signal on; once the program has ended, end this process through its `finally` clauses."""
+        self._told = True
+        if self._process is not None:
+            if self._process.returncode is not None:
+                raise SystemExit(128 + number)
+            self._process.terminate()
+
+
+@contextmanager
+def terminable() -> Iterator[Program]:
+    """A program to run; meanwhile SIGTERM reaches it, and afterwards ends this process as `sys.exit` does."""
+    program = Program()
+    before = signal.signal(signal.SIGTERM, program.terminate)
+    try:
+        yield program
+    finally:
+        signal.signal(signal.SIGTERM, before)
