@@ -38,7 +38,7 @@ class Arrival:
         if self._vigil is None:
             page = watch()
             text = f"rank {self._rank} (pid {page.me.pid}): {self._call}, waits: {self._missing()}{_here()}"
-            self._vigil = Vigil(page, text, any_listeners)
+            self._vigil = Vigil(page, lambda: text, any_listeners)
         if words := self._vigil.look([who] if who.pid else []):
             raise DeadlockError(words)
 
