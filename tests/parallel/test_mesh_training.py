@@ -99,6 +99,24 @@ def test_gradients_accumulate_over_steps() -> None:
     ranks(4).run(on_ranks_accumulate, one_process(2).gradients)
 
 
+def on_ranks_close(rank: int, world_size: int) -> list[list[str]]:
+    """The axes whose groups end, in order."""
+    mesh, ended, end = TrainingMesh(MeshShape(dp=2, tp=2)), [], dist.destroy_process_group
+    dist.destroy_process_group = lambda group: (
+        ended.append([axis for axis, own in mesh.groups.items() if own is group]),
+        end(group),
+    )
+    try:
+        mesh.close()
+    finally:
+        dist.destroy_process_group = end
+    return ended
+
+
+def test_groups_end_in_one_order() -> None:
+    assert ranks(4).run(on_ranks_close) == [[["pp", "sp"], ["dp"], ["tp"]]] * 4
+
+
 def on_ranks_refuse(rank: int, world_size: int) -> list[str]:
     """What every rank is told of configurations that cannot be; the group works afterwards."""
     said = []
