@@ -14,7 +14,7 @@ from unisono.backend.moving import Moving
 from unisono.backend.operations import Tensors
 from unisono.backend.options import chosen
 from unisono.backend.reducing import Reducing
-from unisono.backend.tensors import PLAIN, ordinary
+from unisono.backend.tensors import ordinary
 from unisono.run.desk import Desk, Order, Places
 from unisono.run.fused_words import INPUTS, OUTPUTS
 from unisono.watch.call import Call, piece
@@ -50,7 +50,7 @@ class Lists:
             return None
         first = tensors[0]
         for tensor in tensors:
-            if type(tensor) not in PLAIN or not ordinary(tensor):
+            if not ordinary(tensor):
                 return None
             if tensor.dtype != first.dtype or tensor.shape != first.shape:
                 return None
@@ -70,6 +70,8 @@ class Lists:
     def _apart(self, outputs: Tensors, inputs: Tensors, nbytes: int) -> bool:
         """Whether no output shares memory with an input, but for a rank's own piece, which may be one and the same."""
         into, out = [t.data_ptr() for t in outputs], [t.data_ptr() for t in inputs]
+        if not all(into) or not all(out):  # empty, or freed: that is refused the long way
+            return False
         if not into or not out or max(into) + nbytes <= min(out) or max(out) + nbytes <= min(into):
             return True
         own, mine = into[self._rank if len(into) > 1 else 0], out[self._rank if len(out) > 1 else 0]

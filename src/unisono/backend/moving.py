@@ -70,9 +70,9 @@ class Moving(Builder):
     def broadcast(self, tensor: torch.Tensor, root: int) -> Operation:
         """``tensor`` of ``root`` into ``tensor`` of all."""
         self.check_rank(root)
+        check(tensor, "the tensor")
         call = self.call("broadcast", tensor, root=root)
         if self.rank == root:
-            check(tensor, "the tensor")
             mine = as_bytes(flat_input(tensor))
             return Operation(call, self.program(call, self._broadcast(call, root, mine), [mine], [mine]), [tensor])
         result = Result(tensor, "the tensor")

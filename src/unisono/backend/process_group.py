@@ -21,7 +21,7 @@ from unisono.backend.operations import Operation, Tensors
 from unisono.backend.reducing import reduce_op, scaled
 from unisono.backend.sparse import all_reduce_sparse
 from unisono.backend.synchronous import waited_for
-from unisono.backend.tensors import PLAIN, Result, as_bytes, check, flat_input
+from unisono.backend.tensors import Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
 from unisono.run.point_to_point import Message
@@ -31,7 +31,7 @@ from unisono.transport.inference import outside_inference
 
 __all__ = ["UnisonoProcessGroup"]
 
-_NO_DATA = torch.empty(0, dtype=torch.uint8, device="cpu")
+_NO_DATA = torch.empty(1, dtype=torch.uint8, device="cpu")
 
 
 class UnisonoProcessGroup(Membership):
@@ -81,12 +81,15 @@ class UnisonoProcessGroup(Membership):
             return self._go(prepared, output, tensor, options)
 
     def _go(self, prepared: Prepared, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
-        if isinstance(prepared, Ticket):
-            into = output.data
-            return self._start(prepared, into, into if output is tensor else tensor.data, [output], options)
-        if type(output) not in PLAIN or type(tensor) not in PLAIN:
+        into = source = output.data_ptr()
+        if output is not tensor:
+            source = tensor.data_ptr()
+        if not into or not source:  # empty, or freed: that is refused the long way
             return None
-        if output is not tensor and not prepared.fits(output.data_ptr(), tensor.data_ptr()):
+        if isinstance(prepared, Ticket):
+            plain = output.data
+            return self._start(prepared, plain, plain if output is tensor else tensor.data, [output], options)
+        if output is not tensor and not prepared.fits(into, source):
             return None
         return self._start(prepared, output, tensor, [output], options)
 
@@ -269,10 +272,10 @@ class UnisonoProcessGroup(Membership):
     def _by_mail(self, op: str, tensor: torch.Tensor, peer: int, tag: int) -> Work | None:
         """The work of a message that goes in compiled loops; None if it takes the long way."""
         group = self._group
-        if not group.joined or profiler._is_profiler_enabled or type(tensor) not in PLAIN:
+        if not group.joined or profiler._is_profiler_enabled:
             return None
         found = group.express.letter(op, tensor, tag)
-        if found is None or not 0 <= peer < group.size:
+        if found is None or not 0 <= peer < group.size or not tensor.data_ptr():
             return None
         message = group.messages.compiled(found, peer, tensor, group.timeout, not waited_for() and not telling())
         if message is None:

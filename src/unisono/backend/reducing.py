@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, unpack
-from unisono.backend.tensors import PLAIN, Result, check, flat_input, ordinary, with_results
+from unisono.backend.tensors import Result, check, flat_input, ordinary, with_results
 from unisono.errors import UsageError
 from unisono.run import direct, programs
 from unisono.run.direct import extent
@@ -36,7 +36,7 @@ def reduce_op(options: Any) -> tuple[str, float]:
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     """A copy multiplied by the factor of PREMUL_SUM, as it goes into the sum; itself if only the long way takes it."""
     floating = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-    if factor == 1 or not floating or type(tensor) not in PLAIN or not ordinary(tensor):
+    if factor == 1 or not floating or not ordinary(tensor) or not tensor.data_ptr():
         return tensor
     return reducer(tensor.dtype, "PREMUL_SUM", factor).prepared(tensor.data)
 

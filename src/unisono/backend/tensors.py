@@ -7,6 +7,7 @@ its own strides, so that nothing outside the result is written. A result whose e
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from unisono.errors import UsageError
 from unisono.run.programs import Program
@@ -16,16 +17,18 @@ __all__ = ["PLAIN", "Result", "as_bytes", "check", "flat_input", "ordinary", "ov
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types whose data lies where they say: a subclass may have it elsewhere, or none (fake tensors, DTensors)."""
+_kind = torch._C._dispatch_keys
+with torch.inference_mode(False):
+    _ORDINARY = _kind(torch.empty(0, device="cpu")).raw_repr()
 
 
 def ordinary(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in memory as they are, side by side, for anybody to write."""
-    return (
-        tensor.is_cpu
-        and tensor.is_contiguous()
-        and tensor.layout is torch.strided
-        and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
-    )
+    """Whether its elements lie in memory as they are, side by side, for anybody to write.
+
+    Not so where torch dispatches in another way than for these: sparse, nested, quantised, inference and zero tensors,
+    lazy conjugates, other devices.
+    """
+    return type(tensor) in PLAIN and _kind(tensor).raw_repr() == _ORDINARY and tensor.is_contiguous()
 
 
 def check(tensor: torch.Tensor, what: str) -> None:
@@ -34,8 +37,48 @@ def check(tensor: torch.Tensor, what: str) -> None:
         raise UsageError(f"{what} must be a tensor, not {type(tensor).__name__}")
     if tensor.device.type != "cpu":
         raise UsageError(f"{what} is on {tensor.device}: unisono carries CPU tensors; move it with .cpu()")
+    if tensor.is_nested:
+        raise UsageError(f"{what} is a nested tensor: its parts need not be alike on all ranks; give its .values()")
+    if tensor.is_quantized:
+        raise UsageError(f"{what} is quantised, with a scale that may differ by rank: give its .int_repr()")
     if tensor.layout != torch.strided:
-        raise UsageError(f"{what} has layout {tensor.layout}: only all_reduce takes sparse tensors; use .to_dense()")
+        raise UsageError(
+            f"{what} has layout {tensor.layout}: only all_reduce takes sparse tensors, of layout torch.sparse_coo; use "
+            ".to_dense()"
+        )
+    if type(tensor) in PLAIN or not _wraps(tensor, what):
+        _check_memory(tensor, what)
+
+
+def _wraps(tensor: torch.Tensor, what: str) -> bool:
+    """Whether it is a result of a functional collective, which torch unwraps; raises for another wrapper of tensors."""
+    wrapper: bool = is_traceable_wrapper_subclass(tensor)
+    if not wrapper:
+        return False
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    if isinstance(tensor, AsyncCollectiveTensor):
+        return True
+    inner = ".to_local()" if hasattr(tensor, "to_local") else "these"
+    raise UsageError(f"{what} is a {type(tensor).__name__}, whose values lie in tensors inside it: give {inner}")
+
+
+def _check_memory(tensor: torch.Tensor, what: str) -> None:
+    """Raises `UsageError` for a tensor that has no memory, or has lost some (FSDP frees what it has gathered so)."""
+    if not tensor.numel():
+        return
+    text = f"{what} ({name_of_dtype(tensor.dtype)} {list(tensor.shape)})"
+    if tensor._is_zerotensor():
+        raise UsageError(f"{text} is one of torch's zero tensors, which have no memory; use .clone()")
+    there = tensor.untyped_storage().nbytes()
+    last = sum(stride * (dim - 1) for stride, dim in zip(tensor.stride(), tensor.shape, strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.itemsize
+    if there < needed:
+        raise UsageError(
+            f"{text} needs {needed} bytes of its storage, which has been resized to {there}: resize it back first"
+        )
+    if not tensor.data_ptr():
+        raise UsageError(f"{text} is a {type(tensor).__name__} without memory, such as torch traces programs with")
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

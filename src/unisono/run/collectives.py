@@ -173,9 +173,10 @@ class CollectiveLane(Lane):
     ) -> Program | None:
         """Carries a call as far as it goes: what is left of it. ``number``: 0 if it has been noted as issued."""
         board, desk, meeting = self._board, self.desk, self._board.meetings
+        into = output.data_ptr()
         outcome = order.run(
             desk.address, order.address, order.header, number, self.calls, meeting, int(1e9 * patience),
-            output.data_ptr(), tensor.data_ptr(),
+            into, into if tensor is output else tensor.data_ptr(),
         )  # fmt: skip
         if outcome == DONE:
             board.meetings = meeting + order.meetings

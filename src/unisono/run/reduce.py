@@ -39,6 +39,11 @@ _WIDE = {
     torch.complex32: torch.complex64,
 }
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_PLAIN = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64,
+    torch.complex64, torch.complex128,
+)  # fmt: skip
+_NUMBERS = frozenset((*_PLAIN, *_WIDE, *_SIGNED))
 
 
 class Reducer:
@@ -99,6 +104,8 @@ def reducer(dtype: torch.dtype, op: str, factor: float = 1.0) -> Reducer:
     floating = dtype.is_floating_point or dtype.is_complex
     if op not in _COMBINE:
         raise UsageError(f"reduce op {op or 'UNUSED'} is not one of {', '.join(_COMBINE)}")
+    if dtype not in _NUMBERS:
+        raise UsageError(f"{op} is not defined for {name}: its elements can only be moved; give .view(torch.uint8)")
     if op in ("AVG", "PREMUL_SUM") and not floating:
         raise UsageError(
             f"{op} is not defined for {name}: the {'mean' if op == 'AVG' else 'scaled sum'} of integers is not an "

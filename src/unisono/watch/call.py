@@ -76,14 +76,16 @@ class Call:
         """The 96 bytes that must be equal on all ranks."""
         shape = () if self.sends else self.shape
         dims = (*shape, *(-1,) * 8)[:8]
+        code = _DTYPE_CODES.get(self.dtype, 0) if self.dtype else 0
+        unknown = "" if code else name_of_dtype(self.dtype)
         return SIGNATURE.pack(
             OPERATIONS.index(self.op),
-            _DTYPE_CODES.get(self.dtype, 0) if self.dtype else 0,
+            code,
             REDUCE_OPS.index(self.reduce_op),
             bool(self.refused),
             self.root,
             0 if self.sends else self.numel,
-            _digest(self.rest + self.by + (repr(shape) if len(shape) > 8 else "")),
+            _digest(self.rest + self.by + unknown + (repr(shape) if len(shape) > 8 else "")),
             _digest(self.refused) if self.refused else 0,
             *dims,
         )
