@@ -7,12 +7,14 @@ import signal
 import threading
 import time
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
 from hangs.job import Fault, Job, attempt, tell
 from ranks import ranks
+from unisono.watch.threads import OwnThread
 
 Usage = tuple[int, int, int, float]
 
@@ -163,3 +165,25 @@ def test_destroy_with_a_call_under_way() -> None:
         first, second = job.results(10)
     first.says("UnisonoError", "destroy_process_group", "under way")
     assert second.kind in ("", "PeerLostError"), second
+
+
+def without_threads(rank: int, world_size: int) -> tuple[Fault, float]:
+    """Rank 1 can start no thread for its first asynchronous call, but can later."""
+    x = torch.ones(1)
+    if rank == 1:
+        with patch.object(OwnThread, "start", side_effect=RuntimeError("can't start new thread")):
+            fault = attempt(lambda: dist.all_reduce(x, async_op=True).wait())
+    else:
+        time.sleep(0.1)
+        fault = attempt(lambda: dist.all_reduce(x, async_op=True).wait())
+    y = torch.ones(1)
+    dist.all_reduce(y, async_op=True).wait()
+    return fault, float(y)
+
+
+def test_a_worker_that_could_not_start_is_started_later() -> None:
+    with Job(without_threads, 2) as job:
+        (first, here), (second, there) = job.results(10)
+    assert not first.kind
+    second.says("UnisonoError", "the default group: no thread to carry calls in the background: can't start new thread")
+    assert here == there == 2.0

@@ -322,7 +322,14 @@ class Lane(ABC):
             worker = OwnThread(target=self._run_worker, name=f"unisono {self._label}", daemon=True)
             if self._worker is None and not self._closed:
                 self._worker = worker
-                worker.start()
+                try:
+                    worker.start()
+                except RuntimeError as error:
+                    self._worker = None
+                    raise UnisonoError(
+                        f"{self._label}: no thread to carry calls in the background: {error}; raise the limits of "
+                        "its processes (ulimit -u) or container"
+                    ) from error
         self._work_there.set()
 
     def _run_worker(self) -> None:
