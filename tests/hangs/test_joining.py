@@ -6,6 +6,7 @@ import resource
 import signal
 import time
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from hangs.job import Fault, Job, attempt, init, line_of
 from unisono.transport.layout import Layout
+from unisono.watch.threads import OwnThread
 
 LIMIT = datetime.timedelta(seconds=1.0)
 HOST = os.uname().nodename
@@ -92,6 +94,29 @@ def test_a_job_is_started_again_over_the_same_store(late: int, before: int, tmp_
         job.results()
     with Job(attempts, 2, meeting, late, group=False) as job:
         assert job.results() == [[3.0, 3.0]] * 2
+
+
+def joins_without_threads(rank: int, world_size: int, meeting: str) -> Fault:
+    """Rank 1 can start no thread when it joins; it lives on."""
+    if rank == 1:
+        with patch.object(OwnThread, "start", side_effect=RuntimeError("can't start new thread")):
+            fault = attempt(lambda: init(meeting, rank, world_size, 20.0))
+        time.sleep(60)
+        return fault
+
+    def meets() -> None:
+        init(meeting, rank, world_size, 20.0)
+        dist.barrier()
+
+    return attempt(meets)
+
+
+def test_a_rank_that_fails_while_it_joins_is_not_waited_for(tmp_path: Any) -> None:
+    with Job(joins_without_threads, 2, str(tmp_path / "meeting"), group=False) as job:
+        fault = job.result(0, 10)
+        pid = job.pid(1)
+    fault.says("PeerLostError", rf"rank 1 \(pid {pid} on {HOST}\) could not join it \(RuntimeError: can't start new")
+    assert fault.seconds < 2.0
 
 
 def test_two_processes_claim_one_rank(tmp_path: Any) -> None:

@@ -6,13 +6,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from hangs.job import Fault, Job, attempt, init, tell
+from unisono.backend.group import Group
 
 HOST = os.uname().nodename
 
@@ -129,6 +132,31 @@ def test_how_a_program_ended(name: str) -> None:
     fault.says(
         "PeerLostError", rf"rank 1 \(pid {pid} on {HOST}\)", r"all_reduce\(float32 \[3\], SUM\), call no\. 2", *facts
     )
+
+
+def _leave(leave: Callable[..., None], errors: Iterator[Exception], *args: Any) -> None:
+    for error in errors:
+        raise error
+    leave(*args)
+
+
+def leaves_badly(rank: int, world_size: int) -> list[Fault]:
+    """Rank 1 ends by an exception, and fails to leave the first of its groups."""
+    groups = [None, dist.new_group([0, 1]), dist.new_group([0, 1])]
+    for group in groups:
+        dist.barrier(group)
+    if rank == 1:
+        outcomes = iter([OSError("too many open files")])
+        patch.object(Group, "_say_left", autospec=True, side_effect=partial(_leave, Group._say_left, outcomes)).start()
+        raise ValueError("bad shard")
+    return [attempt(lambda group=group: dist.barrier(group)) for group in groups]  # type: ignore[misc]
+
+
+def test_a_group_that_can_not_be_left_does_not_silence_the_others() -> None:
+    with Job(leaves_badly, 2) as job:
+        faults = job.result(0, 10)
+    assert [fault.kind for fault in faults] == ["PeerLostError"] * 3
+    assert sum("ended by ValueError: bad shard" in fault.text for fault in faults) == 2
 
 
 def waits(rank: int, world_size: int) -> Fault:

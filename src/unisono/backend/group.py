@@ -116,6 +116,17 @@ class Group:
         segment = self._segment = self._segment or self._attach(op)
         segment.absentees = self._roll
         self._claim(segment)
+        try:
+            self._make_lanes(segment)
+        except BaseException as error:  # the peers must not wait for a rank that is not there
+            self.close(f"could not join it ({type(error).__name__}: {error})")
+            raise
+        if self._closed:  # by a signal handler, meanwhile
+            self._say_left(segment, _farewell(self._closed))
+        self._refuse_if_closed()
+        self.joined = True
+
+    def _make_lanes(self, segment: Segment) -> None:
         board = Board(segment, self.rank)
         announce(segment, self.rank)
         self.collectives = CollectiveLane(board, self.names, self.label)
@@ -124,10 +135,6 @@ class Group:
         self.lists = Lists(self.operations, self.operations, self.collectives.desk)
         self.messages = MailLane(segment, self.rank, self.names, self.label)
         self.collectives.refusals = self.messages.refusals
-        if self._closed:  # by a signal handler, meanwhile
-            self._say_left(segment, _farewell(self._closed))
-        self._refuse_if_closed()
-        self.joined = True
 
     def _attach(self, op: str) -> Segment:
         """The segment, once the first rank has made it; raises why it will not, or where that rank is instead."""
@@ -210,18 +217,13 @@ class Group:
         self._closed = why
         segment, words = self._segment, _farewell(why)
         if self.joined and segment is not None:
-            error = UnisonoError(f"{self.label}: this rank {why} while the call was under way")
-            self.collectives.close(error)
-            if not self.collectives.entered():  # a call that this one interrupts may be reading there
-                self.collectives.offers.neighbours.forget()
-            self.messages.close(error)
-            self._log_refusals()
-            for words_on_messages in () if failing else self.messages.lost():
-                logging.getLogger("unisono").warning("%s", words_on_messages)
-            self._say_left(segment, words)
-            self.joined = False
-            del self.collectives, self.messages, self.operations, self.express, self.lists
-        elif segment is None or self.rank == 0:
+            try:
+                self._close_lanes(UnisonoError(f"{self.label}: this rank {why} while the call was under way"), failing)
+            finally:
+                self.joined = False
+                del self.collectives, self.messages, self.operations, self.express, self.lists
+                self._say_left(segment, words)
+        else:
             self._leave_unjoined(words)
         if self._fd >= 0 and segment is not None:
             # Ranks whose first call is still to come must find the memory: messages sent to them may lie in it.
@@ -230,6 +232,15 @@ class Group:
         self._segment = None
         _close_joined()
         _living.discard(self)
+
+    def _close_lanes(self, error: UnisonoError, failing: bool) -> None:
+        self.collectives.close(error)
+        if not self.collectives.entered():  # a call that this one interrupts may be reading there
+            self.collectives.offers.neighbours.forget()
+        self.messages.close(error)
+        self._log_refusals()
+        for words in () if failing else self.messages.lost():
+            logging.getLogger("unisono").warning("%s", words)
 
     def _log_refusals(self) -> None:
         """What peers have refused and no call has raised; torch would be left half way out of the group by an error."""
@@ -242,10 +253,10 @@ class Group:
         segment.longs[segment.field(self.rank, STATE)] = LEFT
 
     def _leave_unjoined(self, words: str) -> None:
-        """Leaves a group in which this rank has made no call: peers need not wait, nor keep the memory, for it."""
+        """Leaves a group in which this rank can make no call: peers need not wait, nor keep the memory, for it."""
         with suppress(UnisonoError):  # the group's memory, or the store, is gone: so are those who would read of it
             segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._roll)
-            if segment.state(self.rank) == ABSENT:
+            if segment.state(self.rank) == ABSENT or segment.identity(self.rank) == Identity.mine():
                 self._say_left(segment, words)
 
     def disown(self) -> None:
@@ -283,7 +294,8 @@ def _farewell(why: str) -> str:
 def _leave_all(words: str) -> None:
     """At this process's end: workers end, peers are told how it ended."""
     for group in list(_living):
-        group.close(words or _ENDED, failing=bool(words))
+        with suppress(Exception):  # one that can not be left must not silence the others
+            group.close(words or _ENDED, failing=bool(words))
     close_watch()
 
 
