@@ -24,8 +24,9 @@ from typing import Any
 
 from unisono.trace.arm import KEPT
 from unisono.trace.busy import busy_clock
+from unisono.trace.place import place
 from unisono.watch import flight
-from unisono.watch.call import call_site, name_of_dtype, piece_numel, site_text
+from unisono.watch.call import name_of_dtype, piece_numel, site_text
 from unisono.watch.flight import LaneRecord
 from unisono.watch.schema import Entry
 
@@ -113,7 +114,7 @@ class Collector:
                 self._follow(work)
                 return work
             finally:
-                spans.append((name, began, now(), me, site_text(call_site())))
+                spans.append((name, began, now(), me, site_text(place())))
                 if under_way:
                     mark()
                 under_way.discard(here)
