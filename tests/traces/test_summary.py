@@ -99,4 +99,6 @@ def test_the_page_holds_the_numbers_and_nothing_from_outside(summary: Summary) -
     for text in ("71 %", "23 %", "47 %", "rank 1", "all_reduce(float32 [256], SUM)", "train.py:5 in step", "17 %"):
         assert text in page, text
     assert "<script" not in page
+    assert page.count('<div class="scroll"><table') == page.count("<table") == 3  # in a narrow window they scroll
+    assert "@media (max-width: 700px)" in page
     assert page.count("http") == 1  # where to open the trace

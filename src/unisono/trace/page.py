@@ -15,7 +15,8 @@ _STYLE = """
 body { margin: 0 auto; max-width: 1080px; padding: 36px 28px 60px; color: var(--ink); background: #fff;
   font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 16px; margin: 40px 0 4px; }
-p { margin: 4px 0 12px; } .dim { color: var(--dim); } code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
+p { margin: 4px 0 12px; overflow-wrap: anywhere; } .dim { color: var(--dim); }
+code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
 .tiles { display: grid; grid-template-columns: repeat(4, 1fr); gap: 14px; margin: 24px 0 0; }
 .tile { border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px; }
 .tile b { display: block; font-size: 26px; line-height: 1.25; font-weight: 600; }
@@ -30,10 +31,15 @@ tr + tr td { border-top: 1px solid #f0f2f5; } td:last-child, th:last-child { pad
 .clear .bar { background: #f3f5f7; }
 .compute { background: var(--compute); } .overlap { background: var(--overlap); } .work { background: var(--work); }
 .wait { background: var(--wait); } .reduce { background: var(--reduce); }
-.legend { display: flex; gap: 20px; flex-wrap: wrap; font-size: 13px; color: var(--dim); margin: 2px 0 12px; }
+.legend { display: flex; gap: 4px 20px; flex-wrap: wrap; font-size: 13px; color: var(--dim); margin: 2px 0 12px; }
 .legend i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px; }
-.call { max-width: 430px; overflow-wrap: anywhere; } .call small { display: block; color: var(--dim); }
-.wide { width: 55%; } .rank { width: 52px; }
+.call { min-width: 200px; max-width: 430px; overflow-wrap: anywhere; }
+.call small { display: block; color: var(--dim); }
+.wide { width: 55%; } .rank { width: 52px; } .scroll { overflow-x: auto; }
+@media (max-width: 700px) {
+  body { padding: 20px 16px 40px; } .tiles { grid-template-columns: repeat(2, 1fr); }
+  th, td { padding-right: 10px; } .scroll { padding-bottom: 10px; }
+}
 """
 
 
@@ -58,7 +64,7 @@ def report_page(summary: Summary, trace: str, rates: str) -> str:
             ("work", "moving and reducing, exposed"),
             ("wait", "waiting for other ranks, exposed"),
             ("overlap", "communicating while computing"),
-            ("compute", "the rest: computing"),
+            ("compute", "the rest: nothing under way"),
         )
     }
 {_ranks(summary)}
@@ -114,7 +120,7 @@ def _table(head: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], style
         "<tr>" + "".join(f'<td class="{kind}">{cell}</td>' for cell, (_, kind) in zip(row, head, strict=True)) + "</tr>"
         for row in rows
     )
-    return f'<table class="{style}"><tr>{columns}</tr>{body}</table>'
+    return f'<div class="scroll"><table class="{style}"><tr>{columns}</tr>{body}</table></div>'
 
 
 def _ranks(summary: Summary) -> str:
