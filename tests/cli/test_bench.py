@@ -67,14 +67,33 @@ def _stub(rows: list[Row], then: Callable[[], None]) -> Callable[[Settings, Call
 ROW = Row("all_reduce", "unisono", 8, 2, "float32", "sum", "in", 2, 10, (1e-5,), 0)
 
 
-def test_ctrl_c_prints_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bench, "launch", _stub([ROW], lambda: signal.raise_signal(signal.SIGINT)))
+def _exit_as_on_sigterm() -> None:
+    raise SystemExit(143)
+
+
+ENDS = {130: lambda: signal.raise_signal(signal.SIGINT), 143: _exit_as_on_sigterm}
+
+
+@pytest.mark.parametrize("code", ENDS)
+def test_ctrl_c_and_sigterm_print_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int) -> None:
+    monkeypatch.setattr(bench, "launch", _stub([ROW], ENDS[code]))
     result = _bench("--json", str(tmp_path / "a.json"))
-    assert result.exit_code == 130
+    assert result.exit_code == code
     assert "10.00" in result.stdout
     assert "# interrupted: this is what was measured until then" in result.stdout
     saved = Measured.load(tmp_path / "a.json")
     assert (saved.rows, saved.complete) == ([ROW], False)
+
+
+@pytest.mark.parametrize("code", ENDS)
+def test_nothing_is_written_if_nothing_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int) -> None:
+    monkeypatch.setattr(bench, "launch", _stub([], ENDS[code]))
+    earlier, plot = tmp_path / "a.json", tmp_path / "a.png"
+    earlier.write_text("of an earlier run")
+    result = _bench("--json", str(earlier), "--plot", str(plot))
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (code, "# nothing measured")
+    assert earlier.read_text() == "of an earlier run"
+    assert not plot.exists()
 
 
 def test_a_wrong_result_is_shouted_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

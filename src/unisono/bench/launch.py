@@ -3,7 +3,6 @@
 The launcher never imports torch. Ranks end with it: each watches its parent and leaves when that is gone.
 """
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -15,7 +14,14 @@ from typing import TYPE_CHECKING
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
 from unisono.errors import PeerLostError, UnisonoError
-from unisono.watch.threads import OwnThread
+from unisono.train.server import (
+    STOP_SECONDS,
+    end_ranks,
+    end_with_launcher,
+    start_rank,
+    start_server,
+    termination_as_exit,
+)
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
@@ -23,37 +29,32 @@ if TYPE_CHECKING:
 __all__ = ["launch"]
 
 _PRELOADED = ["unisono.bench.measure", "torch._dynamo", "unisono.backend.process_group"]
-_STOP_SECONDS = 2.0
 
 
 def launch(settings: Settings, tell: Callable[[Rates | Row], None]) -> None:
     """Measure on ``settings.ranks`` new processes; ``tell`` hears rates and rows in this process, as they come.
 
-    Raises PeerLostError if a rank dies, UnisonoError (one line) if one fails; whatever is raised here, also by
-    ``tell`` or Ctrl-C, ends the ranks.
+    Raises PeerLostError if a rank dies, UnisonoError (one line) if one fails, SystemExit on SIGTERM; whatever is raised
+    here, also by ``tell`` or Ctrl-C, ends the ranks.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
     processes: list[ForkServerProcess] = []
     pipes: dict[connection.Connection, int] = {}
-    with TemporaryDirectory(prefix="unisono-bench-") as folder:
+    with termination_as_exit(), TemporaryDirectory(prefix="unisono-bench-") as folder:
         try:
+            context = start_server(_PRELOADED)
             for rank in range(settings.ranks):
                 reader, writer = context.Pipe(duplex=False)
                 where = f"file://{Path(folder) / 'store'}"
                 process = context.Process(target=_rank_main, args=(settings, rank, where, writer), daemon=True)
-                process.start()
-                writer.close()
                 processes.append(process)
                 pipes[reader] = rank
+                try:
+                    start_rank(process, rank)
+                finally:
+                    writer.close()
             _follow(pipes, processes, tell)
         finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.join(_STOP_SECONDS)
-                process.kill()
-                process.join()
+            end_ranks(processes)
             for reader in pipes:
                 reader.close()
 
@@ -73,7 +74,7 @@ def _follow(
                 message = reader.recv()
             except (EOFError, ConnectionResetError):
                 open_.discard(reader)
-                processes[rank].join(_STOP_SECONDS)
+                processes[rank].join(STOP_SECONDS)
                 if code := processes[rank].exitcode:
                     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
                     raise PeerLostError(f"rank {rank} of the bench died ({how})") from None
@@ -85,8 +86,7 @@ def _follow(
 
 def _rank_main(settings: Settings, rank: int, init_method: str, pipe: connection.Connection) -> None:
     """What a rank's process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    OwnThread(target=_end_with_parent, name="unisono end with parent", daemon=True).start()
+    end_with_launcher()
     try:
         from unisono.bench.measure import run_rank
 
@@ -96,10 +96,3 @@ def _rank_main(settings: Settings, rank: int, init_method: str, pipe: connection
     finally:
         pipe.close()
     os._exit(0)  # the backends' threads have nothing left to say
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

@@ -164,7 +164,7 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
         _join(settings, rank, _Screen(Result(vars(settings), this_machine()), settings))
         return
     result = Result(_plain(settings), this_machine())
-    interrupted = False
+    code = 0
     with _Screen(result, settings) as screen:
         try:
             if rank is None:
@@ -173,17 +173,19 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
                 _join(settings, rank, screen)
             result.complete = True
         except KeyboardInterrupt:
-            interrupted = True
+            code = INTERRUPT_EXIT
+        except SystemExit as end:  # SIGTERM
+            code = int(end.code or 0)
     for text in footer(result):
         say(text)
-    if json is not None:
+    if json is not None and result.rows:
         result.save(json)
         say(f"# wrote {json}")
     if plot is not None and result.rows:
         save_plot(plot, result)
         say(f"# wrote {plot}")
-    if interrupted:
-        raise typer.Exit(INTERRUPT_EXIT)
+    if code:
+        raise typer.Exit(code)
     if any(row.wrong for row in result.rows):
         raise typer.Exit(WRONG_EXIT)
 

@@ -5,25 +5,27 @@ Whatever ends the launcher ends the ranks: an error on any rank, Ctrl-C and SIGT
 should the launcher be killed outright, each rank notices it and leaves, and so does the server (orphan.py).
 """
 
-import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from time import monotonic
 from traceback import extract_tb
-from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from unisono.errors import PeerLostError, UnisonoError, UsageError
-from unisono.train.orphan import LAUNCHER
+from unisono.errors import PeerLostError, UnisonoError
+from unisono.train.server import (
+    STOP_SECONDS,
+    end_ranks,
+    end_with_launcher,
+    start_rank,
+    start_server,
+    termination_as_exit,
+)
 from unisono.train.settings import Outcome, Settings, StepRecord
-from unisono.watch.threads import OwnThread
 
 if TYPE_CHECKING:
     from unisono.train.job import Listener
@@ -31,10 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["launch"]
 
 # Imported once, for all ranks; the last two are needed late and would else be imported by each rank for itself.
-PRELOADED = ["unisono.train.orphan", "unisono.train.job", "torch._dynamo", "unisono.backend.process_group"]
+PRELOADED = ["unisono.train.job", "torch._dynamo", "unisono.backend.process_group"]
 GRACE_SECONDS = 0.3  # after a first failure: the time in which its true cause may still come in
-STOP_SECONDS = 1.0
-KILLED_EXIT = 128
 
 
 class _Failure(NamedTuple):
@@ -61,7 +61,7 @@ def launch(settings: Settings, on_steps: "Listener") -> Outcome:
         UnisonoError: a rank raised; the message is one line and names rank, error and place.
 
     """
-    with _termination_as_exit(), TemporaryDirectory(prefix="unisono-train-") as folder:
+    with termination_as_exit(), TemporaryDirectory(prefix="unisono-train-") as folder:
         ranks = _Ranks(settings, Path(folder) / "store")
         try:
             ranks.start()
@@ -80,20 +80,14 @@ class _Ranks:
         self.pipes: dict[connection.Connection, int] = {}
 
     def start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        _start_server()
+        context = start_server(PRELOADED)
         for rank in range(self.settings.ranks):
             reader, writer = context.Pipe(duplex=False)
             process = context.Process(target=_rank_main, args=(self.settings, rank, self.store, writer), daemon=True)
             self.processes.append(process)
             self.pipes[reader] = rank
             try:
-                process.start()
-            except (EOFError, OSError) as error:
-                raise UnisonoError(
-                    f"cannot start rank {rank}: the process that ranks are forked from is gone"
-                ) from error
+                start_rank(process, rank)
             finally:
                 writer.close()
 
@@ -136,14 +130,8 @@ class _Ranks:
         return failures
 
     def stop(self) -> None:
-        """End what still runs: politely, then for good. Takes at most a second."""
-        running = [process for process in self.processes if process.pid is not None]
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.join(STOP_SECONDS / len(running))
-            process.kill()
-            process.join()
+        """End what still runs. Takes at most a second."""
+        end_ranks(self.processes)
         for reader in self.pipes:
             reader.close()
 
@@ -159,48 +147,9 @@ def _death(rank: int, process: ForkServerProcess) -> _Failure | None:
     return _Failure(rank, f"process {process.pid} ended with exit code {code} and no word")
 
 
-def _start_server() -> None:
-    """Start the process that ranks are forked from, deaf to Ctrl-C from its first moment on: the launcher ends it.
-
-    It inherits the signals that are blocked here; one that comes meanwhile reaches the launcher right afterwards. The
-    resource tracker goes first, because its start would unblock them.
-    """
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    os.environ[LAUNCHER] = str(os.getpid())
-    try:
-        forkserver.ensure_running()
-    except OSError as error:
-        raise UsageError(
-            f"cannot start the process that ranks are forked from: {error}; it needs a socket below "
-            f"{gettempdir()}: set TMPDIR to another directory, whose path has less than 70 characters"
-        ) from error
-    finally:
-        os.environ.pop(LAUNCHER)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _termination_as_exit() -> Iterator[None]:
-    """Let SIGTERM leave this process through its `finally` clauses, as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(KILLED_EXIT + number)
-
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
 def _rank_main(settings: Settings, rank: int, store: Path, pipe: connection.Connection) -> None:
     """What a rank's process does; its last act is to send the outcome or the failure."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    OwnThread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    end_with_launcher()
     try:
         from unisono.train.job import run_rank
 
@@ -214,14 +163,6 @@ def _rank_main(settings: Settings, rank: int, store: Path, pipe: connection.Conn
     except BaseException as error:
         pipe.send(_Failure(rank, _one_line(error)))
         os._exit(1)
-
-
-def _end_with_parent() -> None:
-    """Wait for the launcher to be gone, however it went, and end this process."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _one_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import sys
 
 __all__ = ["LAUNCHER"]
 
-LAUNCHER = "UNISONO_TRAIN_LAUNCHER"
+LAUNCHER = "UNISONO_LAUNCHER"
 PR_SET_PDEATHSIG = 1
 
 if (_launcher := os.environ.pop(LAUNCHER, None)) is not None and sys.platform == "linux":
