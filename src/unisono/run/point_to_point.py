@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError
-from unisono.run.flow import push, take
+from unisono.run.flow import copy, push, take
 from unisono.run.lane import Lane
 from unisono.run.message import Arriving, Inbox, Message, read_head
 from unisono.run.refusals import Refusals, refusal
@@ -90,7 +90,7 @@ class PointToPointLane(Lane):
         for attempt in range(_SPINS + _YIELDS if linger else 1):
             self._heard = self._bells[self._rank].value()
             for peer, queue in enumerate(self._sends):
-                while queue and push(queue[0], self._out[peer], self._bells[peer]):
+                while queue and self._push(queue[0], peer):
                     self._end_message(queue.popleft())
             for peer in self._wanted():
                 self._pull(peer)
@@ -98,6 +98,14 @@ class PointToPointLane(Lane):
                 return
             if attempt >= _SPINS and (time.perf_counter() > limit or not futex.give_way()):
                 return
+
+    def _push(self, message: Message, peer: int) -> bool:
+        """Moves what fits of a message to ``peer``; whether all of it is through."""
+        try:
+            return push(message, self._out[peer], self._bells[peer])
+        except UnisonoError as error:
+            self._fail(message, error)
+            return False
 
     def _wanted(self) -> Sequence[int]:
         """The sources from which something is expected."""
@@ -112,9 +120,19 @@ class PointToPointLane(Lane):
             if inbox.current is None:
                 inbox.current = self._open(peer, inbox)
             arriving = inbox.current
-            if arriving is None or not take(arriving, inbox.ring, self._bells[peer]):
+            if arriving is None or not self._take(arriving, inbox.ring, peer):
                 return
             self._arrived(peer, arriving)
+
+    def _take(self, arriving: Arriving, ring: Ring, peer: int) -> bool:
+        """Copies what is there of a message; whether all of it is taken."""
+        try:
+            return take(arriving, ring, self._bells[peer])
+        except UnisonoError as error:
+            assert arriving.message is not None
+            self._fail(arriving.message, error)
+            self._drain(arriving, ring)
+            return take(arriving, ring, self._bells[peer])
 
     def _arrived(self, peer: int, arriving: Arriving) -> None:
         """All of a message has been taken."""
@@ -139,8 +157,7 @@ class PointToPointLane(Lane):
                 task.source = peer
                 if self._match(waiting, task):
                     assert waiting.into is not None
-                    task.data.copy_(waiting.into)
-                    self._end_message(task)
+                    self._end_message(task, waiting.into)
                 return True
         return False
 
@@ -189,11 +206,16 @@ class PointToPointLane(Lane):
         self._end(message, error)
         return False
 
-    def _end_message(self, message: Message) -> None:
+    def _end_message(self, message: Message, aside: torch.Tensor | None = None) -> None:
+        """All of a message is through; a received one lies in its tensor, or ``aside``."""
         error: UnisonoError | None = None
         try:
+            if aside is not None:
+                copy(message.data, aside)
             if message.after is not None:
                 message.after()
+        except UnisonoError as reason:
+            error = reason
         except Exception as reason:
             error = UnisonoError(f"a message could not be delivered: {type(reason).__name__}: {reason}")
         message.after = None
