@@ -72,6 +72,26 @@ def test_every_all_reduce_gives_the_same(world_size: int) -> None:
         assert ranks(world_size).run(every_algorithm, numel, deterministic) == [[]] * world_size
 
 
+def uneven_reduce_scatter(rank: int, world_size: int) -> list[str]:
+    """Algorithms that do not scatter sums of pieces of several sizes, one of them empty."""
+    pieces, wrong = [torch.full((2 * r,), float(rank + r)) for r in range(world_size)], []
+    expected = [float(sum(r + rank for r in range(world_size)))] * (2 * rank)
+    for name in sorted(names("reduce_scatter")):
+        if registry.entry(name, "reduce_scatter").simulation_only:
+            continue
+        output = torch.zeros(2 * rank)
+        with unisono.algorithm(name):
+            dist.reduce_scatter(output, pieces)
+        if output.tolist() != expected:
+            wrong.append(name)
+    return wrong
+
+
+def test_every_reduce_scatter_takes_pieces_of_several_sizes() -> None:
+    for world_size in (2, 4):
+        assert ranks(world_size).run(uneven_reduce_scatter) == [[]] * world_size
+
+
 def bits_in_rank_order(rank: int, world_size: int) -> list[str]:
     """Algorithms that, told to be deterministic, do not give the default path's bits for random floats."""
     mine = torch.randn(5_003, generator=torch.Generator().manual_seed(rank))

@@ -2,11 +2,13 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
+from contract.test_refusals import messages
 from contract.values import data
 from ranks import ranks
 
@@ -125,6 +127,40 @@ def functional_uneven(rank: int, world_size: int) -> list[float]:
     return funcol.all_to_all_single(x, splits, splits, dist.group.WORLD).tolist()
 
 
+def of_several_dtypes(rank: int, world_size: int) -> list[torch.Tensor]:
+    """Scatter sums of two dtypes, in turn, in one call."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    inputs = [torch.arange(2 * world_size, dtype=dtype) + rank for dtype in (torch.float32, torch.int64, torch.float32)]
+    outputs = [torch.zeros(2, dtype=x.dtype) for x in inputs]
+    with dist._coalescing_manager():
+        for output, x in zip(outputs, inputs, strict=True):
+            dist.reduce_scatter_tensor(output, x)
+    return outputs
+
+
+def rows_that_do_not_fit(rank: int, world_size: int) -> dict[str, str]:
+    """Rank 0's outputs do not fit what the ranks give; a missing rank's part, or a cast, would go unseen."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    given = [torch.ones(3), torch.ones(2)]
+
+    def rows(count: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[list[torch.Tensor]]:
+        return [[torch.zeros(shape, dtype=dtype) for shape in shapes] for _ in range(count)]
+
+    right = rows(world_size, (3,), (2,))
+    wrong = {
+        "few ranks": rows(world_size - 1, (3,), (2,)),
+        "many ranks": rows(world_size + 1, (3,), (2,)),
+        "short row": rows(world_size, (3,)),
+        "wider": rows(world_size, (4, 3), (2,)),
+        "shorter": rows(world_size, (1,), (2,)),
+        "dtype": rows(world_size, (3,), (2,), dtype=torch.int64),
+        "one twice": [right[0]] * world_size,
+    }
+    return messages(
+        {name: partial(dist.all_gather_coalesced, wrong[name] if rank == 0 else right, given) for name in wrong}
+    )
+
+
 def differences(name: str, got: list[torch.Tensor], wanted: Callable[[int], torch.Tensor]) -> list[str]:
     return [f"{name} {i}: {x[:6]}" for i, x in enumerate(got) if not torch.equal(torch.as_tensor(x), wanted(i))]
 
@@ -152,3 +188,17 @@ def test_functional(world_size: int) -> None:
 def test_functional_uneven_all_to_all(world_size: int) -> None:
     expected = [[float(r) for r in range(world_size) for _ in range(r + c)] for c in range(world_size)]
     assert ranks(world_size).run(functional_uneven) == expected
+
+
+def test_reduce_scatter_of_several_dtypes() -> None:
+    for rank, seen in enumerate(ranks(3).run(of_several_dtypes)):
+        wanted = [3.0 * (2 * rank + i) + 3 for i in range(2)]
+        assert [x.tolist() for x in seen] == [wanted] * 3
+        assert [x.dtype for x in seen] == [torch.float32, torch.int64, torch.float32]
+
+
+def test_outputs_that_do_not_fit_are_refused_on_all_ranks() -> None:
+    first, second = ranks(2, group_timeout=10).run(rows_that_do_not_fit)
+    for name, text in first.items():
+        assert text.startswith("UsageError"), f"{name}: {text}"
+        assert second[name].startswith(("UsageError", "MismatchError")), f"{name}: {second[name]}"

@@ -92,6 +92,31 @@ def sizes_that_do_not_fit(rank: int, world_size: int) -> dict[str, str]:
     )
 
 
+def shared_outputs(rank: int, world_size: int, compiled: bool) -> dict[str, str]:
+    """Outputs that are one tensor, or overlap; lists of one shape go by compiled loops, others do not."""
+    x, one, wide = torch.ones(3), torch.zeros(3), torch.zeros(2 * world_size + 1)
+    if not compiled:
+        x, one, wide = (torch.stack([t, t], dim=1)[:, 0] for t in (x, one, wide))
+    several = [x] * world_size
+    steps = [wide[2 * r : 2 * r + 3] for r in range(world_size)]
+    return messages(
+        {
+            "all_gather": lambda: dist.all_gather([one] * world_size, x),
+            "all_gather, async": lambda: dist.all_gather([one] * world_size, x, async_op=True).wait(),
+            "all_gather, steps": lambda: dist.all_gather(steps if compiled else [one] * world_size, x),
+            "all_to_all": lambda: dist.all_to_all([one] * world_size, several),
+            "gather": lambda: dist.gather(x, [one] * world_size if rank == 0 else None, 0),
+        }
+    )
+
+
+def outputs_side_by_side(rank: int, world_size: int) -> list[list[float]]:
+    """Columns of one tensor lie between each other and share nothing."""
+    whole = torch.zeros(3, world_size)
+    dist.all_gather(list(whole.unbind(1)), torch.full((3,), float(rank)))
+    return whole.tolist()
+
+
 def ranks_that_are_not_there(rank: int, world_size: int, no_rank: int) -> dict[str, str]:
     x = torch.ones(3)
     lists = [torch.ones(3) for _ in range(world_size)]
@@ -180,6 +205,19 @@ def test_one_rank_with_an_overlapping_result_stops_all(world_size: int) -> None:
 def test_sizes_that_do_not_fit(world_size: int) -> None:
     for seen in ranks(world_size).run(sizes_that_do_not_fit):
         assert [name for name, message in seen.items() if not message.startswith(("UsageError", "ValueError"))] == []
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_outputs_that_share_memory_with_each_other(compiled: bool) -> None:
+    first, *others = ranks(3, group_timeout=10).run(shared_outputs, compiled)
+    for name, text in first.items():
+        assert text.startswith("UsageError"), f"{name}: {text}"
+        assert "share memory" in text
+        assert all("share memory" in seen[name] for seen in others)
+
+
+def test_outputs_that_lie_between_each_other() -> None:
+    assert ranks(3).run(outputs_side_by_side) == [[[0.0, 1.0, 2.0]] * 3] * 3
 
 
 @several

@@ -6,6 +6,7 @@ be, and the loops compare them with that.
 """
 
 from collections.abc import Callable
+from operator import sub
 from typing import Any
 
 import torch
@@ -68,10 +69,17 @@ class Lists:
         return found, target, Places(inputs) if listed & INPUTS and inputs else tensors[-1]
 
     def _apart(self, outputs: Tensors, inputs: Tensors, nbytes: int) -> bool:
-        """Whether no output shares memory with an input, but for a rank's own piece, which may be one and the same."""
+        """Whether no output shares memory with another, or with an input but for a rank's own piece, one and the same.
+
+        Nor has any none.
+        """
         into, out = [t.data_ptr() for t in outputs], [t.data_ptr() for t in inputs]
         if not all(into) or not all(out):  # empty, or freed: that is refused the long way
             return False
+        if len(into) > 1:
+            ordered = sorted(into)
+            if min(map(sub, ordered[1:], ordered)) < nbytes:
+                return False
         if not into or not out or max(into) + nbytes <= min(out) or max(out) + nbytes <= min(into):
             return True
         own, mine = into[self._rank if len(into) > 1 else 0], out[self._rank if len(out) > 1 else 0]

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, shapes
-from unisono.backend.tensors import Result, as_bytes, check, flat_input, with_results
+from unisono.backend.tensors import Result, as_bytes, check, flat_input, separate, with_results
 from unisono.errors import UsageError
 from unisono.run import direct, programs
 from unisono.run.direct import extent
@@ -86,11 +86,17 @@ class Moving(Builder):
             return staged
         return self.directly(call, extent([data]), staged, direct.broadcast(data, root), lambda: True, root)
 
+    def _results(self, outputs: Tensors) -> list[Result]:
+        """The results of a call that has one per rank."""
+        results = [Result(output, f"output {r}") for r, output in enumerate(outputs)]
+        separate(results, "outputs")
+        return results
+
     def all_gather(self, outputs: Tensors, tensor: torch.Tensor) -> Operation:
         """``tensor`` of every rank into ``outputs``, whose shapes may differ by rank."""
         check(tensor, "the input")
         self.one_per_rank(outputs, tensor, "outputs")
-        results = [Result(output, f"output {r}") for r, output in enumerate(outputs)]
+        results = self._results(outputs)
         call = self.all_gather_call(outputs, tensor)
         mine = as_bytes(apart(flat_input(tensor), [r.flat for r in results], self.rank))
         places = [as_bytes(r.flat) for r in results]
@@ -129,7 +135,7 @@ class Moving(Builder):
         """Several `all_gather_single`, of any dtypes, in one call."""
         if not tensors or len(outputs) != len(tensors):
             raise UsageError(f"all_gather of {len(tensors)} inputs into {len(outputs)} outputs: give one for each")
-        results = [Result(output, "an output") for output in outputs]
+        results = self._results(outputs)
         for output, tensor in zip(outputs, tensors, strict=True):
             check(tensor, "an input")
             same_dtype([output], tensor, "an output")
@@ -142,6 +148,24 @@ class Moving(Builder):
         default = partial(programs.all_gather_flat, self.board, mine, packed)
         program = self.program(call, default, [mine], list(packed))
         return Operation(call, self._unpack_rows(program, packed, results), list(outputs))
+
+    def all_gather_coalesced(self, outputs: Sequence[Tensors], tensors: Tensors) -> Operation:
+        """``outputs[r][i]`` receives rank r's ``tensors[i]``: several `all_gather` of equal shapes in one call."""
+        if len(outputs) != self.size or any(len(row) != len(tensors) for row in outputs):
+            raise UsageError(
+                f"all_gather of {len(tensors)} inputs on {self.size} ranks into {[len(row) for row in outputs]} "
+                "outputs: give a list for each rank, with one output for each input"
+            )
+        for row in outputs:
+            for output, tensor in zip(row, tensors, strict=True):
+                same_dtype([output], tensor, "an output")
+                if output.shape != tensor.shape:
+                    raise UsageError(f"an output of shape {list(output.shape)} for inputs of {list(tensor.shape)}")
+        results = self._results([output for row in outputs for output in row])
+        packed = [torch.empty((self.size, *t.shape), dtype=t.dtype, device="cpu") for t in tensors]
+        operation = self.all_gather_many(packed, tensors)
+        parts = [gathered[rank] for rank in range(self.size) for gathered in packed]
+        return Operation(operation.call, _copied(operation.steps, parts, results), [t for row in outputs for t in row])
 
     def _unpack_rows(self, program: Program, packed: torch.Tensor, results: Sequence[Result]) -> Program:
         yield from program
@@ -157,7 +181,7 @@ class Moving(Builder):
         results: list[Result] = []
         if self.rank == root:
             self.one_per_rank(outputs, tensor, "outputs")
-            results = [Result(output, f"output {r}") for r, output in enumerate(outputs)]
+            results = self._results(outputs)
         call = self.gather_call(outputs if results else [], tensor, root)
         mine = as_bytes(apart(flat_input(tensor), [r.flat for r in results], self.rank))
         sends = [mine if r == root else None for r in range(self.size)]
@@ -191,7 +215,7 @@ class Moving(Builder):
         self.one_per_rank(inputs, inputs[0], "inputs")
         for rank, tensor in enumerate(inputs):
             check(tensor, f"input {rank}")
-        results = [Result(output, f"output {r}") for r, output in enumerate(outputs)]
+        results = self._results(outputs)
         return self._all_to_all(results, [flat_input(t) for t in inputs], outputs, inputs)
 
     def all_to_all_single(
@@ -239,3 +263,11 @@ class Moving(Builder):
         default = self._measured(call, extent(sends), staged, go)
         program = self.program(call, default, sends, receives)
         return Operation(call, with_results(program, results), list(outputs))
+
+
+def _copied(program: Program, parts: Tensors, results: Sequence[Result]) -> Program:
+    """The program, then each part to its result."""
+    yield from program
+    for part, result in zip(parts, results, strict=True):
+        result.flat.copy_(part.view(-1))
+        result.deliver()

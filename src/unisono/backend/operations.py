@@ -67,8 +67,12 @@ class Builder:
         sources: Tensors,
         results: Tensors,
         factor: float = 1.0,
+        sizes: Sequence[int] | None = None,
     ) -> Program:
-        """The call's program: ``default``, or the schedule of the algorithm that was chosen, run over the board."""
+        """The call's program: ``default``, or the schedule of the algorithm that was chosen, run over the board.
+
+        ``sizes``: elements of the pieces of all ranks, where every rank knows them.
+        """
         if not call.by:
             return default()
         from unisono.run.front import named
@@ -77,7 +81,7 @@ class Builder:
         options = chosen(self.options)
         assert options is not None
         schedule = named(options.name_for(call.op), call.op, self.size, max(0, call.root), options.chunks)
-        told = told_sizes(self.board, call, schedule, torch.uint8) if call.sends else None
+        told = told_sizes(self.board, call, schedule, torch.uint8) if call.sends else sizes
         return scheduled(
             self.board,
             schedule,

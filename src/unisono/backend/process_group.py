@@ -189,20 +189,7 @@ class UnisonoProcessGroup(Membership):
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather_many(outputs, tensors))
 
     def allgather_coalesced(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
-        """``outputs[r][i]`` receives rank r's ``tensors[i]``."""
-        packed = [torch.empty((self._group.size, *t.shape), dtype=t.dtype, device="cpu") for t in tensors]
-
-        def build() -> Operation:
-            operation = self._group.operations.all_gather_many(packed, tensors)
-            return Operation(operation.call, deliver(operation), [t for row in outputs for t in row])
-
-        def deliver(operation: Operation) -> Any:
-            yield from operation.steps
-            for rank, row in enumerate(outputs):
-                for target, gathered in zip(row, packed, strict=True):
-                    target.data.copy_(gathered[rank])
-
-        return self._do("all_gather", opts, build)
+        return self._do("all_gather", opts, lambda: self._group.operations.all_gather_coalesced(outputs, tensors))
 
     def gather(self, outputs: list[Tensors], tensors: Tensors, opts: Any) -> Work:
         received, root = outputs[0] if outputs else [], opts.rootRank

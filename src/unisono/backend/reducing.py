@@ -1,6 +1,6 @@
 """Operations that combine: all_reduce, reduce, reduce_scatter, and their coalesced forms."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 
 from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, unpack
-from unisono.backend.tensors import Result, check, flat_input, ordinary, with_results
+from unisono.backend.tensors import Result, check, flat_input, ordinary, separate, with_results
 from unisono.errors import UsageError
 from unisono.run import direct, programs
 from unisono.run.direct import extent
 from unisono.run.offers import LARGE
 from unisono.run.programs import Program
 from unisono.run.reduce import reducer
-from unisono.watch.call import Call
+from unisono.watch.call import Call, name_of_dtype
 
 __all__ = ["Reducing", "reduce_op", "scaled"]
 
@@ -121,21 +121,34 @@ class Reducing(Builder):
             default = self.directly(
                 call, extent(inputs), default, direct.reduce_scatter(inputs, result.flat, combine), lambda: True
             )
-        program = self.program(call, default, inputs, [result.flat], factor)
+        program = self.program(call, default, inputs, [result.flat], factor, [part.numel() for part in parts])
         return Operation(call, with_results(program, [result]), [output])
 
     def reduce_scatter_many(self, outputs: Tensors, tensors: Tensors, op: str, factor: float) -> Operation:
-        """Several `reduce_scatter_single` of one dtype, in one call."""
+        """Several `reduce_scatter_single`, of any dtypes that the op knows, in one call: one program after another."""
         if not tensors or len(outputs) != len(tensors):
             raise UsageError(f"reduce_scatter of {len(tensors)} inputs into {len(outputs)} outputs: give one for each")
         for output, tensor in zip(outputs, tensors, strict=True):
             check(tensor, "an input")
+            same_dtype([output], tensor, "an output")
             if tensor.numel() != output.numel() * self.size:
                 raise UsageError(f"an input of {tensor.numel()} elements for {self.size} outputs of {output.numel()}")
-        same_dtype([*outputs, *tensors], tensors[0], "a tensor")
-        rows = torch.cat([flat_input(t).view(self.size, -1) for t in tensors], dim=1)
         results = [Result(output, "an output") for output in outputs]
-        packed = rows.new_empty(rows.shape[1])
-        call = self.call("reduce_scatter", rows, op, rest=repr([tuple(t.shape) for t in tensors]))
-        operation = self._scattered(call, packed, list(rows), factor)
-        return Operation(call, unpack(operation.steps, packed, results), list(outputs))
+        separate(results, "outputs")
+        kinds = repr([(name_of_dtype(t.dtype), tuple(t.shape)) for t in tensors])
+        call: Call | None = None
+        parts = []
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            alike = [k for k, t in enumerate(tensors) if t.dtype == dtype]
+            rows = torch.cat([flat_input(tensors[k]).view(self.size, -1) for k in alike], dim=1)
+            call = call or self.call("reduce_scatter", rows, op, rest=kinds)
+            packed = rows.new_empty(rows.shape[1])
+            operation = self._scattered(call, packed, list(rows), factor)
+            parts.append(unpack(operation.steps, packed, [results[k] for k in alike]))
+        assert call is not None
+        return Operation(call, _one_by_one(parts), list(outputs))
+
+
+def _one_by_one(programs: Sequence[Program]) -> Program:
+    for program in programs:
+        yield from program

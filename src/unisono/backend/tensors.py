@@ -13,7 +13,7 @@ from unisono.errors import UsageError
 from unisono.run.programs import Program
 from unisono.watch.call import name_of_dtype
 
-__all__ = ["PLAIN", "Result", "as_bytes", "check", "flat_input", "ordinary", "overlap", "with_results"]
+__all__ = ["PLAIN", "Result", "as_bytes", "check", "flat_input", "ordinary", "overlap", "separate", "with_results"]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types whose data lies where they say: a subclass may have it elsewhere, or none (fake tensors, DTensors)."""
@@ -144,6 +144,20 @@ class Result:
         """Copies the result to a tensor that is not contiguous."""
         if self.tensor is not None:
             self.tensor.copy_(self.flat.view(self.tensor.shape))
+
+
+def separate(results: Sequence[Result], what: str) -> None:
+    """Raises `UsageError` if two results share memory: for those that are not contiguous, where they begin."""
+    spans = []
+    for result in results:
+        if result.flat.numel():
+            at = result.flat if result.tensor is None else result.tensor
+            spans.append((at.data_ptr(), at.nbytes if result.tensor is None else at.itemsize))
+    end = 0
+    for start, nbytes in sorted(spans):
+        if start < end:
+            raise UsageError(f"two of the {what} share memory: each needs a place of its own")
+        end = max(end, start + nbytes)
 
 
 def with_results(program: Program, results: Sequence[Result]) -> Program:
