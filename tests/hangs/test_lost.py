@@ -114,6 +114,14 @@ ENDINGS: dict[str, tuple[str, list[str]]] = {
         "import threading\nthreading.Thread(target=time.sleep, args=(60,)).start()\nraise OSError('no such shard')",
         ["ended by OSError: no such shard"],
     ),
+    "an exception told to a later hook": (
+        "sys.excepthook = lambda *_: None\nraise ValueError('bad shard')",
+        ["ended by ValueError: bad shard"],
+    ),
+    "an exception caught and noted, as debuggers do": (
+        "def check():\n try:\n  1 / 0\n except ArithmeticError as error:\n  sys.last_value = error\ncheck()",
+        ["without destroy_process_group"],
+    ),
     "Ctrl-C": ("os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)", ["KeyboardInterrupt"]),
     "os._exit": ("os._exit(7)", ["exit code 7"]),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", ["killed by SIGKILL"]),

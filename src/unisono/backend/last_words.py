@@ -6,6 +6,9 @@ An uncaught exception is quoted to the others; a normal end says that it was one
 Python waits for threads before it calls what ``atexit`` knows. A rank whose main thread has ended by an exception does
 not come any more, however long a thread of its own keeps the process alive; so that is said before that wait. After a
 normal end threads may still communicate, and nothing is said until they are done.
+
+``sys.excepthook`` may be replaced after ours (by rich, by a user's own) without a call of it. But before any hook is
+called Python notes the exception in ``sys``, where debuggers and test runners note those that they have caught as well.
 """
 
 import atexit
@@ -30,6 +33,17 @@ def _quote(error: BaseException | None) -> str:
         return ""
     text = str(error).strip()
     return f"ended by {type(error).__name__}" + (f": {text}" if text else "")
+
+
+def _uncaught() -> BaseException | None:
+    """The exception that ended the program, although another hook than ours was told: no frame could have caught it."""
+    error = getattr(sys, "last_value", None)
+    trace = error.__traceback__ if error is not None else None
+    return error if trace is not None and trace.tb_frame.f_back is None else None
+
+
+def _said() -> str:
+    return _words or _quote(_uncaught())
 
 
 def listen(farewell: Callable[[str], None]) -> None:
@@ -58,11 +72,11 @@ def _say() -> None:
     global _farewell
     if _farewell is not None:
         farewell, _farewell = _farewell, None
-        farewell(_words or _quote(sys.exc_info()[1]))
+        farewell(_said() or _quote(sys.exc_info()[1]))
 
 
 def _say_failed() -> None:
-    if _words:
+    if _said():
         _say()
 
 
