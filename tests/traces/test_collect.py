@@ -66,8 +66,9 @@ def test_what_a_rank_does_is_noted_and_nothing_stays(tmp_path: Path) -> None:
 
 
 def test_compute_events_come_along(tmp_path: Path) -> None:
-    ranks(2).run(noted, str(tmp_path), True)
-    for record in read_one(tmp_path):
+    folder = tmp_path / "not" / "there"
+    ranks(2).run(noted, str(folder), True)
+    for record in read_one(folder):
         assert record.compute is not None
         names = {event.get("name") for event in json.loads(record.compute.read_text())["traceEvents"]}
         assert {"unisono:all_reduce", "aten::ones"} <= names

@@ -32,7 +32,7 @@ _TRACE, _PAGE, _LAUNCH = "trace.json", "report.html", "launch-"
 
 def trace(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The program with its arguments.")
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="The program with its arguments.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where the results go.")] = Path(
         "unisono-trace"
@@ -48,12 +48,15 @@ def trace(
 ) -> None:
     """Run a program on unisono and write a trace of every call, and a page that sums it up.
 
-    The program is not changed; it may start its ranks by torchrun, multiprocessing or anything else on this host. The
-    exit code is the program's own. Examples:
+    The program is not changed; it may start its ranks by torchrun, multiprocessing or anything else on this host, and
+    its exit code is this command's. Where the command line cannot be changed, UNISONO_TRACE=DIR in the environment
+    collects, and --from DIR reports. Examples:
 
         unisono trace -- torchrun --nproc-per-node 4 train.py
 
         unisono trace --compute -- unisono train --steps 20
+
+        unisono trace --from collected
     """
     if (source is None) == (not command):
         raise UsageError("give a program to run after --, or --from DIR with what UNISONO_TRACE=DIR has collected")

@@ -216,11 +216,20 @@ class Collector:
         if not self.entries:
             return
         name = f"rank-{self.rank}-{os.getpid()}"
-        if self._profiler is not None:
-            self._profiler.stop()
-            self._profiler.export_chrome_trace(str(self.folder / f"{name}.compute.json"))
-            self._profiler = None
-        data = {
+        draft = self.folder / f".{name}.tmp"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self._profiler is not None:
+                self._profiler.stop()
+                self._profiler.export_chrome_trace(str(self.folder / f"{name}.compute.json"))
+                self._profiler = None
+            draft.write_text(json.dumps(self._noted()), encoding="utf-8")
+            draft.replace(self.folder / f"{name}.json")
+        except OSError as error:
+            logging.getLogger("unisono").warning("cannot write the trace into %s: %s", self.folder, error)
+
+    def _noted(self) -> dict[str, Any]:
+        return {
             "rank": self.rank,
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -234,13 +243,6 @@ class Collector:
             "reductions": list(self.reductions),
             "marks": sorted(self.marks),
         }
-        draft = self.folder / f".{name}.tmp"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps(data), encoding="utf-8")
-            draft.replace(self.folder / f"{name}.json")
-        except OSError as error:
-            logging.getLogger("unisono").warning("cannot write the trace into %s: %s", self.folder, error)
 
     def _plain(self, record: LaneRecord, entry: Entry) -> dict[str, Any]:
         call, group = entry.call, self.groups[record.memory][0]
