@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import UsageError
-from unisono.units import parse_nbytes, show_nbytes, show_seconds
+from unisono.units import parse_nbytes, show_nbytes, show_ranks, show_seconds
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,7 @@ def test_a_shown_size_reads_back(nbytes: int) -> None:
 )
 def test_times_are_shown_with_three_digits(seconds: float, text: str) -> None:
     assert show_seconds(seconds) == text
+
+
+def test_one_rank_and_many() -> None:
+    assert [show_ranks(count) for count in (1, 2)] == ["1 rank", "2 ranks"]

@@ -1,10 +1,10 @@
-"""Sizes and times as people write them: `4`, `1KiB`, `1M`, `256MB` in; `1 MiB`, `12.3 µs` out."""
+"""Sizes, times and counts as people write them: `4`, `1KiB`, `1M`, `256MB` in; `1 MiB`, `12.3 µs`, `2 ranks` out."""
 
 import re
 
 from unisono.errors import UsageError
 
-__all__ = ["parse_nbytes", "show_nbytes", "show_seconds"]
+__all__ = ["parse_nbytes", "show_nbytes", "show_ranks", "show_seconds"]
 
 _BINARY = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)(b?))", re.IGNORECASE)
@@ -34,6 +34,11 @@ def show_nbytes(nbytes: float) -> str:
         power += 1
     unit = f"{_BINARY[power]}iB" if power else "B"
     return f"{_digits(nbytes)} {unit}"
+
+
+def show_ranks(count: int) -> str:
+    """`1 rank`, `4 ranks`."""
+    return f"{count} rank{'s' * (count != 1)}"
 
 
 def show_seconds(seconds: float) -> str:

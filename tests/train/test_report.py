@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from unisono.errors import UsageError
 from unisono.train.report import Display, comparison, printable, save_plot, summary
 from unisono.train.settings import ModelShape, Outcome, Settings, StepRecord
 
@@ -82,3 +83,8 @@ def test_the_plot_is_a_png_whatever_its_name(tmp_path: Path, backends: tuple[str
     picture = path.read_bytes()
     assert picture.startswith(b"\x89PNG\r\n")
     assert int.from_bytes(picture[16:20]) == 840 * len(backends)
+
+
+def test_a_plot_that_cannot_be_written_is_one_line() -> None:
+    with pytest.raises(UsageError, match=r"^cannot write /dev/full: No space left on device$"):
+        save_plot(Path("/dev/full"), [_outcome("unisono", 0.1)])

@@ -10,7 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from unisono.train.picture import save_figure
 from unisono.train.settings import Outcome, Settings, StepRecord
+from unisono.units import show_ranks
 
 __all__ = ["Display", "comparison", "printable", "save_plot", "summary"]
 
@@ -63,7 +65,9 @@ class Display:
 def summary(outcome: Outcome) -> Table:
     """One run in numbers."""
     settings = outcome.settings
-    table = Table("", settings.backend, title=f"{outcome.text_name}, {settings.ranks} ranks, {settings.steps} steps")
+    table = Table(
+        "", settings.backend, title=f"{outcome.text_name}, {show_ranks(settings.ranks)}, {settings.steps} steps"
+    )
     table.columns[1].justify = "right"
     for name, value, _ in _rows(outcome):
         table.add_row(name, value)
@@ -76,7 +80,7 @@ def comparison(first: Outcome, second: Outcome) -> Table:
     The speed-up is how many times faster the first is than the second.
     """
     settings = first.settings
-    title = f"{first.text_name}, {settings.ranks} ranks, {settings.steps} steps"
+    title = f"{first.text_name}, {show_ranks(settings.ranks)}, {settings.steps} steps"
     table = Table("", settings.backend, second.settings.backend, "difference", title=title)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -111,7 +115,10 @@ def printable(sample: bytes) -> Text:
 
 
 def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write a PNG of the loss by step and, for several runs, also by seconds spent in training steps."""
+    """Write a PNG of the loss by step and, for several runs, also by seconds spent in training steps.
+
+    Raises UsageError if the file cannot be written.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -120,7 +127,7 @@ def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
     FigureCanvasAgg(figure)
     settings = outcomes[0].settings
     figure.suptitle(
-        f"{outcomes[0].text_name}: {settings.ranks} ranks, {settings.batch} × {settings.shape.context} bytes"
+        f"{outcomes[0].text_name}: {show_ranks(settings.ranks)}, {settings.batch} × {settings.shape.context} bytes"
     )
     for panel, by_time in zip(figure.subplots(1, panels, squeeze=False, sharey=True)[0], (False, True), strict=False):
         for index, outcome in enumerate(outcomes):
@@ -138,4 +145,4 @@ def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
         panel.set(xlabel="seconds in training steps" if by_time else "step", ylabel="loss (nats per byte)")
         panel.grid(alpha=0.3)
         panel.legend()
-    figure.savefig(path, format="png", dpi=120)
+    save_figure(figure, path)

@@ -1,0 +1,19 @@
+"""Pictures as files. Never imports torch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unisono.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["save_figure"]
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a PNG; raises UsageError if the file cannot be written."""
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as problem:
+        raise UsageError(f"cannot write {path}: {problem.strerror or problem}") from None
