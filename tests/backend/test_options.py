@@ -2,11 +2,14 @@
 
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import unisono
 from ranks import ranks
+from unisono.backend.options import from_environment, pinned
+from unisono.errors import UsageError
 
 
 def cores_of_pinned_ranks(rank: int, world_size: int, path: str, by_option: bool) -> tuple[list[int], int, float]:
@@ -40,3 +43,20 @@ def test_more_ranks_than_cores_are_not_pinned(tmp_path) -> None:
     many = len(os.sched_getaffinity(0)) + 1
     found = ranks(many, group=False).run(cores_of_pinned_ranks, str(tmp_path / "meeting"), True)
     assert found == [(sorted(os.sched_getaffinity(0)), 64, 3.0 * many)] * many
+
+
+@pytest.mark.parametrize("name", ["UNISONO_PIN", "UNISONO_DETERMINISTIC"])
+def test_a_switch_is_0_or_1(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("UNISONO_ALGORITHM", "ring")
+
+    def both() -> tuple[bool, bool]:
+        told = from_environment()
+        assert told is not None
+        return pinned(None), told.deterministic
+
+    for text, on in (("", False), ("0", False), ("1", True)):
+        monkeypatch.setenv(name, text)
+        assert both() == (on and name == "UNISONO_PIN", on and name == "UNISONO_DETERMINISTIC")
+    monkeypatch.setenv(name, "banana")
+    with pytest.raises(UsageError, match=f"^{name} is 'banana', expected 0 or 1$"):
+        both()

@@ -99,12 +99,20 @@ def chosen(group: Options | None) -> Options | None:
 
 def pinned(group: Options | None) -> bool:
     """Whether the ranks of a default group with these options keep to cores of their own."""
-    return (group is not None and group.pin) or os.environ.get("UNISONO_PIN", "") not in ("", "0")
+    wanted = _switched_on("UNISONO_PIN")
+    return wanted or (group is not None and group.pin)
+
+
+def _switched_on(name: str) -> bool:
+    text = os.environ.get(name, "")
+    if text not in ("", "0", "1"):
+        raise UsageError(f"{name} is {text!r}, expected 0 or 1")
+    return text == "1"
 
 
 def from_environment() -> Options | None:
-    """What the environment chooses, or None."""
-    text, exact = os.environ.get("UNISONO_ALGORITHM", ""), os.environ.get("UNISONO_DETERMINISTIC", "") not in ("", "0")
+    """What the environment chooses, or None. Raises `UsageError` for a value or a name that does not exist."""
+    text, exact = os.environ.get("UNISONO_ALGORITHM", ""), _switched_on("UNISONO_DETERMINISTIC")
     if not text:
         return None
     if "=" not in text:
