@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.autograd import profiler
@@ -155,6 +156,33 @@ def test_of_more_calls_than_are_kept_the_last_ones_count(tmp_path: Path) -> None
     assert summary.partial
     assert "up to the last call (before that there were more calls than are kept)" in summary.words()[0]
     assert summary.exposed > 0.01
+
+
+def reduce_and_wait(group: Any, background: bool) -> None:
+    work = dist.all_reduce(torch.ones(4), group=group, async_op=background)
+    if background:
+        work.get_future().wait()
+
+
+def loses_a_peer(rank: int, world_size: int, folder: str, background: bool) -> bool:
+    """Whether rank 0 has written its record by the time when the program hears of the loss."""
+    collector, group = Collector(Path(folder)), dist.new_group()
+    collector.start()
+    try:
+        dist.all_reduce(torch.ones(4), group=group)
+        if rank == 1:
+            dist.destroy_process_group(group)
+            return True
+        with pytest.raises(RuntimeError, match="has left the group"):
+            reduce_and_wait(group, background)
+        return bool(list(Path(folder).glob("rank-0-*.json")))
+    finally:
+        collector.stop()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_rank_that_loses_a_peer_writes_at_once(tmp_path: Path, background: bool) -> None:
+    assert ranks(2).run(loses_a_peer, str(tmp_path), background) == [True, True]
 
 
 def profiled(rank: int, world_size: int, folder: str) -> list[str]:

@@ -22,6 +22,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
+from unisono.errors import CollectiveTimeout, DeadlockError, PeerLostError
 from unisono.trace.arm import KEPT
 from unisono.trace.busy import busy_clock
 from unisono.trace.place import place
@@ -38,6 +39,7 @@ _CALLS = (
     "allgather_coalesced", "gather", "scatter", "alltoall", "all_to_all_single", "barrier", "send", "recv",
     "recv_anysource",
 )  # fmt: skip
+_FATAL = (PeerLostError, DeadlockError, CollectiveTimeout)
 _Method = Callable[..., Any]
 
 
@@ -50,6 +52,7 @@ class Collector:
         self.reductions: deque[tuple[int, int]] = deque(maxlen=KEPT)
         self.marks: deque[tuple[int, int]] = deque(maxlen=2 * KEPT)  # moments, and how long the main thread was busy
         self._open: set[object] = set()  # calls under way while the main thread may do something else
+        self._faulted = False
         self._main = threading.main_thread().ident
         self._busy = busy_clock(threading.main_thread())
         self.entries: dict[tuple[str, str, int], tuple[LaneRecord, Entry]] = {}
@@ -113,6 +116,9 @@ class Collector:
                 work = method(*args, **kwargs)
                 self._follow(work)
                 return work
+            except _FATAL:
+                self._save_after_fault()
+                raise
             finally:
                 spans.append((name, began, now(), me, site_text(place())))
                 if under_way:
@@ -133,6 +139,12 @@ class Collector:
             if task.done:
                 self._open.discard(task)
 
+    def _save_after_fault(self) -> None:
+        """The first time, at once: whoever started the ranks may kill them before they end by themselves."""
+        if not self._faulted:
+            self._faulted = True
+            self.write()
+
     def _ending(self, end: _Method) -> _Method:
         """The end of a call under way, by whichever thread carries it then."""
         under_way, mark = self._open, self._mark
@@ -143,6 +155,8 @@ class Collector:
             if task in under_way:
                 mark()
                 under_way.discard(task)
+                if isinstance(error, _FATAL):
+                    self._save_after_fault()
 
         return ended
 
