@@ -64,7 +64,9 @@ def test_wait_with_a_timeout_of_its_own() -> None:
     with Job(wait_timeout, 2) as job:
         first, second = job.results(15)
     assert first[0] == second[0] == [2.0, 2.0]
-    first[1].says("CollectiveTimeout", r"all_reduce\(float32 \[2\], SUM\), call no\. 1", "rank 1 missing", r"0\.5 s")
+    place = rf"at \S*{line_of(wait_timeout, 'work = dist.all_reduce')}in wait_timeout"
+    call = rf"^all_reduce\(float32 \[2\], SUM\), call no\. 1 of the default group, {place}, did not end"
+    first[1].says("CollectiveTimeout", call, "rank 1 missing", r"0\.5 s")
     assert 0.5 <= first[1].seconds < 1.5
     assert first[2] is False
 
@@ -110,7 +112,8 @@ def test_messages() -> None:
     place = line_of(dawdle, "where the late rank is")
     waited.says("CollectiveTimeout", r"recv\(float32 \[3000000\]\) from rank 1", r"0\.5 s", place)
     sent.says("CollectiveTimeout", r"send\(float32 \[3000000\]\) to rank 1", r"\d+ of 12000000 bytes", place)
-    own.says("CollectiveTimeout", r"recv\(float32 \[3000000\]\) from rank 1", r"timeout of 1\.5 s", place)
+    issued = rf"\(tag 0, the default group\), at \S*{line_of(messages, 'recv = dist.irecv')}in \w+, did not end"
+    own.says("CollectiveTimeout", r"recv\(float32 \[3000000\]\) from rank 1", r"timeout of 1\.5 s", place, issued)
 
 
 def goes_on(rank: int, world_size: int) -> Fault:

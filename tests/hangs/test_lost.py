@@ -107,7 +107,7 @@ ENDINGS: dict[str, tuple[str, list[str]]] = {
     "exception": ("raise ValueError('the data of shard 7 is broken')", ["ValueError", "the data of shard 7 is broken"]),
     "exception in a function": (
         "def load():\n    return {}['label']\ndef main():\n    load()\nmain()",
-        ["KeyError", "label"],
+        [r"ended by KeyError: 'label', at \S+:\d+ in load"],
     ),
     "sys.exit": ("sys.exit(3)", ["rank 1", "end"]),
     "an exception beside a thread": (

@@ -19,7 +19,12 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from unisono.watch.farewell import short
+from unisono.watch.site import raised_at, site_text
+
 __all__ = ["listen"]
+
+_QUOTED = 400  # characters of an exception's text
 
 _farewell: Callable[[str], None] | None = None
 _words = ""
@@ -31,8 +36,9 @@ def _quote(error: BaseException | None) -> str:
         error = error.__context__
     if error is None or isinstance(error, SystemExit):
         return ""
-    text = str(error).strip()
-    return f"ended by {type(error).__name__}" + (f": {text}" if text else "")
+    text, site = short(" ".join(str(error).split()), _QUOTED), raised_at(error)
+    words = f"ended by {type(error).__name__}" + (f": {text}" if text else "")
+    return f"{words}, at {site_text(site)}" if site else words
 
 
 def _uncaught() -> BaseException | None:

@@ -348,8 +348,8 @@ class CollectiveLane(Lane):
         missing = [r for r in board.missing() if self._longs[board.segment.field(r, ISSUED)] < number]
         return [board.segment.identity(rank) for rank in missing]
 
-    def explain(self, task: Task, what: str, briefly: bool = False) -> str:
-        """A call that did not end: what it is, who is missing; unless ``briefly``, what those do instead."""
+    def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
+        """A call that did not end; see `Lane`."""
         board = self._board
         missing = board.missing()
         absent = [self._names[r] for r in missing]
@@ -358,7 +358,8 @@ class CollectiveLane(Lane):
         late = (
             f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} missing" if absent else "all ranks are there"
         )
-        text = f"{task.call.describe(self._names)}, call no. {number} of {self._label}, {what}: {late}"
+        place = (placed and task.place()) or ","
+        text = f"{task.call.describe(self._names)}, call no. {number} of {self._label}{place} {what}: {late}"
         if briefly:
             return text
         arrived = f" (arrived: {', '.join(map(str, here)) or 'none'})"

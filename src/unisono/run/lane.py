@@ -13,6 +13,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
 from unisono.run.grace import Grace
@@ -241,8 +242,8 @@ class Lane(ABC):
         if task.site is None:  # a synchronous call is made where it waits: noted while it does, for records made later
             task.site = here
             self._locate(task, here)
-        at = site_text(here)
-        return Vigil(self._watch, lambda: f"{me}: {self.explain(task, 'waits', briefly=True)}, at {at}", any_listeners)
+        at, explained = site_text(here), partial(self.explain, task, "waits", briefly=True, placed=False)
+        return Vigil(self._watch, lambda: f"{me}: {explained()}, at {at}", any_listeners)
 
     def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
         """The wait for ``task`` was interrupted; if it is not ``held``, nobody can take it up again. Lock held."""
@@ -254,8 +255,8 @@ class Lane(ABC):
         """The processes without whose further calls ``task`` can certainly never end. Lock held."""
 
     @abstractmethod
-    def explain(self, task: Task, what: str, briefly: bool = False) -> str:
-        """A call that did not end: what it is and who is missing; unless ``briefly``, what those do instead."""
+    def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
+        """A call that did not end: what it is (if ``placed``, where) and who is missing (unless ``briefly``, where)."""
 
     def poll(self, task: Task) -> bool:
         """Carries the lane without waiting; whether ``task`` is done."""

@@ -297,14 +297,14 @@ class PointToPointLane(Lane):
             certain = task in self._posted and all(self._in[peer].ring.silent() for peer in sources)
         return [self._segment.identity(peers[0])] if certain and len(peers) == 1 else []
 
-    def explain(self, task: Task, what: str, briefly: bool = False) -> str:
-        """A message that did not get through; unless ``briefly``, what the peer does instead."""
+    def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
+        """A message that did not get through; see `Lane`."""
         assert isinstance(task, Message)
         peer = "any rank" if task.peer is None else f"rank {self._names[task.peer]}"
         way = f"to {peer}" if task.call.op == "send" else f"from {peer}"
         moved = task.moved if task.call.op == "send" else self._received(task)
         text = (
-            f"{task.call.describe()} {way} (tag {task.tag}, {self._label}) {what}: "
+            f"{task.call.describe()} {way} (tag {task.tag}, {self._label}){task.place() if placed else ''} {what}: "
             f"{moved} of {task.data.numel()} bytes moved"
         )
         if task.call.op == "recv" and (others := self._unclaimed(self._peers(task), lying=False)):

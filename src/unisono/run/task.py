@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from unisono.watch.call import Call, Site
+from unisono.watch.call import Call, Site, site_text
 
 __all__ = ["Task", "tell", "telling"]
 
@@ -23,6 +23,10 @@ class Task:
         self.done = False
         self.error: BaseException | None = None
         self.listeners: list[Callable[[Task], None]] = []
+
+    def place(self) -> str:
+        """``, at file:line in function,``: where it was issued, within a sentence; empty if that is not known."""
+        return f", at {site_text(self.site)}," if self.site is not None and self.site[0] else ""
 
 
 class _Telling(threading.local):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from unisono.errors import PeerLostError, UnisonoError
 
-__all__ = ["Loss", "farewell", "first_line", "lost", "read_farewell", "same", "spoken"]
+__all__ = ["Loss", "farewell", "first_line", "lost", "read_farewell", "same", "short", "spoken"]
 
 _EACH, _ALL = 400, 1200  # characters of one cause, and of all causes, that are passed on
 
@@ -22,7 +22,8 @@ class Loss(NamedTuple):
     cause: str = ""
 
 
-def _short(text: str, limit: int) -> str:
+def short(text: str, limit: int) -> str:
+    """The text, cut to ``limit`` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -33,7 +34,7 @@ def first_line(error: BaseException) -> str:
 
 def farewell(words: str, cause: str = "") -> str:
     """The text to leave behind: ``cause``, if another rank is to blame, on a line of its own before the ``words``."""
-    return f"{_short(cause, _ALL)}\n{words}"
+    return f"{short(cause, _ALL)}\n{words}"
 
 
 def read_farewell(text: str) -> Loss:
@@ -53,7 +54,7 @@ def lost(what: str, losses: Sequence[Loss]) -> PeerLostError:
     first = dict.fromkeys(loss.cause or loss.words for loss in losses)
     later = dict.fromkeys(loss.words for loss in losses if loss.cause)
     error = PeerLostError(f"{what}: {'; '.join([*first, *(words for words in later if words not in first)])}")
-    error.cause = _short("; ".join(_short(" ".join(cause.splitlines()), _EACH) for cause in first), _ALL)
+    error.cause = short("; ".join(short(" ".join(cause.splitlines()), _EACH) for cause in first), _ALL)
     return error
 
 

@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from types import FrameType
 
-__all__ = ["Site", "call_site", "from_here", "interrupted_site", "is_inner", "is_standard", "site_text"]
+__all__ = ["Site", "call_site", "from_here", "interrupted_site", "is_inner", "is_standard", "raised_at", "site_text"]
 
 Site = tuple[str, int, str]
 """Where a call came from: file, line, function."""
@@ -66,6 +66,17 @@ def interrupted_site() -> Site:
                 return code.co_filename, frame.f_lineno, code.co_name
         frame = frame.f_back
     return "", 0, ""
+
+
+def raised_at(error: BaseException) -> Site | None:
+    """The last line of the user's on the way to where an exception was raised; None if there is none."""
+    found, step = None, error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if not is_inner(code.co_filename) and not is_standard(code.co_filename):
+            found = code.co_filename, step.tb_lineno, code.co_name
+        step = step.tb_next
+    return found
 
 
 def site_text(site: Site) -> str:
