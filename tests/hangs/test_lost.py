@@ -124,6 +124,7 @@ ENDINGS: dict[str, tuple[str, list[str]]] = {
     ),
     "Ctrl-C": ("os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)", ["KeyboardInterrupt"]),
     "os._exit": ("os._exit(7)", ["exit code 7"]),
+    "exec": ("os.execv('/bin/sleep', ['sleep', '60'])", ["has replaced itself by another program"]),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", ["killed by SIGKILL"]),
     "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", ["killed by SIGSEGV"]),
     "the end": ("", ["without destroy_process_group"]),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from unisono.transport.process import Identity
-from unisono.watch.page import Watch, find_page, watch
+from unisono.watch.page import PAGE_NAME, Watch, find_page, watch
 
 
 @pytest.fixture
@@ -77,6 +77,39 @@ def test_a_stopped_or_dead_process_does_not_answer(child: Callable[[Callable[[Wa
     assert watch().stacks_of([who], 0.2) == [""]
     assert time.monotonic() - start < 0.6
     assert watch().stacks_of([Identity(pid, who.started + 1), Identity(2**22 + 1, 1)], 0.2) == ["", ""]
+
+
+def makes_another(_: Watch, __: int) -> None:
+    """Has just made its page, which has no size yet."""
+    os.closerange(3, 1000)
+    os.memfd_create(PAGE_NAME, os.MFD_CLOEXEC)
+    time.sleep(60)
+
+
+def test_a_page_in_the_making_is_not_found(child: Callable[[Callable[[Watch, int], None]], int]) -> None:
+    who, deadline = identity(child(makes_another)), time.monotonic() + 5
+    while find_page(who) is not None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert find_page(who) is None
+
+
+def closes_all(_: Watch, __: int) -> None:
+    os.closerange(3, 1000)
+    time.sleep(60)
+
+
+def executes(_: Watch, __: int) -> None:
+    os.execv("/bin/sleep", ["sleep", "60"])
+
+
+@pytest.mark.parametrize(("body", "gone"), [(sleeps_in_user_code, False), (closes_all, False), (executes, True)])
+def test_who_runs_another_program_is_told_from_who_closed_its_files(
+    body: Callable[[Watch, int], None], gone: bool, child: Callable[[Callable[[Watch, int], None]], int]
+) -> None:
+    who, deadline = identity(child(body)), time.monotonic() + 0.3
+    while not (replaced := watch().replaced(who)) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert replaced == gone
 
 
 def waits(page: Watch, _: int) -> None:

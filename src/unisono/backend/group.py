@@ -38,7 +38,7 @@ from unisono.transport.segment import (
 )
 from unisono.units import show_nbytes
 from unisono.watch.farewell import farewell, first_line, lost
-from unisono.watch.page import close_watch
+from unisono.watch.page import close_watch, watch
 
 __all__ = ["Group", "Operations"]
 
@@ -115,8 +115,9 @@ class Group:
         self._refuse_if_closed()
         segment = self._segment = self._segment or self._attach(op)
         segment.absentees = self._roll
-        self._claim(segment)
         try:
+            watch()  # first: who has joined can be asked where it is
+            self._claim(segment)
             self._make_lanes(segment)
         except BaseException as error:  # the peers must not wait for a rank that is not there
             self.close(f"could not join it ({type(error).__name__}: {error})")

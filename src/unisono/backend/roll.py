@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UsageError
 from unisono.transport.process import Identity, alive, boot_id, fate, ticks
-from unisono.transport.segment import ABSENT, FAREWELL, LEFT, ONE_HOST, Segment, StoreLike
+from unisono.transport.segment import ABSENT, FAREWELL, JOINED, LEFT, ONE_HOST, Segment, StoreLike
+from unisono.watch.account import REPLACED
 from unisono.watch.farewell import Loss, lost, read_farewell
+from unisono.watch.page import watch
 
 __all__ = ["JobStore", "Roll", "forget_default"]
 
@@ -170,6 +172,8 @@ class Roll:
             return Loss(f"{start} {note.trouble}")
         if dead:
             return Loss(f"{start} is dead{'; it ' + left.words if left.words else ': ' + fate(who)}", left.cause)
+        if state == JOINED and watch().replaced(who):
+            return Loss(f"{start} {REPLACED}")
         return Loss(f"{start} {left.words}", left.cause) if state == LEFT else Loss("")
 
     def _elsewhere(self, rank: int) -> str:

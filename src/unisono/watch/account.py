@@ -19,10 +19,13 @@ from unisono.transport.segment import (
 )
 from unisono.watch.farewell import Loss, read_farewell
 from unisono.watch.header import read_header
-from unisono.watch.page import Watch
+from unisono.watch.page import Watch, watch
 from unisono.watch.site import from_here
 
-__all__ = ["lateness", "loss", "losses", "now"]
+__all__ = ["REPLACED", "lateness", "loss", "losses", "now"]
+
+
+REPLACED = "has replaced itself by another program (exec)"
 
 
 def _who(segment: Segment, rank: int, name: int) -> str:
@@ -50,6 +53,8 @@ def loss(segment: Segment, rank: int, name: int) -> Loss | None:
         return Loss(f"{here} {left.words or 'has left the group'}", left.cause)
     if dead:
         return Loss(f"{here} is dead: {left.words or fate(who)}", left.cause)
+    if state == JOINED and watch().replaced(who):
+        return Loss(f"{here} {REPLACED}")
     if state == GAVE_UP:
         words = "has given this group up"
         return Loss(f"{here} {words} over it" if left.cause else f"{here} {words}: {left.words}", left.cause)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from unisono.errors import UnisonoError
 from unisono.transport import futex
-from unisono.transport.process import Identity
+from unisono.transport.process import Identity, alive
 from unisono.watch.flight import dump_flight_record
 from unisono.watch.site import is_inner, is_standard
 from unisono.watch.threads import OwnThread
@@ -81,10 +81,18 @@ class Page(Glance):
 
     raw: mmap.mmap
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: str = "") -> None:
         super().__init__(mmap.mmap(fd, _SIZE))
+        self._path, self._file = path, os.fstat(fd).st_ino
         words, address = memoryview(self.raw).cast("I"), ctypes.addressof(ctypes.c_char.from_buffer(self.raw))
         self.bell = futex.Counter(words, _BELL, address)
+
+    def open(self) -> bool:
+        """Whether the process keeps it open."""
+        try:
+            return os.stat(self._path).st_ino == self._file
+        except OSError:
+            return False
 
     def sentence(self, wait: int, text: str) -> None:
         """Tells the process that its wait can never end."""
@@ -145,7 +153,11 @@ class Watch(Page):
         self._ended = False
         self._main = threading.main_thread().ident
         self._thread = OwnThread(target=self._answer_requests, name="unisono watch", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # a page that nobody answers on must not be found
+            os.close(self.fd)
+            raise
 
     def begin(self, text: str) -> int:
         """Publishes a wait; returns its number, or 0 if another thread's wait is published already."""
@@ -179,6 +191,18 @@ class Watch(Page):
         if self._known.get(identity) is None:
             self._known[identity] = find_page(identity)
         return self._known[identity]
+
+    def replaced(self, identity: Identity) -> bool:
+        """Whether a process that had a page, and lives, runs another program now (exec), with none of its memory."""
+        page = self.peer(identity)
+        if page is self or (page is not None and page.open()):
+            return False
+        try:
+            with open(f"/proc/{identity.pid}/maps") as file:
+                maps = file.read()  # nothing, while the process ends
+        except OSError:
+            return False
+        return maps != "" and PAGE_NAME not in maps and alive(identity)
 
     def stacks_of(self, peers: Sequence[Identity], seconds: float) -> list[str]:
         """What each process answers when asked where it is; nothing for one that does not."""
@@ -246,16 +270,21 @@ def find_page(identity: Identity) -> Page | None:
     try:
         for name in os.listdir(folder):
             if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{PAGE_NAME}"):
-                fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    page = Page(fd)
-                finally:
-                    os.close(fd)
-                if page.longs[0] == _MAGIC and page.identity() == identity:
+                page = _map(f"{folder}/{name}")
+                if page is not None and page.valid() and page.identity() == identity:
                     return page
     except OSError:
         return None
     return None
+
+
+def _map(path: str) -> Page | None:
+    """The page in a file; None if its process has just made it, and given it no size yet."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return Page(fd, path) if os.fstat(fd).st_size == _SIZE else None
+    finally:
+        os.close(fd)
 
 
 _mine: Watch | None = None
