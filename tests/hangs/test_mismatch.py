@@ -50,6 +50,11 @@ CASES: dict[str, tuple[Call, Call, list[str]]] = {
         lambda: dist.all_reduce(zeros(1, 1, 1, 1, 1, 1, 1, 3, 2)),
         [r"1, 2, 3\]", r"1, 3, 2\]"],
     ),
+    "parts": (
+        lambda: dist.all_reduce(zeros(8)),
+        lambda: dist.all_reduce_coalesced([zeros(4), zeros(4)]),
+        [r"all_reduce\(float32 \[8\], SUM\)", r"all_reduce\(2 tensors: float32 \[4\] \[4\], SUM\)"],
+    ),
     "no elements": (lambda: dist.all_reduce(zeros(4)), lambda: dist.all_reduce(zeros(0)), [r"\[4\]", r"\[0\]"]),
     "reduce op": (
         lambda: dist.all_reduce(zeros(4)),

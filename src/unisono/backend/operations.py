@@ -6,6 +6,7 @@ that they hear of it instead of waiting. Calls are cached: training repeats itse
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -18,12 +19,14 @@ from unisono.run.offers import Direct, Extent, Offers, either_way
 from unisono.run.programs import Program
 from unisono.transport.board import Board
 from unisono.watch.call import Call, name_of_dtype, piece
+from unisono.watch.farewell import short
 
 __all__ = ["Builder", "Operation", "Shape", "Tensors", "apart", "same_dtype", "shapes", "unpack"]
 
 Tensors = Sequence[torch.Tensor]
 Shape = Sequence[int]
 _KEPT = 1024  # calls kept for reuse
+_TOLD = 300  # characters of a call's parts that people read
 
 
 @dataclass(slots=True)
@@ -44,13 +47,24 @@ class Builder:
         self.options = options
         self._calls: dict[tuple[Any, ...], Call] = {}
 
-    def call(self, op: str, tensor: torch.Tensor, reduce_op: str = "", root: int = -1, rest: str = "") -> Call:
-        """The call for a tensor whose dtype and shape must agree on all ranks."""
-        by = self._algorithm(op)
-        key = (op, tensor.dtype, tensor.shape, reduce_op, root, rest, by)
+    def call(
+        self,
+        op: str,
+        tensor: torch.Tensor,
+        reduce_op: str = "",
+        root: int = -1,
+        rest: str = "",
+        parts: Tensors = (),
+    ) -> Call:
+        """The call for a tensor whose dtype and shape must agree on all ranks, and those of its ``parts``, if any."""
+        by, kinds = self._algorithm(op), tuple((part.dtype, part.shape) for part in parts) if parts else ()
+        key = (op, tensor.dtype, tensor.shape, reduce_op, root, rest, kinds, by)
         call = self._calls.get(key)
         if call is None:
-            call = self._keep(key, Call(op, tensor.dtype, tuple(tensor.shape), reduce_op, root, rest=rest, by=by))
+            words = several(parts) if parts else ""
+            rest, told = rest + words, short(words, _TOLD)
+            call = Call(op, tensor.dtype, tuple(tensor.shape), reduce_op, root, rest=rest, by=by, words=told)
+            self._keep(key, call)
         return call
 
     def _algorithm(self, op: str) -> str:
@@ -179,6 +193,13 @@ def shapes(tensors: Tensors) -> str:
     """The shapes of several tensors, for people: ``[2] [3] [4]``, or ``4 x [2]`` where all are equal."""
     found = [str(list(t.shape)) for t in tensors]
     return f"{len(found)} x {found[0]}" if len(set(found)) == 1 else " ".join(found)
+
+
+def several(tensors: Tensors) -> str:
+    """Dtypes and shapes of several tensors, for people: ``3 tensors: float32 [2] [3], int64 [4]``."""
+    runs = groupby(tensors, lambda tensor: tensor.dtype)
+    words = [f"{name_of_dtype(dtype)} {' '.join(str(list(t.shape)) for t in run)}" for dtype, run in runs]
+    return f"{len(tensors)} tensor{'s' * (len(tensors) != 1)}: {', '.join(words)}"
 
 
 def apart(mine: torch.Tensor, others: Sequence[torch.Tensor], own: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from unisono.run.direct import extent
 from unisono.run.offers import LARGE
 from unisono.run.programs import Program
 from unisono.run.reduce import reducer
-from unisono.watch.call import Call, name_of_dtype
+from unisono.watch.call import Call
 
 __all__ = ["Reducing", "reduce_op", "scaled"]
 
@@ -63,7 +63,7 @@ class Reducing(Builder):
         results = [Result(tensor, "a tensor", load=True) for tensor in tensors]
         same_dtype(tensors, tensors[0], "a tensor")
         packed = torch.cat([result.flat for result in results])
-        call = self.call("all_reduce", packed, op, rest=repr([tuple(t.shape) for t in tensors]))
+        call = self.call("all_reduce", packed, op, parts=tensors)
         default = partial(programs.all_reduce, self.board, packed, packed, reducer(packed.dtype, op, factor))
         program = self.program(call, default, [packed], [packed], factor)
         return Operation(call, unpack(program, packed, results), list(tensors))
@@ -85,7 +85,7 @@ class Reducing(Builder):
 
     def reduce_scatter_call(self, inputs: Tensors, op: str) -> Call:
         """What `reduce_scatter` shall mean."""
-        return self.call("reduce_scatter", inputs[0], op, rest=repr([tuple(t.shape) for t in inputs]))
+        return self.call("reduce_scatter", inputs[0], op, parts=inputs)
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Tensors, op: str, factor: float) -> Operation:
         """The combination of all ranks' ``inputs[r]`` into rank r's ``output``; shapes may differ by r."""
@@ -135,13 +135,12 @@ class Reducing(Builder):
                 raise UsageError(f"an input of {tensor.numel()} elements for {self.size} outputs of {output.numel()}")
         results = [Result(output, "an output") for output in outputs]
         separate(results, "outputs")
-        kinds = repr([(name_of_dtype(t.dtype), tuple(t.shape)) for t in tensors])
         call: Call | None = None
         parts = []
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             alike = [k for k, t in enumerate(tensors) if t.dtype == dtype]
             rows = torch.cat([flat_input(tensors[k]).view(self.size, -1) for k in alike], dim=1)
-            call = call or self.call("reduce_scatter", rows, op, rest=kinds)
+            call = call or self.call("reduce_scatter", rows, op, parts=tensors)
             packed = rows.new_empty(rows.shape[1])
             operation = self._scattered(call, packed, list(rows), factor)
             parts.append(unpack(operation.steps, packed, [results[k] for k in alike]))
