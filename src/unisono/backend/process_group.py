@@ -11,9 +11,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Work
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+    Work,
+)
 from torch.autograd import profiler
 
+from unisono.backend import forms
 from unisono.backend.dynamo import keep_from_dynamo
 from unisono.backend.express import Express, Maker
 from unisono.backend.membership import Membership
@@ -32,6 +44,11 @@ from unisono.transport.inference import outside_inference
 __all__ = ["UnisonoProcessGroup"]
 
 _NO_DATA = torch.empty(1, dtype=torch.uint8, device="cpu")
+
+
+def _one_list(lists: list[Tensors], tensors: Tensors) -> bool:
+    """Whether these are one list of tensors in a list, and one tensor in a list."""
+    return type(tensors) is list and len(tensors) == 1 == len(lists) and type(lists[0]) is list
 
 
 class UnisonoProcessGroup(Membership):
@@ -119,36 +136,57 @@ class UnisonoProcessGroup(Membership):
         with profiler.record_function(f"unisono:{found[0].call.op}"):
             return self._start(*found, list(outputs), options)
 
+    def _formed(self, op: str, method: Callable[..., Work], form: Callable[..., forms.Form], *given: Any) -> Work:
+        """A call in another form than that of torch.distributed's functions (see forms.py)."""
+        try:
+            arguments = form(*given)
+        except Exception as error:
+            refusal = error
+
+            def refuse() -> Operation:
+                raise refusal
+
+            return self._do(op, None, refuse)
+        return method(*arguments)
+
     # Operations that combine
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        opts = opts or dist.AllreduceOptions()
-        op, factor = reduce_op(opts)
-        mine = tensors[0] if factor == 1 else scaled(tensors[0], factor)
-        if work := self._quickly(Express.all_reduce, op, tensors[0], mine, opts):
+    def allreduce(self, tensors: Tensors, opts: Any = None, timeout: Any = None, *, op: Any = None) -> Work:
+        if type(opts) is not AllreduceOptions or type(tensors) is not list or len(tensors) != 1:
+            return self._formed("all_reduce", self.allreduce, forms.all_reduce, tensors, opts, op, timeout)
+        name, factor = reduce_op(opts)
+        tensor = tensors[0]
+        mine = tensor if factor == 1 else scaled(tensor, factor)
+        if work := self._quickly(Express.all_reduce, name, tensor, mine, opts):
             return work
-        if tensors[0].is_sparse:
-            return all_reduce_sparse(self, tensors[0], op, opts)
-        return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce(tensors[0], op, factor))
+        if tensor.is_sparse:
+            return all_reduce_sparse(self, tensor, name, opts)
+        return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce(tensor, name, factor))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.AllreduceCoalescedOptions()
         op, factor = reduce_op(opts)
         return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce_many(tensors, op, factor))
 
-    def reduce(self, tensors: Tensors, opts: Any) -> Work:
-        op, factor = reduce_op(opts)
-        root = opts.rootRank
-        return self._quickly(Express.reduce, (root, op), tensors[0], scaled(tensors[0], factor), opts) or self._do(
-            "reduce", opts, lambda: self._group.operations.reduce(tensors[0], root, op, factor)
+    def reduce(self, tensors: Tensors, opts: Any = None, op: Any = None, timeout: Any = None, root: Any = None) -> Work:
+        if type(opts) is not ReduceOptions or type(tensors) is not list or len(tensors) != 1:
+            return self._formed("reduce", self.reduce, forms.reduce, tensors, opts, op, timeout, root)
+        name, factor = reduce_op(opts)
+        tensor, root = tensors[0], opts.rootRank
+        return self._quickly(Express.reduce, (root, name), tensor, scaled(tensor, factor), opts) or self._do(
+            "reduce", opts, lambda: self._group.operations.reduce(tensor, root, name, factor)
         )
 
-    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
-        opts = opts or dist.ReduceScatterOptions()
-        op, factor = reduce_op(opts)
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: list[Tensors], opts: Any = None, timeout: Any = None, *, op: Any = None
+    ) -> Work:
+        if type(opts) is not ReduceScatterOptions or not _one_list(inputs, outputs):
+            form = forms.reduce_scatter
+            return self._formed("reduce_scatter", self.reduce_scatter, form, outputs, inputs, opts, op, timeout)
+        name, factor = reduce_op(opts)
         mine = [scaled(tensor, factor) for tensor in inputs[0]]
-        return self._by_lists("reduce_scatter", op, outputs, mine, opts) or self._do(
-            "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter(outputs[0], inputs[0], op, factor)
+        return self._by_lists("reduce_scatter", name, outputs, mine, opts) or self._do(
+            "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter(outputs[0], inputs[0], name, factor)
         )
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
@@ -169,13 +207,17 @@ class UnisonoProcessGroup(Membership):
 
     # Operations that move
 
-    def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        root = opts.rootRank
-        return self._quickly(Express.broadcast, root, tensors[0], tensors[0], opts) or self._do(
-            "broadcast", opts, lambda: self._group.operations.broadcast(tensors[0], root)
+    def broadcast(self, tensors: Tensors, opts: Any = None, timeout: Any = None, *, root: Any = None) -> Work:
+        if type(opts) is not BroadcastOptions or type(tensors) is not list or len(tensors) != 1:
+            return self._formed("broadcast", self.broadcast, forms.broadcast, tensors, opts, timeout, root)
+        tensor, root = tensors[0], opts.rootRank
+        return self._quickly(Express.broadcast, root, tensor, tensor, opts) or self._do(
+            "broadcast", opts, lambda: self._group.operations.broadcast(tensor, root)
         )
 
-    def allgather(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
+    def allgather(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None, timeout: Any = None) -> Work:
+        if type(opts) is not AllgatherOptions or not _one_list(outputs, tensors):
+            return self._formed("all_gather", self.allgather, forms.all_gather, outputs, tensors, opts, timeout)
         return self._by_lists("all_gather", None, outputs[0], tensors, opts) or self._do(
             "all_gather", opts, lambda: self._group.operations.all_gather(outputs[0], tensors[0])
         )
@@ -191,13 +233,21 @@ class UnisonoProcessGroup(Membership):
     def allgather_coalesced(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
         return self._do("all_gather", opts, lambda: self._group.operations.all_gather_coalesced(outputs, tensors))
 
-    def gather(self, outputs: list[Tensors], tensors: Tensors, opts: Any) -> Work:
+    def gather(
+        self, outputs: list[Tensors], tensors: Tensors, opts: Any = None, timeout: Any = None, *, root: Any = None
+    ) -> Work:
+        if type(opts) is not GatherOptions or not _one_list(outputs or [[]], tensors):
+            return self._formed("gather", self.gather, forms.gather, outputs, tensors, opts, timeout, root)
         received, root = outputs[0] if outputs else [], opts.rootRank
         return self._by_lists("gather", root, received, tensors, opts) or self._do(
             "gather", opts, lambda: self._group.operations.gather(received, tensors[0], root)
         )
 
-    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
+    def scatter(
+        self, outputs: Tensors, inputs: list[Tensors], opts: Any = None, timeout: Any = None, *, root: Any = None
+    ) -> Work:
+        if type(opts) is not ScatterOptions or not _one_list(inputs or [[]], outputs):
+            return self._formed("scatter", self.scatter, forms.scatter, outputs, inputs, opts, timeout, root)
         sent, root = inputs[0] if inputs else [], opts.rootRank
         return self._by_lists("scatter", root, outputs, sent, opts) or self._do(
             "scatter", opts, lambda: self._group.operations.scatter(outputs[0], sent, root)
@@ -215,7 +265,10 @@ class UnisonoProcessGroup(Membership):
         output_splits: list[int],
         input_splits: list[int],
         opts: Any = None,
+        timeout: Any = None,
     ) -> Work:
+        if type(opts) is not AllToAllOptions:
+            opts = forms.timed(AllToAllOptions, opts, timeout)
         even = not output_splits and not input_splits
         if even and (work := self._quickly(Express.all_to_all, None, output, tensor, opts)):
             return work
@@ -225,9 +278,11 @@ class UnisonoProcessGroup(Membership):
             lambda: self._group.operations.all_to_all_single(output, tensor, output_splits, input_splits),
         )
 
-    def barrier(self, opts: Any = None) -> Work:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+        if type(opts) is not BarrierOptions:
+            opts = forms.timed(BarrierOptions, opts, timeout)
         group = self._group
-        prepared = group.express.barrier() if opts is not None and group.joined else None
+        prepared = group.express.barrier() if group.joined else None
         go = self._named_go if profiler._is_profiler_enabled else self._go
         if prepared and (work := go(prepared, _NO_DATA, _NO_DATA, opts)):
             return work
@@ -235,26 +290,26 @@ class UnisonoProcessGroup(Membership):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose error names every rank that did not come: every barrier here does."""
-        opts = dist.BarrierOptions()
+        opts = forms.timed(BarrierOptions, timeout, None)
         opts.asyncOp = False
-        if timeout is not None:
-            opts.timeout = timeout
         self.barrier(opts)
 
     # Messages
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
-        if work := self._by_mail("send", tensors[0], peer, tag):
+        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else forms.one(tensors)[0]
+        if work := self._by_mail("send", tensor, peer, tag):
             return work
-        return self._message("send", tensors[0], peer, tag)
+        return self._message("send", tensor, peer, tag)
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
-        if work := self._by_mail("recv", tensors[0], peer, tag):
+        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else forms.one(tensors)[0]
+        if work := self._by_mail("recv", tensor, peer, tag):
             return work
-        return self._message("recv", tensors[0], peer, tag)
+        return self._message("recv", tensor, peer, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        return self._message("recv", tensors[0], None, tag)
+        return self._message("recv", forms.one(tensors)[0], None, tag)
 
     def _by_mail(self, op: str, tensor: torch.Tensor, peer: int, tag: int) -> Work | None:
         """The work of a message that goes in compiled loops; None if it takes the long way."""
