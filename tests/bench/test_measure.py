@@ -89,3 +89,18 @@ def wrong_on_one_rank(rank: int, world_size: int, settings: Settings) -> list[Ra
 def test_what_is_wrong_on_any_rank_counts() -> None:
     settings = Settings(least=64, most=64, runs=1, warm_up=0, seconds=0.01)
     assert [row.wrong for row in ranks(2).run(wrong_on_one_rank, settings)[0] if isinstance(row, Row)] == [5]
+
+
+def test_a_backend_that_torch_lacks_is_shown_as_refused() -> None:
+    contenders = (Contender("unisono"), Contender("mpi"))
+    settings = Settings(("barrier",), contenders=contenders, runs=1, warm_up=0, seconds=0.01)
+    (_, mine, other), _ = ranks(2).run(bench_without, settings)
+    assert (mine.refused, mine.wrong) == ("", 0)
+    assert (other.contender, other.seconds) == ("mpi", ())
+    assert other.refused.endswith(" is built without it")
+
+
+def bench_without(rank: int, world_size: int, settings: Settings) -> list[Rates | Row]:
+    told: list[Rates | Row] = []
+    measure(settings, rank, {"unisono": dist.group.WORLD}, told.append)
+    return told

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from ranks import ranks
 from unisono.bench.result import Rates, Row
 from unisono.bench.result import Result as Measured
-from unisono.bench.settings import Settings
+from unisono.bench.settings import COLLECTIVES, Settings
 from unisono.cli import bench
 from unisono.cli.main import app
 
@@ -140,10 +140,24 @@ def test_under_torchrun_each_process_is_a_rank() -> None:
     assert "# all 2 results checked are right" in output
 
 
+def test_what_all_can_not_do_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Settings] = []
+    monkeypatch.setattr(bench, "launch", lambda settings, tell: asked.append(settings))
+    result = _bench("all", "all_reduce", "--in-place")
+    assert (
+        "# left out, for they have no in-place form: all_to_all, gather, scatter, barrier, send_recv" in result.stdout
+    )
+    assert asked[0].collectives == ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+    assert "left out" not in _bench("all").stdout
+    assert asked[1].collectives == COLLECTIVES
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["all_reduc"], "unknown collective 'all_reduc'"),
+        (["all", "all_reduc"], "send_recv; or all"),
+        (["all", "gather", "--in-place"], "gather has no in-place form"),
         (["-b", "x"], "'x' is not a size"),
         (["--against", "nccl"], "unknown backend 'nccl'"),
         (["--backend", "gloo", "--algorithm", "ring"], "--algorithm is for unisono"),

@@ -42,7 +42,7 @@ def run_rank(settings: Settings, rank: int, init_method: str, tell: Listener) ->
         os.sched_setaffinity(0, {cores[rank]})
     subject = settings.contenders[0].backend
     dist.init_process_group(subject, init_method=init_method, rank=rank, world_size=settings.ranks, timeout=_TIMEOUT)
-    others = dict.fromkeys(c.backend for c in settings.contenders if c.backend != subject)
+    others = dict.fromkeys(c.backend for c in settings.contenders if c.backend != subject and _built_in(c.backend))
     groups = {subject: dist.group.WORLD} | {name: dist.new_group(backend=name) for name in others}
     try:
         measure(settings, rank, groups, tell)
@@ -50,8 +50,16 @@ def run_rank(settings: Settings, rank: int, init_method: str, tell: Listener) ->
         dist.destroy_process_group()
 
 
+def _built_in(backend: str) -> bool:
+    """Whether this torch has the backend at all."""
+    return backend == "unisono" or bool(getattr(dist, f"is_{backend}_available")())
+
+
 def measure(settings: Settings, rank: int, groups: dict[str, Any], tell: Listener) -> None:
-    """Measure everything in ``groups``: one of all ranks per backend. The first contender's also rules the walk."""
+    """Measure everything in ``groups``: one of all ranks per backend. The first contender's also rules the walk.
+
+    A contender without a group is shown as refused.
+    """
     walk = _Walk(settings, rank, groups, tell if rank == 0 else lambda _: None)
     walk.run()
 
@@ -115,6 +123,10 @@ class _Walk:
         """Every contender, checked; one that refuses the call, on any rank, says so and is left out."""
         entrants = []
         for contender in self.settings.contenders:
+            if contender.backend not in self.groups:
+                refused = f"torch {torch.__version__} is built without it"
+                entrants.append(_Entrant(contender, lambda: None, refused=refused))
+                continue
             entrant = _Entrant(contender, case.call(self.groups[contender.backend], self.settings.asynchronous))
             try:
                 case.fill()

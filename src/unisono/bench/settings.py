@@ -60,7 +60,7 @@ class Settings:
     ``listed``: these sizes, instead of those from ``least`` to ``most``. ``place``: ``in``, ``out``, or empty for the
     form that torch's call has. ``memory``: tensors are ``ordinary`` or ``shared`` (`unisono.empty`). ``seconds`` is
     about what a run over all sizes of one collective shall take; slow calls take longer, for each is measured ``runs``
-    times at least.
+    times at least. ``left_out``: collectives that "all" means, but that have no form for ``place``.
     """
 
     collectives: tuple[str, ...] = ("all_reduce",)
@@ -81,11 +81,13 @@ class Settings:
     warm_up: int = 2
     seconds: float = 20.0
     check: bool = True
+    left_out: tuple[str, ...] = ()
 
     def validate(self) -> None:
         """Raise UsageError, one line, for the first value that cannot be measured."""
         for name in self.collectives:
-            _one_of("collective", name, COLLECTIVES)
+            if name not in COLLECTIVES:
+                raise UsageError(f"unknown collective {name!r}, expected one of: {', '.join(COLLECTIVES)}; or all")
         _one_of("--op", self.op, OPS)
         _one_of("--dtype", self.dtype, DTYPES)
         _one_of("--memory", self.memory, MEMORIES)

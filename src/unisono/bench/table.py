@@ -4,36 +4,41 @@ from collections.abc import Iterable, Sequence
 
 from unisono.bench.result import Rates, Result, Row, spread
 from unisono.bench.settings import Settings
-from unisono.units import show_nbytes
+from unisono.units import show_nbytes, show_ranks
 
-__all__ = ["footer", "heading", "line", "preamble", "ratios"]
+__all__ = ["Table", "footer", "preamble", "ratios"]
 
-_COLUMNS = (
-    ("size", "B", 10),
-    ("count", "", 10),
-    ("type", "", 8),
-    ("redop", "", 7),
-    ("time", "µs", 10),
-    ("±", "%", 5),
-    ("algbw", "GB/s", 7),
-    ("busbw", "GB/s", 7),
-    ("#wrong", "", 6),
-    ("bound", "%", 6),
-    ("limit", "", 7),
-)
+_COLUMNS = {
+    "size": ("B", 10),
+    "count": ("", 10),
+    "type": ("", 8),
+    "redop": ("", 7),
+    "time": ("µs", 10),
+    "±": ("%", 5),
+    "algbw": ("GB/s", 7),
+    "busbw": ("GB/s", 7),
+    "#wrong": ("", 6),
+    "bound": ("%", 6),
+    "limit": ("", 7),
+}
+"""Units and widths."""
+_SPARED = (("type", "redop"), ("count",), ("algbw",), ("limit",))
+"""What is left out, in this order, where lines would be wider than the screen; type and redop go to the heading."""
+_GAP = "  "
 
 
 def preamble(result: Result, settings: Settings) -> list[str]:
     """What was asked, and where."""
     cores = settings.pins()
-    pinned = f"pinned to cores {', '.join(map(str, cores))}" if cores else "not pinned"
+    pinned = f"pinned to core{'s' * (len(cores) > 1)} {', '.join(map(str, cores))}" if cores else "not pinned"
     if settings.pin and not cores:
-        pinned += f" ({settings.ranks} ranks do not fit {result.machine.cores} cores)"
+        pinned += f" ({show_ranks(settings.ranks)} do not fit {result.machine.cores} cores)"
     how = ", asynchronous calls" if settings.asynchronous else ""
     how += ", shared tensors" if settings.memory == "shared" else ""
     return [
-        f"# {settings.ranks} ranks, {pinned}{how}; median of {settings.runs} runs",
+        f"# {show_ranks(settings.ranks)}, {pinned}{how}; median of {settings.runs} run{'s' * (settings.runs > 1)}",
         f"# {result.machine.words()}",
+        *([f"# left out, for they have no in-place form: {', '.join(settings.left_out)}"] if settings.left_out else []),
     ]
 
 
@@ -45,35 +50,57 @@ def describe_rates(rates: Rates) -> str:
     return f"# copying, each of the ranks at once, GB/s: {found}"
 
 
-def heading(collective: str, place: str, rivals: Sequence[str]) -> list[str]:
-    """Name of the table and its two lines of column names; each rival has a time and a ratio."""
-    form = {"in": "in place", "out": "out of place"}[place] if collective != "barrier" else ""
-    names = "  ".join(f"{name:>{width}}" for name, _, width in _COLUMNS)
-    units = "  ".join(f"{unit:>{width}}" for _, unit, width in _COLUMNS)
-    for rival in rivals:
-        names += f"  {rival:>{_wide(rival)}}  {'ratio':>7}"
-        units += f"  {'µs':>{_wide(rival)}}  {'×':>7}"
-    return ["#", f"# {collective} {form}".rstrip(), f"# {names}", f"# {units}"]
+class Table:
+    """A table per collective: the first contender's numbers, and a time and a ratio for each of its rivals.
 
+    ``width``: characters of a line, where that is a screen's; None for no limit.
+    """
 
-def line(row: Row, rivals: Sequence[Row]) -> str:
-    """One size: the subject's numbers, then each rival's time and how many times longer it takes."""
-    if row.refused:
-        return f"  {row.nbytes:>10}  {row.count:>10}  {row.dtype:>8}  {row.op:>7}  refused: {row.refused}"
-    wrong = "N/A" if row.wrong is None else str(row.wrong)
-    values = (
-        str(row.nbytes), str(row.count), row.dtype, row.op, _micro(row.time), f"{100 * spread(row.seconds):.0f}",
-        _bandwidth(row.algbw), _bandwidth(row.busbw), wrong, _percent(row.share_of_bound), row.limit,
-    )  # fmt: skip
-    text = "  ".join(f"{value:>{width}}" for value, (_, _, width) in zip(values, _COLUMNS, strict=True))
-    for rival in rivals:
-        wide = _wide(rival.contender)
-        if rival.refused:
-            text += f"  {'refused':>{wide}}  {'':>7}"
+    def __init__(self, contenders: Sequence[str], width: int | None = None) -> None:
+        self.subject, *self.rivals = contenders
+        self.columns = list(_COLUMNS)
+        for names in _SPARED:
+            if width is None or len(self._names()) <= width:
+                break
+            self.columns = [name for name in self.columns if name not in names]
+
+    def _names(self) -> str:
+        mine = [f"{name:>{_COLUMNS[name][1]}}" for name in self.columns]
+        return _GAP.join(["#", *mine, *(f"{name:>{_wide(name)}}{_GAP}{'ratio':>7}" for name in self.rivals)])
+
+    def heading(self, row: Row) -> list[str]:
+        """The table's name, whose numbers it shows, and two lines of column names."""
+        title = [{"in": "in place", "out": "out of place"}[row.place]]
+        if "type" not in self.columns:
+            title += [row.dtype] + [row.op] * (row.op != "none")
+        if row.collective == "barrier":
+            title = []
+        units = [f"{_COLUMNS[name][0]:>{_COLUMNS[name][1]}}" for name in self.columns]
+        units += [f"{'µs':>{_wide(rival)}}{_GAP}{'×':>7}" for rival in self.rivals]
+        named = f"# {row.collective} {', '.join(title)}".rstrip()
+        return ["#", f"{named}: {self.subject}", self._names(), _GAP.join(["#", *units])]
+
+    def line(self, row: Row, rivals: Sequence[Row]) -> str:
+        """One size: the subject's numbers, then each rival's time and how many times longer it takes."""
+        values = {"size": str(row.nbytes), "count": str(row.count), "type": row.dtype, "redop": row.op}
+        if row.refused:
+            values["time"] = "refused"
         else:
-            mark = "!" if rival.wrong else ""
-            text += f"  {_micro(rival.time) + mark:>{wide}}  {_ratio(rival.time / row.time):>7}"
-    return f"  {text}"
+            values |= {
+                "time": _micro(row.time),
+                "±": f"{100 * spread(row.seconds):.0f}",
+                "algbw": _bandwidth(row.algbw),
+                "busbw": _bandwidth(row.busbw),
+                "#wrong": "N/A" if row.wrong is None else str(row.wrong),
+                "bound": _percent(row.share_of_bound),
+                "limit": row.limit,
+            }
+        cells = [f"{values.get(name, ''):>{_COLUMNS[name][1]}}" for name in self.columns]
+        for rival in rivals:
+            time = "refused" if rival.refused else _micro(rival.time) + "!" * bool(rival.wrong)
+            ratio = "" if rival.refused or row.refused else _ratio(rival.time / row.time)
+            cells.append(f"{time:>{_wide(rival.contender)}}{_GAP}{ratio:>7}")
+        return _GAP.join([" ", *cells]).rstrip()
 
 
 def footer(result: Result) -> list[str]:
@@ -89,16 +116,15 @@ def footer(result: Result) -> list[str]:
         lines.append(f"# avg bus bandwidth: {sum(row.busbw for row in mine) / len(mine) / 1e9:.4g} GB/s")
     for rival in rivals:
         if found := ratios(result, subject, rival):
-            middle = sorted(found)[len(found) // 2]
-            lines.append(
-                f"# {rival} takes {_ratio(min(found))} to {_ratio(max(found))} times as long, {_ratio(middle)} in the "
-                "middle"
-            )
+            low, middle, high = _ratio(min(found)), _ratio(sorted(found)[len(found) // 2]), _ratio(max(found))
+            times = f"{low} times as long" if low == high else f"{low} to {high} times as long, {middle} in the middle"
+            lines.append(f"# {rival} takes {times}")
     checked = [row for row in result.rows if row.wrong is not None]
     bad = [row for row in checked if row.wrong]
     lines += [f"# WRONG: {row.contender} {row.collective} {row.nbytes} B, {row.wrong} elements" for row in bad]
     if checked and not bad:
-        lines.append(f"# all {len(checked)} results checked are right")
+        right = f"all {len(checked)} results checked are" if len(checked) > 1 else "the result checked is"
+        lines.append(f"# {right} right")
     refusals = dict.fromkeys(f"{r.contender} {r.collective}: {r.refused}" for r in result.rows if r.refused)
     return [*lines, *(f"# refused by {text}" for text in refusals)]
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from shutil import get_terminal_size
 from types import TracebackType
 from typing import Annotated, Self
 
@@ -14,8 +15,8 @@ from unisono.bench.compare import compare
 from unisono.bench.launch import launch
 from unisono.bench.plot import save_plot
 from unisono.bench.result import Rates, Result, Row, this_machine
-from unisono.bench.settings import COLLECTIVES, DTYPES, MEMORIES, OPS, Contender, Settings
-from unisono.bench.table import describe_rates, footer, heading, line, preamble
+from unisono.bench.settings import COLLECTIVES, DTYPES, IN_PLACE, MEMORIES, OPS, Contender, Settings
+from unisono.bench.table import Table, describe_rates, footer, preamble
 from unisono.cli.files import check_writable
 from unisono.cli.schedules import say
 from unisono.errors import UsageError
@@ -106,13 +107,14 @@ def bench(
         _compare(what[1:])
         return
     rank, world_size = _place(ranks)
+    place = "" if in_place is None else "in" if in_place else "out"
     settings = Settings(
-        collectives=_collectives(what or list(DEFAULT.collectives)),
+        **_collectives(what or list(DEFAULT.collectives), place),
         ranks=world_size,
         least=parse_nbytes(least),
         most=parse_nbytes(most),
         listed=tuple(parse_nbytes(size) for size in nbytes.split(",")) if nbytes else (),
-        place="" if in_place is None else "in" if in_place else "out",
+        place=place,
         contenders=_contenders(backend, algorithm, against),
         factor=factor, op=op, dtype=dtype, root=root, asynchronous=asynchronous, memory=memory, pin=pin,
         runs=runs, warm_up=warm_up, seconds=seconds, check=check,
@@ -123,8 +125,12 @@ def bench(
     _run(settings, rank, json, plot)
 
 
-def _collectives(names: list[str]) -> tuple[str, ...]:
-    return COLLECTIVES if names == ["all"] else tuple(dict.fromkeys(names))
+def _collectives(names: list[str], place: str) -> dict[str, tuple[str, ...]]:
+    """Those that are named; of all, those that have the form that is asked for, and those that are left out."""
+    able = [name for name in COLLECTIVES if place != "in" or name in IN_PLACE]
+    named = dict.fromkeys(each for name in names for each in (able if name == "all" else [name]))
+    left_out = [name for name in COLLECTIVES if "all" in names and name not in named]
+    return {"collectives": tuple(named), "left_out": tuple(left_out)}
 
 
 def _compare(files: list[str]) -> None:
@@ -209,6 +215,8 @@ class _Screen:
         self.result, self.settings = result, settings
         self.pending: list[Row] = []
         self.collective = ""
+        width = get_terminal_size().columns if sys.stdout.isatty() else None
+        self.table = Table([contender.name for contender in settings.contenders], width)
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -245,8 +253,8 @@ class _Screen:
         self.pending = []
         if subject.collective != self.collective:
             self.collective = subject.collective
-            for text in heading(subject.collective, subject.place, [rival.contender for rival in rivals]):
+            for text in self.table.heading(subject):
                 say(text)
-        say(line(subject, rivals))
+        say(self.table.line(subject, rivals))
         size = show_nbytes(subject.nbytes) if subject.nbytes else ""
         self.bar.update(self.task, advance=1, description=f"{subject.collective} {size}")
