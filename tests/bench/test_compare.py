@@ -92,11 +92,29 @@ def test_a_change_of_the_machine_is_no_change_of_the_code() -> None:
     assert [c.verdict for c in changes(before, result([noisy(1.4, 2)]))] == ["slower"]
 
 
+def test_a_change_whose_interval_reaches_the_least_is_noise() -> None:
+    before = result([[1.00, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06]])
+    uneven = result([[1.07, 1.071, 1.072, 1.30, 1.31, 1.32, 1.33]])  # beyond chance, and the medians are far apart
+    (change,) = changes(before, uneven)
+    assert (change.chance < 0.01, change.ratio > 1.25, change.low < 1.05) == (True, True, True)
+    assert change.verdict == "noise"
+
+
+def test_a_busy_machine_is_said_to_be() -> None:
+    quiet, busy = result([[1.0, 1.1]]), result([[1.0, 1.1]])
+    quiet.machine, busy.machine = Machine(cores=2, load=1.9), Machine(cores=2, load=2.7)
+    text = "\n".join(compare(quiet, busy))
+    assert "# the machine was busy before the later result (load 2.7 on 2 cores): " in text
+    assert "before the earlier result" not in text
+
+
 def test_unlike_results_are_said_to_be() -> None:
     a, b = result([[1.0, 1.1]], pin=True), result([[1.0, 1.2]], pin=False)
-    b.complete = False
+    b.complete, b.settings["root"], b.machine = False, 1, replace(b.machine, torch="2.11.0")
     text = "\n".join(compare(a, b))
     assert "# unlike: pin is True before, False after" in text
+    assert "# unlike: root is None before, 1 after" in text
+    assert "# unlike: torch is  before, 2.11.0 after" in text
     assert "# the later result was interrupted" in text
     assert "rows with 2 runs a side can show no difference" in text
     b.rows = []

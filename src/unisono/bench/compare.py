@@ -5,8 +5,8 @@ A change is called real if all of these hold:
 - the runs of the two sides are so far apart that chance would do it rarely: the two-sided Mann-Whitney U test (exact
   for up to 20 runs a side, Mann and Whitney 1947), with the share of false alarms over all rows held at 5 %
   (Benjamini and Hochberg 1995);
-- the medians differ by 5 % or more;
-- the change is larger than the machine's own: how fast it copied when each result was taken.
+- the whole interval of the change is 5 % or more away from 1, and from the machine's own change, in either direction:
+  how fast it copied when each result was taken.
 
 The interval is the middle 95 % of the ratio of medians over 4,000 resamples of both sides (bootstrap, Efron 1979).
 """
@@ -28,6 +28,9 @@ __all__ = ["Change", "changes", "compare", "drift", "interval", "mann_whitney"]
 
 ALPHA, LEAST = 0.05, 0.05
 _RESAMPLES, _EXACT = 4000, 20
+_SETTINGS = ("asynchronous", "memory", "pin", "root")
+_MACHINE = ("cpu", "cores", "system", "python", "torch", "unisono")
+"""What should be the same on both sides."""
 _Key = tuple[str, str, int, str, str, str, int]
 
 
@@ -106,13 +109,15 @@ def changes(before: Result, after: Result) -> list[Change]:
     if not pairs:
         raise UsageError("the two results have no row in common: same collective, contender, size, dtype, op and ranks")
     chances = [mann_whitney(a.seconds, b.seconds) for a, b in pairs]
-    most, machine = _threshold(chances), abs(log(drift(before, after)))
+    most, machine = _threshold(chances), drift(before, after)
+    least = (1 + LEAST) * max(machine, 1 / machine)
     found = []
     for (a, b), chance in zip(pairs, chances, strict=True):
-        ratio = b.time / a.time
-        real = chance <= most and abs(log(ratio)) >= max(log(1 + LEAST), machine)
-        verdict = ("faster" if ratio < 1 else "slower") if real else "noise"
-        found.append(Change(a, b, ratio, *interval(a.seconds, b.seconds), chance, verdict))
+        low, high = interval(a.seconds, b.seconds)
+        verdict = "noise"
+        if chance <= most and (low >= least or high <= 1 / least):
+            verdict = "slower" if low > 1 else "faster"
+        found.append(Change(a, b, b.time / a.time, low, high, chance, verdict))
     return found
 
 
@@ -135,13 +140,7 @@ def compare(before: Result, after: Result) -> list[str]:
         "# change: time after / time before, with its 95 % interval; p: Mann-Whitney; see `unisono.bench.compare`",
         f"# the machine copied {slower:.2f} × as long at the time of the later result: smaller changes count as noise",
     ]
-    for side, result in (("earlier", before), ("later", after)):
-        if not result.complete:
-            lines.append(f"# the {side} result was interrupted")
-    pairs = [(name, before.settings.get(name), after.settings.get(name)) for name in ("asynchronous", "memory", "pin")]
-    lines += [f"# unlike: {name} is {old} before, {new} after" for name, old, new in pairs if old != new]
-    if before.machine.cpu != after.machine.cpu:
-        lines.append(f"# unlike: measured on {before.machine.cpu} before, on {after.machine.cpu} after")
+    lines += _warnings(before, after)
     lines.append(
         f"  {'collective':<14}  {'contender':<12}  {'size':>10}  {'before':>8}  {'after':>8}  {'change':>7}  "
         f"{'95 % interval':>15}  {'p':>7}  verdict"
@@ -156,6 +155,22 @@ def compare(before: Result, after: Result) -> list[str]:
     if few < 5:
         lines.append(f"# rows with {few} runs a side can show no difference: measure with --runs 7 or more")
     return lines
+
+
+def _warnings(before: Result, after: Result) -> list[str]:
+    """What makes two results hard to compare."""
+    lines = []
+    for side, result in (("earlier", before), ("later", after)):
+        if not result.complete:
+            lines.append(f"# the {side} result was interrupted")
+        if (load := result.machine.load) >= result.machine.cores > 0:
+            lines.append(
+                f"# the machine was busy before the {side} result (load {load:.1f} on {result.machine.cores} cores): "
+                "expect changes that are no change of the code"
+            )
+    pairs = [(name, before.settings.get(name), after.settings.get(name)) for name in _SETTINGS]
+    pairs += [(name, getattr(before.machine, name), getattr(after.machine, name)) for name in _MACHINE]
+    return lines + [f"# unlike: {name} is {old} before, {new} after" for name, old, new in pairs if old != new]
 
 
 def _line(c: Change) -> str:
