@@ -4,6 +4,7 @@ import datetime
 import re
 import signal
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,6 +45,24 @@ def test_group_timeout() -> None:
         )
         assert 0.5 <= fault.seconds < 1.6
     second.says("PeerLostError", "barrier", r"rank 0 .* has given this group up: .*timeout|rank 0 .* ended")
+
+
+def unlimited(rank: int, world_size: int, meeting: str) -> float:
+    """The largest timeout there is, in every place that takes one; rank 1 comes late."""
+    limit = datetime.timedelta.max
+    store = dist.FileStore(meeting, world_size)
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=world_size, timeout=limit)
+    group, x = dist.new_group([0, 1], timeout=limit), torch.ones(1)
+    time.sleep(0.15 * rank)
+    dist.all_reduce(x, group=group)
+    time.sleep(0.15 * rank)
+    dist.all_reduce(x, async_op=True).wait(limit)
+    return float(x)
+
+
+def test_the_largest_timeout_is_none(tmp_path: Any) -> None:
+    with Job(unlimited, 2, str(tmp_path / "meeting"), group=False) as job:
+        assert job.results(10) == [4.0, 4.0]
 
 
 def wait_timeout(rank: int, world_size: int) -> list[object]:

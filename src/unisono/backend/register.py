@@ -42,7 +42,8 @@ def _create(options: Any, backend_options: Any = None) -> Any:
         size = len(names)
         raise UsageError(f"rank {options.group_rank} in a world of size {size}: ranks go from 0 to {size - 1}")
     timeout: timedelta = options.timeout
-    seconds = timeout.total_seconds() if timeout is not None else math.inf
+    seconds = timeout.total_seconds() if timeout is not None else -1.0
+    seconds = seconds if seconds >= 0 else math.inf  # negative: timedelta.max, say, which torch's clock does not hold
     label = "the default group" if default else f"group {options.group_id} {names}"
     # Tells this default group's sub-groups from those of an earlier one over the same store; nothing if it is of
     # another backend, whatever groups this process was in before.
