@@ -1,5 +1,6 @@
 """The object forms carry any picklable value, of another size on every rank."""
 
+from collections import deque
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,18 @@ def scatters(rank: int, world_size: int) -> list[str]:
     return problems
 
 
+def places(rank: int, world_size: int) -> list[Any]:
+    """Give what serves as a list, or has more places than there are ranks, under another default device."""
+    longer, by_rank, queue = ["kept"] * (world_size + 1), dict.fromkeys(range(world_size)), deque([None, None])
+    gathered: list[Any] = [None] * world_size
+    with torch.device("meta"):
+        dist.all_gather_object(longer, rank)
+        dist.all_gather_object(by_rank, rank)  # type: ignore[arg-type]
+        dist.broadcast_object_list(queue, src=0)  # type: ignore[arg-type]
+        dist.gather_object(rank, gathered if rank == 0 else None, dst=0)
+    return [longer, by_rank, len(queue), gathered]
+
+
 def sends(rank: int, world_size: int) -> Any:
     """Hand a list of things from rank to rank, each adding one."""
     if world_size == 1:
@@ -93,6 +106,12 @@ def test_scatter(world_size: int) -> None:
 def test_send(world_size: int) -> None:
     expected = [[thing(r) for r in range(rank + 1)] for rank in range(world_size)]
     assert ranks(world_size).run(sends) == expected
+
+
+def test_objects_go_to_whatever_takes_items() -> None:
+    for rank, seen in enumerate(ranks(3).run(places)):
+        gathered = [0, 1, 2] if rank == 0 else [None] * 3
+        assert seen == [[0, 1, 2, "kept"], {0: 0, 1: 1, 2: 2}, 2, gathered]
 
 
 def test_in_a_group(world_size: int) -> None:

@@ -69,10 +69,18 @@ def _refuse(op: str, found: Sequence[Any]) -> None:
 
 
 def _all_gather_object(original: Callable[..., Any], object_list: list[Any], obj: Any, group: Any = None) -> None:
+    import torch.distributed as dist
+
     found = [None] * len(object_list)
     original(found, _packed([obj], "the object")[0], group)
     _refuse("all_gather_object", found)
-    object_list[:] = found
+    _assign(object_list, found[: dist.get_world_size(group)])
+
+
+def _assign(objects: Any, found: Sequence[Any]) -> None:
+    """Puts what was found into the user's list, or what serves as one, item by item as torch does."""
+    for k, thing in enumerate(found):
+        objects[k] = thing
 
 
 def _gather_object(
@@ -87,8 +95,9 @@ def _gather_object(
     import torch.distributed as dist
 
     (packed,) = _packed([obj], "the object")
-    flags = [torch.empty(1, dtype=torch.long) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(flags, torch.tensor([isinstance(packed, _Failure)], dtype=torch.long), group=group)
+    flags = [torch.empty(1, dtype=torch.long, device="cpu") for _ in range(dist.get_world_size(group))]
+    failed = torch.tensor([isinstance(packed, _Failure)], dtype=torch.long, device="cpu")
+    dist.all_gather(flags, failed, group=group)
     if any(flags):
         found = [None] * len(flags)
         _original("all_gather_object")(found, packed if isinstance(packed, _Failure) else None, group)
@@ -104,7 +113,7 @@ def _broadcast_object_list(original: Callable[..., Any], object_list: list[Any],
     original(found, *args, **kwargs)
     _refuse("broadcast_object_list", found)
     if not _is_root(given):
-        object_list[:] = found
+        _assign(object_list, found)
 
 
 def _scatter_object_list(
@@ -121,7 +130,7 @@ def _scatter_object_list(
     found = list(scatter_object_output_list)
     original(found, inputs, *args, **kwargs)
     _refuse("scatter_object_list", found[:1])
-    scatter_object_output_list[:] = found
+    _assign(scatter_object_output_list, found[:1])
 
 
 def _send_object_list(original: Callable[..., Any], object_list: list[Any], *args: Any, **kwargs: Any) -> None:
@@ -134,7 +143,7 @@ def _recv_object_list(original: Callable[..., Any], object_list: list[Any], *arg
     found = list(object_list)
     source = original(found, *args, **kwargs)
     _refuse("recv_object_list", found)
-    object_list[:] = found
+    _assign(object_list, found)
     return source
 
 
