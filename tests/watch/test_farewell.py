@@ -48,6 +48,17 @@ def test_one_cause_is_said_once() -> None:
     )
 
 
+def test_a_long_text_is_said_once_of_all_who_left_it() -> None:
+    chain, short = "ended by DeadlockError: " + "rank 0 waits; " * 30, "ended by KeyError: 3"
+    who = [f"rank {r} (pid 8{r} on node1)" for r in range(5)]
+    error = lost("barrier() can not end", [Loss(f"{who[r]} {chain if r < 3 else short}") for r in range(5)])
+    assert str(error) == (
+        f"barrier() can not end: {who[0]} {chain}; likewise {who[1]}; likewise {who[2]}; {who[3]} {short}; "
+        f"{who[4]} {short}"
+    )
+    assert all(f"{who[r]} ended by DeadlockError" in error.cause for r in (0, 1))
+
+
 def test_a_rank_to_blame_itself_has_no_cause_before_its_words() -> None:
     assert read_farewell(farewell("ended by ValueError: a\nb")) == Loss("ended by ValueError: a\nb", "")
     assert read_farewell("") == Loss("", "")

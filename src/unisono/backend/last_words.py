@@ -24,7 +24,7 @@ from unisono.watch.site import raised_at, site_text
 
 __all__ = ["listen"]
 
-_QUOTED = 400  # characters of an exception's text
+_QUOTED = 1000  # characters of an exception's text
 
 _farewell: Callable[[str], None] | None = None
 _words = ""
@@ -36,9 +36,9 @@ def _quote(error: BaseException | None) -> str:
         error = error.__context__
     if error is None or isinstance(error, SystemExit):
         return ""
-    text, site = short(" ".join(str(error).split()), _QUOTED), raised_at(error)
-    words = f"ended by {type(error).__name__}" + (f": {text}" if text else "")
-    return f"{words}, at {site_text(site)}" if site else words
+    text, site = " ".join(str(error).split()), raised_at(error)
+    words = f"ended by {type(error).__name__}" + (f": {short(text, _QUOTED)}" if text else "")
+    return f"{words}, at {site_text(site)}" if site and site_text(site) not in text else words
 
 
 def _uncaught() -> BaseException | None:

@@ -13,6 +13,7 @@ from unisono.errors import PeerLostError, UnisonoError
 __all__ = ["Loss", "farewell", "first_line", "lost", "read_farewell", "same", "short", "spoken"]
 
 _EACH, _ALL = 400, 1200  # characters of one cause, and of all causes, that are passed on
+_LONG = 200  # characters that are not said twice
 
 
 class Loss(NamedTuple):
@@ -49,11 +50,24 @@ def spoken(text: str) -> str:
     return f"{words} ({cause})" if cause and cause not in words else words
 
 
+def _once(texts: Sequence[str]) -> list[str]:
+    """Texts such as ``rank 0 (pid 80 on node1) ended …``; what several ranks say alike at length is quoted once."""
+    alike: dict[str, list[str]] = {}
+    for text in texts:
+        rest = text.partition(") ")[2]
+        alike.setdefault(rest if len(rest) > _LONG else text, []).append(text)
+    return [
+        "; likewise ".join([first, *(text.removesuffix(f" {rest}") for text in others)])
+        for rest, (first, *others) in alike.items()
+    ]
+
+
 def lost(what: str, losses: Sequence[Loss]) -> PeerLostError:
     """The error of a call that can not end (``what`` says which): first causes first, then who gave up over them."""
     first = dict.fromkeys(loss.cause or loss.words for loss in losses)
     later = dict.fromkeys(loss.words for loss in losses if loss.cause)
-    error = PeerLostError(f"{what}: {'; '.join([*first, *(words for words in later if words not in first)])}")
+    told = _once([*first, *(words for words in later if words not in first)])
+    error = PeerLostError(f"{what}: {'; '.join(told)}")
     error.cause = short("; ".join(short(" ".join(cause.splitlines()), _EACH) for cause in first), _ALL)
     return error
 
