@@ -98,6 +98,35 @@ def test_a_handler_may_leave_the_group_and_end_the_program(kind: str, exits: boo
     second.says("PeerLostError", r"rank 0 .* has left the group \(destroy_process_group\)$")
 
 
+def _left_at_the_end(rank: int, world_size: int) -> list[Fault]:
+    """Rank 0 leaves the group as a call returns from its lane."""
+    dist.barrier()
+    if rank == 1:
+        return []
+    group: Any = dist.group.WORLD
+    lane = group._group.messages
+    finish, compiled = lane.finish, lane.compiled
+
+    def finished(*args: Any, **kwargs: Any) -> None:
+        finish(*args, **kwargs)
+        dist.destroy_process_group()
+
+    def moved(*args: Any) -> Any:
+        message = compiled(*args)
+        if message is not None:
+            dist.destroy_process_group()
+        return message
+
+    lane.finish, lane.compiled = finished, moved
+    return [attempt(lambda: dist.send(torch.zeros(2), 1))]
+
+
+def test_a_message_that_is_through_is_so_although_the_group_is_left_then() -> None:
+    with Job(_left_at_the_end, 2) as job:
+        ((fault,), _) = job.results(10)
+    assert not fault.kind, fault
+
+
 def _joins(rank: int, world_size: int) -> Fault:
     group: Any = dist.new_group([0])
     with group._group._joining:

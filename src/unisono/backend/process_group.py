@@ -73,13 +73,13 @@ class UnisonoProcessGroup(Membership):
         except Exception as error:  # whatever went wrong here, the peers must not wait for this rank
             operation = group.operations.refused(op, UsageError(f"{type(error).__name__}: {error}"))
         task = Task(operation.call, operation.steps, operation.outputs, self._seconds(options))
-        background = options is None or options.asyncOp
+        lane, background = group.collectives, options is None or options.asyncOp
         if profiler._is_profiler_enabled:
             with profiler.record_function(f"unisono:{operation.call.op}"):
-                group.collectives.submit(task, background)
+                lane.submit(task, background)
         else:
-            group.collectives.submit(task, background)
-        return PendingWork(group.collectives, task) if background else DONE
+            lane.submit(task, background)
+        return PendingWork(lane, task) if background else DONE
 
     def _quickly(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
         """The work of a call that goes by express (see express.py); None if it takes the long way."""
@@ -319,13 +319,14 @@ class UnisonoProcessGroup(Membership):
         found = group.express.letter(op, tensor, tag)
         if found is None or not 0 <= peer < group.size or not tensor.data_ptr():
             return None
-        message = group.messages.compiled(found, peer, tensor, group.timeout, not waited_for() and not telling())
+        messages = group.messages  # once: a signal handler may leave the group
+        message = messages.compiled(found, peer, tensor, group.timeout, not waited_for() and not telling())
         if message is None:
             return None
         if message.number or not message.done or message.error is not None:
-            return PendingWork(group.messages, message)
-        if group.messages.refused[0]:
-            group.messages.hear()
+            return PendingWork(messages, message)
+        if messages.refused[0]:
+            messages.hear()
         return FinishedWork([tensor], peer)
 
     @outside_inference
@@ -344,13 +345,14 @@ class UnisonoProcessGroup(Membership):
         return Message(group.operations.call(op, tensor), data, peer, tag, [tensor], group.timeout, after)
 
     def _message(self, op: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Work:
-        group, message, background = self._group, self._prepared(op, tensor, peer, tag), not waited_for()
+        message, background = self._prepared(op, tensor, peer, tag), not waited_for()
+        messages = self._group.messages
         if profiler._is_profiler_enabled:
             with profiler.record_function(f"unisono:{op}"):
-                group.messages.submit(message, background)
+                messages.submit(message, background)
         else:
-            group.messages.submit(message, background)
-        return PendingWork(group.messages, message)
+            messages.submit(message, background)
+        return PendingWork(messages, message)
 
     # Names of earlier and later torch releases
 

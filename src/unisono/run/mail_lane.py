@@ -65,7 +65,8 @@ class MailLane(PointToPointLane):
         self, letter: Letter, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message | None:
         """What has become of a message by the end of the loop's patience; `_SILENT` if its peer did not stir."""
-        self._alone(letter.call)
+        if self.entered():
+            self._alone(letter.call)
         sends, inbox = letter.call.op == "send", self._in[peer]
         with self._lock:
             free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
