@@ -188,3 +188,27 @@ def slow_but_sound(rank: int, world_size: int) -> list[str]:
 def test_slow_is_not_deadlocked() -> None:
     with Job(slow_but_sound, 3) as job:
         assert job.results(20) == [[], [], []]
+
+
+def slow_callbacks(rank: int, world_size: int) -> Fault | None:
+    """Ranks 0 and 1 wait for what their own workers will send, once rank 2 has come and callbacks have run a while."""
+    dist.barrier()
+    if rank == 2:
+        time.sleep(0.3)
+        dist.all_reduce(torch.zeros(SMALL))
+        return None
+    work = dist.all_reduce(torch.zeros(SMALL), async_op=True)
+    assert work is not None
+
+    def send(future: torch.futures.Future[Any]) -> None:
+        time.sleep(0.8)
+        dist.send(torch.ones(1), 1 - rank)
+
+    work.get_future().then(send)
+    return attempt(lambda: dist.recv(torch.zeros(1), 1 - rank))
+
+
+def test_callbacks_that_run_are_not_deadlocked() -> None:
+    with Job(slow_callbacks, 3) as job:
+        first, second, _ = job.results(20)
+    assert (first.kind, second.kind) == ("", ""), first.text

@@ -19,7 +19,7 @@ from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, Unis
 from unisono.run.grace import Grace
 from unisono.run.reentry import Flag, interruption, reentered
 from unisono.run.refusals import Refusals
-from unisono.run.task import Task, tell, telling
+from unisono.run.task import Task, others_tell, tell, telling
 from unisono.transport.process import Identity, alive, stopped
 from unisono.transport.segment import FAREWELL, GAVE_UP, REFUSED, STATE, Segment
 from unisono.watch.call import Call, Site, call_site, site_text
@@ -385,7 +385,7 @@ class Lane(ABC):
 
     def _has_listeners(self) -> bool:
         """Whether the end of a call under way may make this process issue others."""
-        return any(task.listeners for task in self._under_way())
+        return bool(self._settled) or any(task.listeners for task in self._under_way())
 
     @abstractmethod
     def _under_way(self) -> Sequence[Task]:
@@ -393,5 +393,5 @@ class Lane(ABC):
 
 
 def any_listeners() -> bool:
-    """The same of all lanes of this process."""
-    return any(lane._has_listeners() for lane in list(_lanes))
+    """The same of all lanes of this process, and of listeners that another thread runs just now."""
+    return others_tell() or any(lane._has_listeners() for lane in list(_lanes))

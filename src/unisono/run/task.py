@@ -1,5 +1,6 @@
 """A call under way, as the lane that carries it knows it."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from typing import Any
 
 from unisono.watch.call import Call, Site, site_text
 
-__all__ = ["Task", "tell", "telling"]
+__all__ = ["Task", "others_tell", "tell", "telling"]
 
 
 class Task:
@@ -34,6 +35,7 @@ class _Telling(threading.local):
 
 
 _telling = _Telling()
+_tellers: set[int] = set()  # threads for which it is
 
 
 def telling() -> bool:
@@ -43,9 +45,21 @@ def telling() -> bool:
 
 def tell(task: Task) -> None:
     """Runs the listeners of a call that is done."""
-    before, _telling.on = telling(), True
+    before, me = telling(), threading.get_ident()
+    _tellers.add(me)
+    _telling.on = True
     try:
         for listener in task.listeners:
             listener(task)
     finally:
         _telling.on = before
+        if not before:
+            _tellers.discard(me)
+
+
+def others_tell() -> bool:
+    """Whether another thread than this one runs listeners, which may issue calls."""
+    return bool(_tellers - {threading.get_ident()})
+
+
+os.register_at_fork(after_in_child=_tellers.clear)
