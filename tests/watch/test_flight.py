@@ -224,7 +224,7 @@ def test_messages_are_numbered_per_direction_and_tag() -> None:
         (Call("all_gather", torch.float32, (2, 3), rest="single"), ("all_gather", [[2, 3]], [[2, 2, 3]])),
         (Call("reduce_scatter", torch.float32, (4, 3), "SUM"), ("reduce_scatter", [[4, 3]], [[6]])),
         (
-            Call("reduce_scatter", torch.float32, (1,), "SUM", rest="[(1,), (2,)]"),
+            Call("reduce_scatter", torch.float32, (1,), "SUM", rest="2 tensors: float32 [1] [2]"),
             ("reduce_scatter_v", [[1], [2]], [[1], [2]]),
         ),
         (
