@@ -11,6 +11,7 @@ import pytest
 from train.small import small
 from unisono.errors import PeerLostError, UnisonoError
 from unisono.train.launch import launch
+from unisono.train.server import termination_as_exit
 from unisono.train.settings import StepRecord
 
 _others: list[object] = []
@@ -84,9 +85,21 @@ def test_an_error_of_the_listener_ends_the_ranks(tmp_path: Path) -> None:
         launch(small(tmp_path, steps=100_000), _on_first_records(fail))
 
 
-def test_sigterm_leaves_through_the_clean_up_and_gives_its_handler_back(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_end_by_signal_leaves_through_the_clean_up_and_gives_its_handler_back(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    before = signal.getsignal(number)
     with pytest.raises(SystemExit) as caught:
-        launch(small(tmp_path, steps=100_000), _on_first_records(lambda: signal.raise_signal(signal.SIGTERM)))
-    assert caught.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is before
+        launch(small(tmp_path, steps=100_000), _on_first_records(lambda: signal.raise_signal(number)))
+    assert caught.value.code == 128 + number
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with termination_as_exit():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -76,7 +76,7 @@ def end_ranks(processes: Sequence[ForkServerProcess]) -> None:
 
 @contextmanager
 def termination_as_exit() -> Iterator[None]:
-    """Let SIGTERM leave this process through its `finally` clauses, as Ctrl-C does."""
+    """Let SIGTERM, and the end of the terminal, leave this process through its `finally` clauses, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -84,11 +84,13 @@ def termination_as_exit() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(_KILLED_EXIT + number)
 
-    previous = signal.signal(signal.SIGTERM, leave)
+    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, leave) for number in ends}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def end_with_launcher() -> None:
