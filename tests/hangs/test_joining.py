@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from contract.test_init import free_port
 from hangs.job import Fault, Job, attempt, init, line_of
 from unisono.transport.layout import Layout
 from unisono.watch.threads import OwnThread
@@ -94,6 +95,34 @@ def test_a_job_is_started_again_over_the_same_store(late: int, before: int, tmp_
         job.results()
     with Job(attempts, 2, meeting, late, group=False) as job:
         assert job.results() == [[3.0, 3.0]] * 2
+
+
+def joins_without_files(rank: int, world_size: int, port: int, poor: int) -> Fault:
+    """One rank may open no file once it has loaded the library and reached the store; it lives on."""
+    import unisono.backend.process_group
+    import unisono.parallel.torch_batch_norm  # noqa: F401
+
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if rank == poor:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    fault = attempt(lambda: dist.init_process_group("unisono", store=store, rank=rank, world_size=world_size))
+    if rank == poor:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    done = store.add("done", 1)
+    while rank == 0 and done < world_size:  # the store lives here
+        time.sleep(0.01)
+        done = store.add("done", 0)
+    return fault
+
+
+@pytest.mark.parametrize("poor", [0, 1])
+def test_a_rank_that_can_open_no_file_says_so(poor: int) -> None:
+    with Job(joins_without_files, 2, free_port(), poor, group=False) as job:
+        for rank, fault in enumerate(job.results()):
+            kind = "UnisonoError" if rank == poor else "PeerLostError"
+            fault.says(kind, rf"rank {poor} .*Too many open files.*; raise the limits")
+            assert fault.seconds < 2.5
 
 
 def joins_without_threads(rank: int, world_size: int, meeting: str) -> Fault:

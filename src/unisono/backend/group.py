@@ -5,8 +5,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 from unisono.backend import last_words
 from unisono.backend.arrival import Arrival
@@ -31,12 +31,10 @@ from unisono.transport.segment import (
     NAME,
     PID,
     STATE,
-    Layout,
     Segment,
     attach,
     create,
 )
-from unisono.units import show_nbytes
 from unisono.watch.farewell import farewell, first_line, lost
 from unisono.watch.page import close_watch, watch
 
@@ -78,7 +76,7 @@ class Group:
         global _trouble
         _trouble = None
         if rank == 0:
-            with self._able():
+            with roll.able():
                 self._segment, self._fd = create(self._store, self.size, label)
         _living.add(self)
         last_words.listen(_leave_all)
@@ -89,23 +87,8 @@ class Group:
             raise reentered("a call", self.label)
         with self._joining:
             if not self.joined:
-                with self._able():
+                with self._roll.able():
                     self._join(op)
-
-    @contextmanager
-    def _able(self) -> Iterator[None]:
-        """What this process is not able to do, the peers are told: it may live on."""
-        try:
-            yield
-        except UnisonoError:
-            raise
-        except (OSError, MemoryError) as error:
-            words = (
-                f"can not share the memory of {self.label} ({show_nbytes(Layout(self.size).total)}): {error}; raise "
-                "the limits of its processes (ulimit -v, -n, -f) or the memory of their container"
-            )
-            self._roll.give_up(words)
-            raise UnisonoError(f"rank {self.names[self.rank]} {words}") from error
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -255,7 +238,9 @@ class Group:
 
     def _leave_unjoined(self, words: str) -> None:
         """Leaves a group in which this rank can make no call: peers need not wait, nor keep the memory, for it."""
-        with suppress(UnisonoError):  # the group's memory, or the store, is gone: so are those who would read of it
+        with suppress(
+            UnisonoError, OSError
+        ):  # the group's memory, or the store, is gone: so are those who would read of it
             segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._roll)
             if segment.state(self.rank) == ABSENT or segment.identity(self.rank) == Identity.mine():
                 self._say_left(segment, words)

@@ -52,7 +52,8 @@ def _create(options: Any, backend_options: Any = None) -> Any:
         epoch = f"whole {options.group_id}"
     elif not epoch:
         forget_default()
-    roll = Roll(_shared_store(options.store), epoch, options.group_id, names, options.group_rank, counted=not whole)
+    store, rank = _shared_store(options.store), options.group_rank
+    roll = Roll(store, epoch, options.group_id, label, names, rank, counted=not whole)
     group = Group(options.group_rank, names, label, seconds, roll, choices)
     if whole:
         group.wait_for_all()

@@ -10,18 +10,20 @@ had died before this one was started is left over from an earlier attempt and te
 still come. No count of attempts is asked: launchers of one job count each its own.
 """
 
+import errno
 import json
 import os
 import socket
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UsageError
+from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.transport.process import Identity, alive, boot_id, fate, ticks
-from unisono.transport.segment import ABSENT, FAREWELL, JOINED, LEFT, ONE_HOST, Segment, StoreLike
+from unisono.transport.segment import ABSENT, FAREWELL, JOINED, LEFT, ONE_HOST, Layout, Segment, StoreLike
+from unisono.units import show_nbytes
 from unisono.watch.account import REPLACED
 from unisono.watch.farewell import Loss, lost, read_farewell
 from unisono.watch.page import watch
@@ -67,8 +69,12 @@ class JobStore:
             raise _gone(error) from None
 
 
-def _gone(error: Exception) -> PeerLostError:
+def _gone(error: Exception) -> PeerLostError | OSError:
+    """What a failure of the store means; `OSError` if this process is at its own limits."""
     words = str(error).partition("\n")[0]
+    for number in (errno.EMFILE, errno.ENFILE):
+        if os.strerror(number) in words:
+            return OSError(number, os.strerror(number))
     return PeerLostError(
         f"the job's store does not answer ({words}): it lives in the process of rank 0 (or of the launcher), which has "
         "left; keep that process until all ranks have finished"
@@ -95,10 +101,13 @@ class _Note(NamedTuple):
     def who(self) -> Identity:
         return Identity(self.pid, self.started)
 
+    def here(self) -> bool:
+        """Whether on this host, if that is known."""
+        return self.boot in ("", boot_id())
+
     def left_over(self) -> bool:
         """Whether it was made in an earlier attempt: its process is gone, and was before this one was started."""
-        here = self.boot == boot_id()
-        return here and not alive(self.who) and self.moment <= Identity.mine().started
+        return self.here() and not alive(self.who) and self.moment <= Identity.mine().started
 
 
 def _fresh(found: Sequence[Any]) -> _Note | None:
@@ -111,13 +120,14 @@ class Roll:
     """The announcements of one group.
 
     ``epoch`` tells the groups of one default group from those of the next over the same store; ``label`` is torch's
-    name for the group, ``names`` are its global ranks, of which this process is number ``rank``. With ``counted``,
-    several groups of the same members are told apart by their number.
+    name for the group, ``title`` ours, ``names`` are its global ranks, of which this process is number ``rank``. With
+    ``counted``, several groups of the same members are told apart by their number.
     """
 
     def __init__(
-        self, store: StoreLike, epoch: str, label: str, names: Sequence[int], rank: int, counted: bool
+        self, store: StoreLike, epoch: str, label: str, title: str, names: Sequence[int], rank: int, counted: bool
     ) -> None:
+        self._title = title
         self._names, self._rank, self._label, self._counted = list(names), rank, label, counted
         number = _made[epoch, tuple(names)] if counted else 0
         _made[epoch, tuple(names)] += counted
@@ -126,19 +136,38 @@ class Roll:
         """Where this group's ranks meet."""
         self._memory: Callable[[], Segment | None] = lambda: None
         # In this order: who reads a name without a process takes it for another group's.
-        note = self._announce("")
-        self._epoch.set(f"named/{label}/{names[rank]}", json.dumps([self._names, note]))
+        with self.able():
+            note = self._announce("", Identity.mine(), boot_id())
+            self._epoch.set(f"named/{label}/{names[rank]}", json.dumps([self._names, note]))
 
-    def _announce(self, trouble: str) -> _Note:
-        me = Identity.mine()
-        note = _Note(me.pid, me.started, boot_id(), socket.gethostname(), trouble, ticks())
+    def _announce(self, trouble: str, me: Identity, boot: str) -> _Note:
+        note = _Note(me.pid, me.started, boot, socket.gethostname(), trouble, ticks())
         self.store.set(f"who/{self._rank}", json.dumps(note))
         return note
 
-    def give_up(self, trouble: str) -> None:
+    @contextmanager
+    def able(self) -> Iterator[None]:
+        """What this process is not able to do, the peers are told: it may live on."""
+        try:
+            yield
+        except UnisonoError:
+            raise
+        except (OSError, MemoryError) as error:
+            words = (
+                f"can not share the memory of {self._title} ({show_nbytes(Layout(len(self._names)).total)}): {error}; "
+                "raise the limits of its processes (ulimit -v, -n, -f) or the memory of their container"
+            )
+            self._give_up(words)
+            raise UnisonoError(f"rank {self._names[self._rank]} {words}") from error
+
+    def _give_up(self, trouble: str) -> None:
         """Lets the others know why this rank does not join: it ``trouble``."""
-        with suppress(PeerLostError):  # then nobody waits
-            self._announce(trouble)
+        try:
+            me, boot = Identity.mine(), boot_id()
+        except OSError:
+            me, boot = Identity(os.getpid(), 0), ""
+        with suppress(PeerLostError, OSError):  # then nobody waits
+            self._announce(trouble, me, boot)
 
     def serve_all(self, segment: Segment) -> None:
         """This is the default group's roll, over its memory: other groups look here for ranks that do not come."""
@@ -179,7 +208,7 @@ class Roll:
     def _elsewhere(self, rank: int) -> str:
         """That group rank ``rank`` was announced from another host; nothing if it was not."""
         note = self._note(rank)
-        if note is None or note.boot == boot_id():
+        if note is None or note.here():
             return ""
         mine = f"rank {self._names[self._rank]} (on {socket.gethostname()})"
         return f"rank {self._names[rank]} (pid {note.pid} on {note.host}) runs on another host than {mine}: {ONE_HOST}"
@@ -243,5 +272,5 @@ class Roll:
     def _read(self, store: JobStore, key: str) -> list[Any] | None:
         try:
             return json.loads(store.get(key)) if store.check([key]) else None
-        except PeerLostError:
+        except (PeerLostError, OSError):
             return None

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from functools import cache
 
 __all__ = ["Identity", "alive", "boot_id", "fate", "pin", "start_time", "stopped", "ticks"]
 
@@ -18,20 +19,25 @@ class Identity:
     @classmethod
     def mine(cls) -> "Identity":
         """This process."""
-        return cls(os.getpid(), start_time(os.getpid()))
+        return cls(os.getpid(), _started(os.getpid()))
 
 
 def start_time(pid: int) -> int:
     """The kernel's start time of a process in clock ticks since boot, 0 if it is gone or a zombie.
 
-    A pid may be used again; pid and start time together name one process for ever.
+    A pid may be used again; pid and start time together name one process for ever. Raises `OSError` if this process may
+    not look, having too many files open, say.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0
     return 0 if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+
+
+_started = cache(start_time)  # of this process: to be told when no file can be opened any more
+os.register_at_fork(after_in_child=_started.cache_clear)
 
 
 def ticks() -> int:
@@ -65,6 +71,7 @@ def stopped(identity: Identity) -> bool:
         return False
 
 
+@cache
 def boot_id() -> str:
     """Names this host until its next boot: equal for two processes exactly if they share the kernel."""
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -72,8 +79,11 @@ def boot_id() -> str:
 
 
 def alive(identity: Identity) -> bool:
-    """Whether that very process still runs (a stopped one does; a zombie does not)."""
-    return identity.started != 0 and start_time(identity.pid) == identity.started
+    """Whether that very process still runs (a stopped one does; a zombie does not), as far as can be told."""
+    try:
+        return identity.started != 0 and start_time(identity.pid) == identity.started
+    except OSError:
+        return True
 
 
 def pin(rank: int, world_size: int) -> list[int]:
