@@ -3,12 +3,15 @@
 import os
 import time
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from ranks import ranks
+from unisono.backend.process_group import UnisonoProcessGroup
+from unisono.backend.work import PendingWork
 
 SIZES = (4, 100_000)
 
@@ -69,12 +72,39 @@ def waited_outside(rank: int, world_size: int, loops: str, worker: bool) -> list
             works = [dist.all_reduce(total, group=group, async_op=True)]
             works.append(dist.irecv(got, (rank - 1) % world_size, group=group))
             works.append(dist.isend(sent, (rank + 1) % world_size, group=group))
-            while worker and not works[0]._task.done:
+            while worker and isinstance(works[0], PendingWork) and not works[0]._task.done:
                 time.sleep(0.001)
         for work in works:
             work.wait()
         seen += [total.tolist(), got.tolist()]
     dist.destroy_process_group(group)
+    return seen
+
+
+def by_loops(rank: int, world_size: int) -> list[float]:
+    """Make calls, in the mode, of which none may take the long way; return what they give."""
+    group = fresh_group("now")
+    with torch.inference_mode():
+        total, part, sent = torch.ones(3), torch.zeros(1), torch.full((2,), float(rank))
+        gathered = [torch.zeros(2) for _ in range(world_size)]
+        with patch.object(UnisonoProcessGroup, "_do", None):
+            dist.all_reduce(total, group=group)
+            dist.reduce_scatter(part, [total[r : r + 1] for r in range(world_size)], group=group)
+            dist.all_gather(gathered, sent, group=group)
+    dist.destroy_process_group(group)
+    return [*total.tolist(), *part.tolist(), *torch.cat(gathered).tolist()]
+
+
+def sparse(rank: int, world_size: int) -> list[list[float]]:
+    """Sum sparse tensors made in the mode, in and out of it."""
+    seen = []
+    for inside in (True, False):
+        with torch.inference_mode():
+            x = torch.sparse_coo_tensor(torch.tensor([[0, rank, 0]]), torch.ones(3), (3,), check_invariants=True)
+        with torch.inference_mode(inside):
+            dist.all_reduce(x)
+        with torch.inference_mode():
+            seen.append(x.to_dense().tolist())
     return seen
 
 
@@ -104,6 +134,14 @@ def test_a_group_first_used_in_inference_mode_serves_all(loops: str) -> None:
 def test_a_call_issued_in_inference_mode_ends_outside(loops: str, worker: bool) -> None:
     for rank, seen in enumerate(ranks(2).run(waited_outside, loops, worker)):
         assert seen == [[2.0] * 3, [float(1 - rank)] * 3] * 2
+
+
+def test_compiled_loops_take_inference_tensors() -> None:
+    assert ranks(2).run(by_loops) == [[2.0] * 3 + [4.0] + [0.0, 0.0, 1.0, 1.0]] * 2
+
+
+def test_sparse_inference_tensors() -> None:
+    assert ranks(2).run(sparse) == [[[5.0, 1.0, 0.0]] * 2] * 2
 
 
 def test_lazily_conjugated_inference_tensors() -> None:

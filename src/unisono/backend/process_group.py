@@ -104,6 +104,8 @@ class UnisonoProcessGroup(Membership):
         if not into or not source:  # empty, or freed: that is refused the long way
             return None
         if isinstance(prepared, Ticket):
+            if output.is_inference():
+                return None
             plain = output.data
             return self._start(prepared, plain, plain if output is tensor else tensor.data, [output], options)
         if output is not tensor and not prepared.fits(into, source):

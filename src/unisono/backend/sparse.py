@@ -28,10 +28,10 @@ def all_reduce_sparse(group: Any, tensor: torch.Tensor, name: str, opts: Any) ->
     values = [torch.empty((count, *rest), dtype=mine.values.dtype, device="cpu") for count in counts]
     _wait(group.allgather([indices], [mine.indices.t().contiguous()]))
     _wait(group.allgather([values], [mine.values]))
-    total = torch.sparse_coo_tensor(
-        torch.cat(indices).t(), torch.cat(values), tensor.shape, check_invariants=False
-    ).coalesce()
-    with torch.no_grad():
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        total = torch.sparse_coo_tensor(
+            torch.cat(indices).t(), torch.cat(values), tensor.shape, check_invariants=False
+        ).coalesce()
         tensor.copy_(total)
     return FinishedWork([tensor])
 
@@ -48,8 +48,9 @@ class _Entries:
         """Counts the entries of all ranks, in a call whose header tells what tensors these are of."""
         if name != "SUM":
             raise UsageError(f"all_reduce of a sparse tensor combines with SUM alone, not {name}; use .to_dense()")
-        whole = tensor.detach().coalesce()
-        self.indices, self.values = whole.indices(), whole.values()
+        with torch.inference_mode(tensor.is_inference()):  # torch adds such tensors up in no other mode
+            whole = tensor.detach().coalesce()
+            self.indices, self.values = whole.indices(), whole.values()
         dims, board = tensor.sparse_dim(), group._group.operations.board
         words = f"sparse {name_of_dtype(tensor.dtype)} {list(tensor.shape)} of {dims} sparse dims"
         call = Call("all_reduce", tensor.dtype, tuple(tensor.shape), name, rest=words, words=words)

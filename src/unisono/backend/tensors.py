@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from unisono.errors import UsageError
 from unisono.run.programs import Program
+from unisono.transport.inference import plain
 from unisono.watch.call import name_of_dtype
 
 __all__ = ["PLAIN", "Result", "as_bytes", "check", "flat_input", "ordinary", "overlap", "separate", "with_results"]
@@ -18,17 +19,19 @@ __all__ = ["PLAIN", "Result", "as_bytes", "check", "flat_input", "ordinary", "ov
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types whose data lies where they say: a subclass may have it elsewhere, or none (fake tensors, DTensors)."""
 _kind = torch._C._dispatch_keys
-with torch.inference_mode(False):
-    _ORDINARY = _kind(torch.empty(0, device="cpu")).raw_repr()
+_ORDINARY = set()
+for _mode in (False, True):
+    with torch.inference_mode(_mode):
+        _ORDINARY.add(_kind(torch.empty(0, device="cpu")).raw_repr())
 
 
 def ordinary(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in memory as they are, side by side, for anybody to write.
+    """Whether its elements lie in memory as they are, side by side.
 
-    Not so where torch dispatches in another way than for these: sparse, nested, quantised, inference and zero tensors,
-    lazy conjugates, other devices.
+    Not so where torch dispatches in another way than for these: sparse, nested, quantised and zero tensors, lazy
+    conjugates, other devices.
     """
-    return type(tensor) in PLAIN and _kind(tensor).raw_repr() == _ORDINARY and tensor.is_contiguous()
+    return type(tensor) in PLAIN and _kind(tensor).raw_repr() in _ORDINARY and tensor.is_contiguous()
 
 
 def check(tensor: torch.Tensor, what: str) -> None:
@@ -81,22 +84,12 @@ def _check_memory(tensor: torch.Tensor, what: str) -> None:
         raise UsageError(f"{text} is a {type(tensor).__name__} without memory, such as torch traces programs with")
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory outside autograd: writes do not count as a new version, as with torch's own backends."""
-    if not tensor.is_inference():
-        return tensor.data
-    alias = torch.empty(0, dtype=tensor.dtype, device="cpu")
-    alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-    alias = alias.conj() if tensor.is_conj() else alias
-    return alias._neg_view() if tensor.is_neg() else alias
-
-
 def flat_input(tensor: torch.Tensor) -> torch.Tensor:
     """Its elements as a flat tensor, in place if they lie side by side."""
-    plain = _plain(tensor)
-    if plain.is_conj() or plain.is_neg():
-        plain = plain.resolve_conj().resolve_neg()
-    return _side_by_side(plain.contiguous())
+    found = plain(tensor)
+    if found.is_conj() or found.is_neg():
+        found = found.resolve_conj().resolve_neg()
+    return _side_by_side(found.contiguous())
 
 
 def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,18 +120,18 @@ class Result:
 
     def __init__(self, tensor: torch.Tensor, what: str, load: bool = False) -> None:
         check(tensor, what)
-        plain = _plain(tensor)
+        whole = plain(tensor)
         self.tensor: torch.Tensor | None = None
-        if plain.is_contiguous() and not plain.is_conj() and not plain.is_neg():
-            self.flat = _side_by_side(plain)
+        if whole.is_contiguous() and not whole.is_conj() and not whole.is_neg():
+            self.flat = _side_by_side(whole)
             return
-        if _shares_memory_with_itself(plain):
+        if _shares_memory_with_itself(whole):
             raise UsageError(
-                f"{what} ({name_of_dtype(plain.dtype)} {list(plain.shape)}, strides {list(plain.stride())}) is not "
+                f"{what} ({name_of_dtype(whole.dtype)} {list(whole.shape)}, strides {list(whole.stride())}) is not "
                 "contiguous and several of its elements share memory: a result needs a place for each; use .clone()"
             )
-        self.tensor = plain
-        self.flat = flat_input(plain).clone() if load else torch.empty(plain.numel(), dtype=plain.dtype, device="cpu")
+        self.tensor = whole
+        self.flat = flat_input(whole).clone() if load else torch.empty(whole.numel(), dtype=whole.dtype, device="cpu")
 
     def deliver(self) -> None:
         """Copies the result to a tensor that is not contiguous."""

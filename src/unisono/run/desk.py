@@ -21,6 +21,7 @@ from unisono.run.offers import AGAIN, DIRECT, LARGE, Direct, Offers
 from unisono.transport.arena import BOUNDS
 from unisono.transport.board import Board
 from unisono.transport.futex import CROWDED
+from unisono.transport.inference import plain
 from unisono.transport.layout import ABANDONED, COMPLETED, COMPLETED_AT, HEADER, ISSUED, ISSUED_AT, MEETINGS, MOMENTS
 from unisono.watch.call import Call
 from unisono.watch.flight import CollectiveRecord
@@ -308,4 +309,4 @@ class Desk:
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor."""
-    return tensor.detach().view(-1).view(torch.uint8)
+    return plain(tensor).view(-1).view(torch.uint8)

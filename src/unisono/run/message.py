@@ -12,7 +12,7 @@ import torch
 
 from unisono.run.task import Task
 from unisono.transport.base import as_bytes
-from unisono.transport.inference import outside_inference
+from unisono.transport.inference import outside_inference, plain
 from unisono.transport.ring import UNIT, Ring
 from unisono.watch.call import Call, name_of_dtype
 from unisono.watch.flight import Note
@@ -94,7 +94,7 @@ class Message(Task):
     def data(self) -> torch.Tensor:
         """Its bytes, in a row; of a message with a letter not made before anybody asks."""
         if self._data is None:
-            whole = self.outputs[0].data
+            whole = plain(self.outputs[0])
             self._data = as_bytes(whole.as_strided((whole.numel(),), (1,)))
         return self._data
 

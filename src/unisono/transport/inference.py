@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["outside_inference"]
+__all__ = ["outside_inference", "plain"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -26,3 +26,16 @@ def outside_inference(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return function(*args, **kwargs)
 
     return run
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory outside autograd and inference mode, for anybody to write; writes do not count as a new version.
+
+    To be called `outside_inference`.
+    """
+    if not tensor.is_inference():
+        return tensor.data
+    alias = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    alias = alias.conj() if tensor.is_conj() else alias
+    return alias._neg_view() if tensor.is_neg() else alias
