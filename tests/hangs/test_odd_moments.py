@@ -150,7 +150,7 @@ def test_a_failed_group_refuses_calls_of_two_threads() -> None:
     )
 
 
-class Watchdog(TimeoutError):
+class Watchdog(Exception):
     """What a signal handler of the user's raises."""
 
 

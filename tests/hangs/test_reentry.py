@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from hangs.job import Fault, Job, attempt, line_of
 
 _KINDS = ("all_reduce", "recv", "wait")
+
+
+class Watchdog(Exception):
+    """A signal handler's own exception."""
 
 
 def _call(kind: str, rank: int) -> Any:
@@ -31,10 +36,15 @@ def _in_the_midst(kind: str, handler: Callable[[], object]) -> None:
     group: Any = dist.group.WORLD
     lane = group._group.messages if kind == "recv" else group._group.collectives
 
+    store = _get_default_store()
+
     def handle(*_: object) -> None:
         if lane.entered():
             signal.setitimer(signal.ITIMER_REAL, 0)
-            handler()
+            try:
+                handler()
+            finally:
+                store.set("handled", "")
 
     signal.signal(signal.SIGALRM, handle)
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0007)
@@ -43,7 +53,7 @@ def _in_the_midst(kind: str, handler: Callable[[], object]) -> None:
 def _refused(rank: int, world_size: int, kind: str) -> list[Fault]:
     dist.barrier()
     if rank == 1:
-        time.sleep(0.3)
+        _get_default_store().wait(["handled"])
         return [attempt(lambda: _call(kind, rank)), attempt(dist.barrier)]
     work: Any = dist.isend(torch.ones(1), 1, tag=9) if kind == "recv" else None
     tried = []
@@ -72,7 +82,7 @@ def test_a_call_in_the_midst_of_another_is_refused_and_the_other_goes_on(kind: s
 def _destroyed(rank: int, world_size: int, kind: str, exits: bool) -> Fault:
     dist.barrier()
     if rank == 1:
-        time.sleep(0.3)
+        _get_default_store().wait(["handled"])
         return attempt(lambda: [_call(kind, rank), dist.barrier()])
 
     def handler() -> None:
@@ -96,6 +106,37 @@ def test_a_handler_may_leave_the_group_and_end_the_program(kind: str, exits: boo
     first.says(*(("SystemExit", "False") if exits else ("UnisonoError", left)))
     assert first.seconds < 1
     second.says("PeerLostError", r"rank 0 .* has left the group \(destroy_process_group\)$")
+
+
+def _raised_before_the_wait(rank: int, world_size: int, kind: str) -> list[Fault]:
+    """A signal handler of rank 0 raises as a call that is under way begins to wait."""
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.3)
+        return [attempt(lambda: [_call(kind, rank), kind == "recv" or dist.barrier()])]
+    group: Any = dist.group.WORLD
+    lane = group._group.messages if kind == "recv" else group._group.collectives
+    waits = "_wake_worker" if kind == "wait" else "finish"
+
+    def raises(*_: object, **__: object) -> None:
+        delattr(lane, waits)
+        raise Watchdog("too late")
+
+    setattr(lane, waits, raises)
+    first = attempt(lambda: _call(kind, rank))
+    return [first, attempt(lambda: _call(kind, rank))]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_call_whose_wait_is_never_begun_is_abandoned(kind: str) -> None:
+    with Job(_raised_before_the_wait, 2, kind) as job:
+        (first, again), (second,) = job.results(10)
+    first.says("Watchdog", "^too late$")
+    if kind == "recv":  # it is this one that gets the message
+        assert again.kind == second.kind == ""
+        return
+    again.says("UnisonoError", "failed before and can only be destroyed: Watchdog interrupted a call.*too late")
+    second.says("PeerLostError", "Watchdog")
 
 
 def _left_at_the_end(rank: int, world_size: int) -> list[Fault]:
@@ -139,14 +180,10 @@ def test_a_call_in_the_midst_of_a_groups_first_one_is_refused() -> None:
     first.says("UsageError", "a signal handler or a finalizer can not communicate then")
 
 
-class Watchdog(TimeoutError):
-    """A signal handler's own exception."""
-
-
 def _raised(rank: int, world_size: int, kind: str) -> list[Fault]:
     dist.barrier()
     if rank == 1:
-        time.sleep(0.3)
+        _get_default_store().wait(["handled"])
         return [attempt(lambda: [_call(kind, rank), dist.barrier()])]
 
     def handler() -> None:

@@ -116,3 +116,15 @@ def test_without_addresses_tensors_are_ordinary(monkeypatch: pytest.MonkeyPatch)
     start = time.monotonic()
     assert unisono.empty(1000).fill_(1.0).sum() == 1000.0
     assert time.monotonic() - start < 1.0
+
+
+def test_an_interrupted_allocation_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = arena()
+    assert made is not None
+    with made._lock:  # as a signal handler finds it
+        tensor = unisono.empty(10)
+    assert place(tensor.data_ptr(), tensor.nbytes) == -1
+    monkeypatch.setattr(module, "_arena", None)
+    with module._making:
+        assert unisono.empty(10).shape == (10,)
+        assert arena() is None

@@ -1,5 +1,6 @@
 """The flight record, read by PyTorch's own analyzer and checked entry by entry."""
 
+import gc
 import os
 import pickle
 import runpy
@@ -239,6 +240,24 @@ def test_messages_are_numbered_per_direction_and_tag() -> None:
 )
 def test_sizes(call: Call, expected: tuple[str, list[list[int]], list[list[int]]]) -> None:
     assert sizes(call, 2) == expected
+
+
+def test_a_record_may_be_asked_for_while_one_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record = MessageRecord("g", [0, 1], 0)
+    write = Path.write_bytes
+    asked = iter([True])
+
+    def interrupted(path: Path, data: bytes) -> int:
+        if next(asked, False):  # by a signal handler
+            dump_flight_record(tmp_path)
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", interrupted)
+    assert dump_flight_record(tmp_path) == tmp_path / "flight_rank_0"
+    assert _entries(tmp_path, 0) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["flight_rank_0"]
+    del record
+    gc.collect()  # a stack that was looked at holds itself
 
 
 def test_mistakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -109,34 +109,42 @@ class CollectiveLane(Lane):
         if self.entered():
             self._alone(prepared.call)
         begin: Any = self._run if isinstance(prepared, Order) else self._express
-        with self._lock:
-            if self._queue or self.failed is not None:
-                return None
-            try:
-                steps = begin(prepared, output, tensor, brief(prepared.call) if background else LINGER)
-                if steps is None:
-                    return _ENDED
-                task = Task(prepared.call, steps, [output], timeout(options))
-                self._queue.append(task)
-            except Agreed as agreed:  # all ranks have met over it: the group stays usable
-                self._account()
-                if not background:
-                    raise agreed.error from None
-                task = Task(prepared.call, None, [output], 0.0)
-                self._end(task, agreed.error)
-            except BaseException as error:
-                keep_shared([output])
-                self._give_up(error if isinstance(error, UnisonoError) else broken(error))
-                raise
-            if task.done:
-                return task
+        task: Task | None = None
+        try:
+            with self._lock:
+                if self._queue or self.failed is not None:
+                    return None
+                try:
+                    steps = begin(prepared, output, tensor, brief(prepared.call) if background else LINGER)
+                    if steps is None:
+                        return _ENDED
+                    task = Task(prepared.call, steps, [output], timeout(options))
+                    self._queue.append(task)
+                except Agreed as agreed:  # all ranks have met over it: the group stays usable
+                    self._account()
+                    if not background:
+                        raise agreed.error from None
+                    task = Task(prepared.call, None, [output], 0.0)
+                    self._end(task, agreed.error)
+                except BaseException as error:
+                    keep_shared([output])
+                    self._give_up(error if isinstance(error, UnisonoError) else broken(error))
+                    raise
+                if task.done:
+                    return task
+                if background:
+                    task.site = call_site()
+                    self._locate(task, task.site)
             if background:
-                task.site = call_site()
-                self._locate(task, task.site)
-        if background:
-            self._wake_worker()
-        else:
-            self.finish(task, held=False)
+                self._wake_worker()
+            else:
+                self.finish(task, held=False)
+        except UnisonoError:
+            raise
+        except BaseException as error:  # nobody can take it up again
+            if task is not None:
+                self.abandon(task, error)
+            raise
         return task
 
     def _express(self, ticket: Ticket, output: torch.Tensor, tensor: torch.Tensor, patience: float) -> Program | None:

@@ -17,14 +17,14 @@ from functools import partial
 
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
 from unisono.run.grace import Grace
+from unisono.run.outcome import save_records
 from unisono.run.reentry import Flag, interruption, reentered
 from unisono.run.refusals import Refusals
 from unisono.run.task import Task, others_tell, tell, telling
-from unisono.transport.process import Identity, alive, stopped
+from unisono.transport.process import Identity
 from unisono.transport.segment import FAREWELL, GAVE_UP, REFUSED, STATE, Segment
 from unisono.watch.call import Call, Site, call_site, site_text
 from unisono.watch.farewell import farewell, first_line, same
-from unisono.watch.flight import save_after
 from unisono.watch.page import watch
 from unisono.watch.threads import OwnThread
 from unisono.watch.vigil import Vigil
@@ -34,7 +34,6 @@ __all__ = ["Lane", "any_listeners"]
 _lanes: "weakref.WeakSet[Lane]" = weakref.WeakSet()
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
 _SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
-_PATIENCE = 0.3  # s: how long a failing rank waits for the others to write their flight records
 
 
 class Lane(ABC):
@@ -104,23 +103,25 @@ class Lane(ABC):
         """
         self._alone(task.call)
         background = background and not telling()
-        if background:
+        try:
             with self._lock:
                 self._refuse_if_failed()
                 self._enqueue(task)
-                self._go(linger=False)
-                if not task.done:
+                self._go(linger=not background)
+                if background and not task.done:
                     task.site = call_site()
                     self._locate(task, task.site)
+            if not background:
+                self.finish(task, held=False)
+                return
             self._settle()
             if not task.done:
                 self._wake_worker()
-            return
-        with self._lock:
-            self._refuse_if_failed()
-            self._enqueue(task)
-            self._go(linger=True)
-        self.finish(task, held=False)
+        except UnisonoError:
+            raise
+        except BaseException as error:  # nobody can take it up again
+            self.abandon(task, error)
+            raise
 
     def _refuse_if_failed(self) -> None:
         if self.failed is not None:
@@ -159,9 +160,7 @@ class Lane(ABC):
             try:
                 error = self._carry_until(task, timeout)
             except BaseException as foreign:
-                with self._lock:
-                    if not task.done:
-                        self._break_off(task, interruption(foreign), held)
+                self.abandon(task, foreign, held)
                 raise
             if error is not None:
                 raise error
@@ -175,6 +174,12 @@ class Lane(ABC):
         """Raises the error of a message that a peer has refused, at the end of ``task`` or of a call that had none."""
         if error := self._complaint(task, "The call that raises this has been carried out."):
             raise error
+
+    def abandon(self, task: Task, error: BaseException, held: bool = False) -> None:
+        """``error``, from elsewhere, has ended the wait for ``task``; ``held``: see `finish`."""
+        with self._lock:
+            if task in self._under_way():
+                self._break_off(task, interruption(error), held)
 
     def _carry_until(self, task: Task, timeout: float | None) -> UnisonoError | None:
         """Returns once ``task`` is done, or with an error of this wait alone. What it raises comes from elsewhere."""
@@ -375,13 +380,7 @@ class Lane(ABC):
         return bool(self._waiters) or not self.busy()
 
     def _save_record(self, error: BaseException) -> None:
-        """Writes this rank's flight record and asks the others for theirs, if that is wanted and the error serious."""
-
-        def ask_peers(folder: str) -> None:
-            peers = [self._segment.identity(rank) for rank in range(len(self._names)) if rank != self._rank]
-            self._watch.records_of([p for p in peers if alive(p) and not stopped(p)], folder, _PATIENCE)
-
-        save_after(error, ask_peers)
+        save_records(error, self._segment, self._rank, self._watch)
 
     def _has_listeners(self) -> bool:
         """Whether the end of a call under way may make this process issue others."""

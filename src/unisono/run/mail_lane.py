@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from unisono.errors import UnisonoError
 from unisono.run.fused_mail_words import OTHER, SILENT
 from unisono.run.mail import Job, Mail
 from unisono.run.message import Arriving, Letter, Message
@@ -53,12 +54,19 @@ class MailLane(PointToPointLane):
         if message is None or message is _SILENT:
             message = Message(letter.call, letter, peer, letter.tag, [tensor], timeout)
             self.submit(message, background)
-        elif background and not message.done:
-            message.site = call_site()
-            self._locate(message, message.site)
-            self._wake_worker()
         elif not message.done:
-            self.finish(message, held=False)
+            try:
+                if background:
+                    message.site = call_site()
+                    self._locate(message, message.site)
+                    self._wake_worker()
+                else:
+                    self.finish(message, held=False)
+            except UnisonoError:
+                raise
+            except BaseException as error:  # nobody can take it up again
+                self.abandon(message, error)
+                raise
         return message
 
     def _at_once(

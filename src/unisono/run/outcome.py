@@ -1,4 +1,4 @@
-"""How collectives end that do not end well."""
+"""How calls end that do not end well."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +7,14 @@ import torch
 
 from unisono.errors import MismatchError, UnisonoError, UsageError
 from unisono.transport.arena import keep, place
+from unisono.transport.process import alive, stopped
+from unisono.transport.segment import Segment
+from unisono.watch.flight import save_after
+from unisono.watch.page import Watch
 
-__all__ = ["Agreed", "broken", "keep_shared"]
+__all__ = ["Agreed", "broken", "keep_shared", "save_records"]
+
+_PATIENCE = 0.3  # s: how long a failing rank waits for the others to write their flight records
 
 
 class Agreed(Exception):
@@ -27,3 +33,13 @@ def keep_shared(outputs: Sequence[Any]) -> None:
 def broken(error: BaseException) -> UnisonoError:
     """The error of a collective whose program, or whatever carried it, raised ``error``."""
     return UnisonoError(f"a collective broke off inside: {type(error).__name__}: {error}")
+
+
+def save_records(error: BaseException, segment: Segment, rank: int, watch: Watch) -> None:
+    """Writes the flight record of ``rank`` and asks the others for theirs, if that is wanted and the error serious."""
+
+    def ask_peers(folder: str) -> None:
+        peers = [segment.identity(peer) for peer in range(segment.layout.world_size) if peer != rank]
+        watch.records_of([peer for peer in peers if alive(peer) and not stopped(peer)], folder, _PATIENCE)
+
+    save_after(error, ask_peers)

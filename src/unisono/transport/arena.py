@@ -21,7 +21,7 @@ import weakref
 from bisect import insort
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unisono.transport.layout import ARENA, ARENA_NBYTES, ARENA_NONCE, MEMORY_NAME, PAGE
 
@@ -37,7 +37,7 @@ _MOST = 256 << 30  # bytes of addresses
 
 _segments: "weakref.WeakKeyDictionary[Segment, int]" = weakref.WeakKeyDictionary()
 _arena: "Arena | None" = None
-_making = threading.Lock()
+_making = threading.RLock()
 _kept: list[object] = []  # what must not be used again as long as this process lives
 
 
@@ -60,7 +60,7 @@ class Arena:
         self._raw[:8] = self.nonce.to_bytes(8, "little")
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._raw))
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._free = [(PAGE, self.nbytes)]  # first and last-plus-one byte, in order, none touching the next
         self._returned: deque[tuple[int, int]] = deque()  # no lock: a tensor may die at any moment, in any thread
         self._withheld: deque[tuple[int, int, int]] = (
@@ -70,7 +70,12 @@ class Arena:
         self._births = 0
 
     def allocate(self, nbytes: int) -> ctypes.Array[ctypes.c_char] | None:
-        """Memory of ``nbytes``, more than 0, ended by the last reference to the array; None if there is no room."""
+        """Memory of ``nbytes``, more than 0, ended by the last reference to the array; None if there is no room.
+
+        None, too, in a signal handler or finalizer that interrupts this.
+        """
+        if _entered(self._lock):
+            return None
         length = -(-nbytes // PAGE) * PAGE
         with self._lock:
             self._collect()
@@ -120,6 +125,12 @@ class Arena:
             os.close(descriptor)
 
 
+def _entered(lock: Any) -> bool:
+    """Whether this thread holds an RLock already: it has been interrupted there."""
+    held: bool = lock._is_owned()
+    return held
+
+
 def _lives(pipe: int) -> bool:
     """Whether anybody holds the other end of a pipe; closes this one otherwise."""
     poll = select.poll()
@@ -131,9 +142,12 @@ def _lives(pipe: int) -> bool:
 
 
 def arena() -> Arena | None:
-    """This process's arena, made at the first call and announced to all its groups; None if the system refuses it."""
+    """This process's arena, made at the first call and announced to all its groups; None if the system refuses it.
+
+    None, too, in a signal handler or finalizer that interrupts the making.
+    """
     global _arena
-    if _arena is None:
+    if _arena is None and not _entered(_making):
         with _making:
             if _arena is None:
                 try:
@@ -191,7 +205,7 @@ def _after_in_parent() -> None:
 
 def _after_in_child() -> None:
     global _arena, _pipe, _making
-    _making = threading.Lock()
+    _making = threading.RLock()
     if _pipe is not None and _arena is not None:
         os.close(_pipe[0])
         _arena.disown()

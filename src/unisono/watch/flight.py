@@ -9,6 +9,7 @@ torch.distributed.flight_recorder.fr_trace DIR``. Never imports torch.
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import pickle
@@ -49,7 +50,7 @@ FILE_PREFIX = "flight_rank_"
 
 _FAULTS = (PeerLostError, DeadlockError, CollectiveTimeout, MismatchError)
 _records: "weakref.WeakSet[LaneRecord]" = weakref.WeakSet()
-_writing = threading.Lock()
+_drafts = itertools.count()
 _TRIES, _STILL = 20, 0.0002  # looks at a lane until it has stood still for that long, s
 
 
@@ -219,12 +220,11 @@ def dump_flight_record(path: str | os.PathLike[str]) -> Path:
     groups = {record.label: record.names for record in records}
     data = schema.dump(entries, groups, _stack_of_main())
     target = Path(path) / f"{FILE_PREFIX}{records[0].names[records[0].rank]}"
-    draft = target.with_name(f".writing-{os.getpid()}.tmp")
+    draft = target.with_name(f".writing-{os.getpid()}-{next(_drafts)}.tmp")
     try:
-        with _writing:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(pickle.dumps(data, protocol=4))
-            draft.replace(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(pickle.dumps(data, protocol=4))
+        draft.replace(target)
     except OSError as error:
         raise UsageError(f"cannot write the flight record {target}: {error.strerror or error}") from None
     return target
