@@ -164,25 +164,30 @@ def reduce_and_wait(group: Any, background: bool) -> None:
         work.get_future().wait()
 
 
-def loses_a_peer(rank: int, world_size: int, folder: str, background: bool) -> bool:
-    """Whether rank 0 has written its record by the time when the program hears of the loss."""
-    collector, group = Collector(Path(folder)), dist.new_group()
+def loses_a_peer(rank: int, world_size: int, folder: str, background: bool, compute: bool) -> list[bool]:
+    """Whether rank 0 has its record when the program hears of the loss, and torch's events in the end."""
+    collector, group = Collector(Path(folder), compute), dist.new_group()
     collector.start()
     try:
         dist.all_reduce(torch.ones(4), group=group)
         if rank == 1:
             dist.destroy_process_group(group)
-            return True
+            return []
         with pytest.raises(RuntimeError, match="has left the group"):
             reduce_and_wait(group, background)
-        return bool(list(Path(folder).glob("rank-0-*.json")))
+        at_once = {"".join(file.suffixes) for file in Path(folder).glob("rank-0-*")}
+        collector.write()
+        return [".json" in at_once, bool(list(Path(folder).glob("rank-0-*.compute.json")))]
     finally:
+        collector.write()
         collector.stop()
 
 
+@pytest.mark.parametrize("compute", [False, True])
 @pytest.mark.parametrize("background", [False, True])
-def test_a_rank_that_loses_a_peer_writes_at_once(tmp_path: Path, background: bool) -> None:
-    assert ranks(2).run(loses_a_peer, str(tmp_path), background) == [True, True]
+def test_a_rank_that_loses_a_peer_writes_at_once(tmp_path: Path, background: bool, compute: bool) -> None:
+    found = ranks(2).run(loses_a_peer, str(tmp_path), background, compute)
+    assert found == [[True, compute], []]
 
 
 def profiled(rank: int, world_size: int, folder: str) -> list[str]:

@@ -62,6 +62,7 @@ class Collector:
         self.rank, self._since = -1, 0
         self._whole = 0  # from when on calls of all groups are kept, if some are not
         self._profiler: Any = None
+        self._profiled_by = 0  # the thread that has started the profiler, and alone can stop it
         self._undo: list[tuple[Any, str, Any]] = []
 
     def start(self) -> None:
@@ -192,6 +193,7 @@ class Collector:
         import torch.profiler
 
         self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        self._profiled_by = threading.get_ident()
         try:
             self._profiler.start()
         except RuntimeError as error:  # the program profiles itself
@@ -225,7 +227,10 @@ class Collector:
         return max([self._whole, *spans, *(moment for moment, _ in full)])
 
     def write(self) -> None:
-        """Write everything noted so far; a process that has communicated nothing writes nothing."""
+        """Write everything noted so far; a process that has communicated nothing writes nothing.
+
+        The first time in the thread that has started the profiler stops that, and writes its events too.
+        """
         self.keep()
         if not self.entries:
             return
@@ -233,7 +238,7 @@ class Collector:
         draft = self.folder / f".{name}.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if self._profiler is not None:
+            if self._profiler is not None and threading.get_ident() == self._profiled_by:
                 self._profiler.stop()
                 self._profiler.export_chrome_trace(str(self.folder / f"{name}.compute.json"))
                 self._profiler = None
