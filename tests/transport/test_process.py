@@ -1,13 +1,14 @@
 """Processes of this host: who lives, also for a process that can open no file any more."""
 
+import builtins
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from unisono.transport.process import Identity, alive, start_time
+from unisono.transport.process import Identity, alive, start_time, stopped
 
 
 @contextmanager
@@ -32,6 +33,18 @@ def test_nobody_is_taken_for_dead_because_no_file_can_be_opened() -> None:
         assert Identity.mine() == MINE
         with pytest.raises(OSError, match="Too many open files"):
             start_time(PARENT.pid)
+
+
+@pytest.mark.parametrize("question", [alive, stopped])
+def test_an_exception_of_a_signal_handler_is_no_answer(
+    question: Callable[[Identity], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise TimeoutError("a watchdog's")
+
+    monkeypatch.setattr(builtins, "open", interrupted)
+    with pytest.raises(TimeoutError, match="a watchdog's"):
+        question(PARENT)
 
 
 def test_a_fork_is_another_process() -> None:

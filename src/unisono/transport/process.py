@@ -67,6 +67,8 @@ def stopped(identity: Identity) -> bool:
     try:
         with open(f"/proc/{identity.pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except TimeoutError:  # a signal handler's
+        raise
     except OSError:
         return False
 
@@ -82,6 +84,8 @@ def alive(identity: Identity) -> bool:
     """Whether that very process still runs (a stopped one does; a zombie does not), as far as can be told."""
     try:
         return identity.started != 0 and start_time(identity.pid) == identity.started
+    except TimeoutError:  # a signal handler's
+        raise
     except OSError:
         return True
 

@@ -91,6 +91,8 @@ class Page(Glance):
         """Whether the process keeps it open."""
         try:
             return os.stat(self._path).st_ino == self._file
+        except TimeoutError:  # a signal handler's
+            raise
         except OSError:
             return False
 
@@ -200,6 +202,8 @@ class Watch(Page):
         try:
             with open(f"/proc/{identity.pid}/maps") as file:
                 maps = file.read()  # nothing, while the process ends
+        except TimeoutError:  # a signal handler's
+            raise
         except OSError:
             return False
         return maps != "" and PAGE_NAME not in maps and alive(identity)
