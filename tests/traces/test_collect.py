@@ -1,6 +1,7 @@
 import json
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +16,7 @@ from traces.records import read_one
 from unisono.backend.group import Group
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.backend.work import PendingWork
+from unisono.errors import CollectiveTimeout
 from unisono.run.lane import Lane
 from unisono.run.reduce import Reducer
 from unisono.trace import collect
@@ -188,6 +190,31 @@ def loses_a_peer(rank: int, world_size: int, folder: str, background: bool, comp
 def test_a_rank_that_loses_a_peer_writes_at_once(tmp_path: Path, background: bool, compute: bool) -> None:
     found = ranks(2).run(loses_a_peer, str(tmp_path), background, compute)
     assert found == [[True, compute], []]
+
+
+def waits_in_vain(rank: int, world_size: int, folder: str) -> list[Path]:
+    """What rank 0 has written after a wait that was too short for a call, which goes on."""
+    collector, group = Collector(Path(folder)), dist.new_group()
+    collector.start()
+    try:
+        if rank == 1:
+            dist.barrier()
+        work = dist.all_reduce(torch.ones(4), group=group, async_op=True)
+        if rank == 0:
+            with pytest.raises(CollectiveTimeout, match="of this wait"):
+                work.wait(timedelta(milliseconds=10))
+        written = list(Path(folder).iterdir())
+        if rank == 0:
+            dist.barrier()
+        work.wait()
+        dist.destroy_process_group(group)
+        return written
+    finally:
+        collector.stop()
+
+
+def test_a_wait_that_is_too_short_is_no_fault(tmp_path: Path) -> None:
+    assert ranks(2).run(waits_in_vain, str(tmp_path)) == [[], []]
 
 
 def profiled(rank: int, world_size: int, folder: str) -> list[str]:

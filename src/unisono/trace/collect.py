@@ -118,7 +118,8 @@ class Collector:
                 self._follow(work)
                 return work
             except _FATAL:
-                self._save_after_fault()
+                if _ended(args[0]):
+                    self._save_after_fault()
                 raise
             finally:
                 spans.append((name, began, now(), me, site_text(place())))
@@ -278,6 +279,12 @@ class Collector:
             "ended": entry.ended,
             "message": entry.label if entry.way is not None else "",
         }
+
+
+def _ended(raiser: Any) -> bool:
+    """Whether an error ends the call: one that a wait raises need not, if the wait has a timeout of its own."""
+    task = getattr(raiser, "_task", None)
+    return task is None or task.done
 
 
 def _size(entry: Entry) -> int:
