@@ -1,5 +1,6 @@
 import json
 import os
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -190,6 +191,26 @@ def loses_a_peer(rank: int, world_size: int, folder: str, background: bool, comp
 def test_a_rank_that_loses_a_peer_writes_at_once(tmp_path: Path, background: bool, compute: bool) -> None:
     found = ranks(2).run(loses_a_peer, str(tmp_path), background, compute)
     assert found == [[True, compute], []]
+
+
+def test_two_threads_write_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = Collector(tmp_path)
+    other = threading.Thread(target=collector.write, daemon=True)
+    found: list[bool] = []
+
+    def noted() -> dict[str, Any]:
+        if not found:
+            other.start()
+            other.join(0.2)
+            found.append(other.is_alive())
+        return {}
+
+    monkeypatch.setattr(collector, "_noted", noted)
+    monkeypatch.setattr(collector, "entries", {"a call": None})
+    collector.write()
+    other.join(10)
+    assert found == [True]
+    assert not other.is_alive()
 
 
 def waits_in_vain(rank: int, world_size: int, folder: str) -> list[Path]:

@@ -53,6 +53,7 @@ class Collector:
         self.marks: deque[tuple[int, int]] = deque(maxlen=2 * KEPT)  # moments, and how long the main thread was busy
         self._open: set[object] = set()  # calls under way while the main thread may do something else
         self._faulted = False
+        self._writing = threading.RLock()  # a worker may see a fault while the main thread ends
         self._main = threading.main_thread().ident
         self._busy = busy_clock(threading.main_thread())
         self.entries: dict[tuple[str, str, int], tuple[LaneRecord, Entry]] = {}
@@ -203,14 +204,15 @@ class Collector:
 
     def keep(self) -> None:
         """Take down the flight records of all groups that are alive."""
-        for record, entries, overflows in flight.everything():
-            fresh = [entry for entry in entries if entry.when >= self._since]
-            if fresh or record.memory not in self._elder:
-                self._meet(record)
-            if fresh and overflows:
-                self._whole = max(self._whole, fresh[0].when)
-            for entry in fresh:
-                self.entries[record.memory, entry.label, entry.number] = (record, entry)
+        with self._writing:
+            for record, entries, overflows in flight.everything():
+                fresh = [entry for entry in entries if entry.when >= self._since]
+                if fresh or record.memory not in self._elder:
+                    self._meet(record)
+                if fresh and overflows:
+                    self._whole = max(self._whole, fresh[0].when)
+                for entry in fresh:
+                    self.entries[record.memory, entry.label, entry.number] = (record, entry)
 
     def _meet(self, record: LaneRecord) -> None:
         """Groups of one label, as default groups one after another are, get a number behind it."""
@@ -232,10 +234,12 @@ class Collector:
 
         The first time in the thread that has started the profiler stops that, and writes its events too.
         """
-        self.keep()
-        if not self.entries:
-            return
-        name = f"rank-{self.rank}-{os.getpid()}"
+        with self._writing:
+            self.keep()
+            if self.entries:
+                self._write(f"rank-{self.rank}-{os.getpid()}")
+
+    def _write(self, name: str) -> None:
         draft = self.folder / f".{name}.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
