@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import os
 import signal
@@ -83,6 +84,21 @@ def test_ctrl_c_and_sigterm_print_what_there_is(monkeypatch: pytest.MonkeyPatch,
     assert "# interrupted: this is what was measured until then" in result.stdout
     saved = Measured.load(tmp_path / "a.json")
     assert (saved.rows, saved.complete) == ([ROW], False)
+
+
+def test_what_was_measured_is_written_though_the_terminal_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def gone(text: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def hang_up() -> None:
+        monkeypatch.setattr(bench, "say", gone)
+        raise SystemExit(129)
+
+    monkeypatch.setattr(bench, "launch", _stub([ROW], hang_up))
+    assert _bench("--json", str(tmp_path / "a.json")).exit_code != 0
+    assert Measured.load(tmp_path / "a.json").rows == [ROW]
 
 
 @pytest.mark.parametrize("code", ENDS)

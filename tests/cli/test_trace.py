@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -78,23 +79,24 @@ import pathlib, signal, sys, time
 def end(number, frame):
     pathlib.Path(sys.argv[2]).touch()
     sys.exit(7)
-signal.signal(signal.SIGTERM, end)
+signal.signal(int(sys.argv[3]), end)
 pathlib.Path(sys.argv[1]).touch()
 time.sleep(30)
 """
 
 
-def test_sigterm_reaches_the_program_and_nothing_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_reaches_the_program_and_nothing_stays(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     ready, told = tmp_path / "ready", tmp_path / "told"
-    program = [sys.executable, str(tmp_path / "sleeper.py"), str(ready), str(told)]
+    program = [sys.executable, str(tmp_path / "sleeper.py"), str(ready), str(told), str(int(number))]
     command = [sys.executable, "-m", "unisono.cli", "trace", "--out", str(tmp_path / "out"), "--", *program]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as tracer:
         while not ready.exists():
             assert tracer.poll() is None
             time.sleep(0.01)
-        tracer.terminate()
+        tracer.send_signal(number)
         _, said = tracer.communicate(timeout=20)
     assert (tracer.returncode, told.exists()) == (7, True)
     assert said.startswith("unisono: no rank has left a record")

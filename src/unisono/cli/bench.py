@@ -180,12 +180,13 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
             result.complete = True
         except KeyboardInterrupt:
             code = INTERRUPT_EXIT
-        except SystemExit as end:  # SIGTERM
+        except SystemExit as end:  # SIGTERM, or the end of the terminal, to which nothing can be said any more
             code = int(end.code or 0)
+        if json is not None and result.rows:
+            result.save(json)
     for text in footer(result):
         say(text)
     if json is not None and result.rows:
-        result.save(json)
         say(f"# wrote {json}")
     if plot is not None and result.rows:
         save_plot(plot, result)

@@ -1,22 +1,22 @@
 """The traced program as a process: its exit code, and the signals that are meant for it. Never imports torch."""
 
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from unisono.errors import UsageError
+from unisono.train.server import ends_handled
 
 __all__ = ["Program", "terminable"]
 
 
 class Program:
-    """The traced program, which is told of a SIGTERM to this one."""
+    """The traced program, which is told of a signal that ends this one."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = False
+        self._told = 0
 
     def run(self, command: list[str], environment: dict[str, str]) -> int:
         """The exit code; after Ctrl-C, which reaches the program too, that of an interrupt."""
@@ -25,7 +25,7 @@ class Program:
         except OSError as problem:
             raise UsageError(f"cannot run {command[0]}: {problem.strerror}") from None
         if self._told:
-            self._process.terminate()
+            self._process.send_signal(self._told)
         while True:
             try:
                 code = self._process.wait()
@@ -36,19 +36,16 @@ class Program:
 
     def terminate(self, number: int, frame: FrameType | None) -> None:
         """Pass the signal on; once the program has ended, end this process through its `finally` clauses."""
-        self._told = True
+        self._told = number
         if self._process is not None:
             if self._process.returncode is not None:
                 raise SystemExit(128 + number)
-            self._process.terminate()
+            self._process.send_signal(number)
 
 
 @contextmanager
 def terminable() -> Iterator[Program]:
-    """A program to run; meanwhile SIGTERM reaches it, and afterwards ends this process as `sys.exit` does."""
+    """A program to run; SIGTERM and SIGHUP reach it meanwhile, and afterwards end this process as `sys.exit` does."""
     program = Program()
-    before = signal.signal(signal.SIGTERM, program.terminate)
-    try:
+    with ends_handled(program.terminate):
         yield program
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -22,10 +22,13 @@ __all__ = [
     "STOP_SECONDS",
     "end_ranks",
     "end_with_launcher",
+    "ends_handled",
     "start_rank",
     "start_server",
     "termination_as_exit",
 ]
+
+Handler = Callable[[int, FrameType | None], None]
 
 STOP_SECONDS = 1.0
 _KILLED_EXIT = 128
@@ -75,6 +78,18 @@ def end_ranks(processes: Sequence[ForkServerProcess]) -> None:
 
 
 @contextmanager
+def ends_handled(handler: Handler) -> Iterator[None]:
+    """Have SIGTERM and the end of the terminal call ``handler``, unless they are ignored, as by nohup."""
+    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, handler) for number in ends}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
+
+
+@contextmanager
 def termination_as_exit() -> Iterator[None]:
     """Let SIGTERM, and the end of the terminal, leave this process through its `finally` clauses, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
@@ -84,13 +99,8 @@ def termination_as_exit() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(_KILLED_EXIT + number)
 
-    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, leave) for number in ends}
-    try:
+    with ends_handled(leave):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def end_with_launcher() -> None:
