@@ -138,4 +138,5 @@ class Layout:
     def mark(self) -> int:
         """Tells memory laid out like this from that of another version of unisono."""
         places = [getattr(self, name) for name in dir(type(self)) if not name.startswith("_") and name != "mark"]
-        return zlib.crc32(repr(places).encode())
+        words = sorted((name, value) for name, value in globals().items() if isinstance(value, int))
+        return zlib.crc32(repr((places, words)).encode())
