@@ -66,7 +66,9 @@ def trace(
         raise UsageError(f"cannot make the directory {out}: {problem.strerror}") from None
     if not command:
         assert source is not None
-        _report_all(read(source), out, bound)
+        launches = read(source)
+        _clear(out)
+        _report_all(launches, out, bound)
         return
     with TemporaryDirectory(prefix="unisono-trace-") as folder, terminable() as program:
         code = program.run(command, {**os.environ, FOLDER: folder, COMPUTE: "1" if compute else "0"})
@@ -107,7 +109,6 @@ def _rates(ranks: int) -> Rates:
 
 def _report_all(launches: list[list[RankRecord]], out: Path, bound: bool) -> None:
     """Each launch of ranks by itself, in a folder of its own if there are several."""
-    _clear(out)
     sys.stdout.flush()
     for number, records in enumerate(launches, 1):
         folder = out

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from unisono.trace.summary import CallSum, RankSum, Summary
-from unisono.units import show_nbytes, show_seconds
+from unisono.units import show_nbytes, show_ranks, show_seconds
 
 __all__ = ["report_page"]
 
@@ -56,7 +56,7 @@ def report_page(summary: Summary, trace: str, rates: str) -> str:
 </head>
 <body>
 <h1>Where the time goes</h1>
-<p class="dim"><code>{title}</code> · {summary.who} · {_duration(summary.seconds)} {summary.span}</p>
+<p class="dim"><code>{title}</code> · {show_ranks(len(summary.ranks))} · {_duration(summary.seconds)} {summary.span}</p>
 {_absent(summary)}{_tiles(summary)}
 <h2>Ranks</h2>
 {

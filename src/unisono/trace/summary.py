@@ -9,6 +9,7 @@ from statistics import fmean
 
 from unisono.trace.intervals import Interval, clipped, common, length, minus, union
 from unisono.trace.record import CallRecord, RankRecord, reduced
+from unisono.units import show_ranks
 
 __all__ = ["Bound", "CallSum", "RankSum", "Summary", "summarize"]
 
@@ -94,7 +95,7 @@ class Summary:
     def words(self) -> list[str]:
         """The summary in lines of text."""
         lines = [
-            f"{self.who}, {self.seconds:.2f} s {self.span}: {self.share:.1%} of it communicating, "
+            f"{show_ranks(len(self.ranks))}, {self.seconds:.2f} s {self.span}: {self.share:.1%} of it communicating, "
             f"{self.exposed:.1%} exposed, {self.share - self.exposed:.1%} overlapped with compute"
         ]
         if self.missing:
@@ -109,11 +110,6 @@ class Summary:
         elif len(self.ranks) + len(self.missing) > 1:
             lines.append("no rank is called slow: there is no collective of which several ranks left a record")
         return lines
-
-    @property
-    def who(self) -> str:
-        """How many ranks these are."""
-        return f"{len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}"
 
     @property
     def span(self) -> str:
