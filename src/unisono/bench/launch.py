@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
 from unisono.errors import PeerLostError, UnisonoError
-from unisono.train.server import (
-    STOP_SECONDS,
-    end_ranks,
-    end_with_launcher,
-    start_rank,
-    start_server,
-    termination_as_exit,
-)
+from unisono.train.server import STOP_SECONDS, end_with_launcher, running_ranks, termination_as_exit
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
@@ -37,31 +30,17 @@ def launch(settings: Settings, tell: Callable[[Rates | Row], None]) -> None:
     Raises PeerLostError if a rank dies, UnisonoError (one line) if one fails, SystemExit on SIGTERM; whatever is raised
     here, also by ``tell`` or Ctrl-C, ends the ranks.
     """
-    processes: list[ForkServerProcess] = []
-    pipes: dict[connection.Connection, int] = {}
-    with termination_as_exit(), TemporaryDirectory(prefix="unisono-bench-") as folder:
-        try:
-            context = start_server(_PRELOADED)
-            for rank in range(settings.ranks):
-                reader, writer = context.Pipe(duplex=False)
-                where = f"file://{Path(folder) / 'store'}"
-                process = context.Process(target=_rank_main, args=(settings, rank, where, writer), daemon=True)
-                processes.append(process)
-                pipes[reader] = rank
-                try:
-                    start_rank(process, rank)
-                finally:
-                    writer.close()
-            _follow(pipes, processes, tell)
-        finally:
-            end_ranks(processes)
-            for reader in pipes:
-                reader.close()
+    with (
+        termination_as_exit(),
+        TemporaryDirectory(prefix="unisono-bench-") as folder,
+        running_ranks(_PRELOADED, settings.ranks, _rank_main, settings, f"file://{Path(folder) / 'store'}") as ranks,
+    ):
+        _follow(*ranks, tell)
 
 
 def _follow(
-    pipes: dict[connection.Connection, int],
     processes: "list[ForkServerProcess]",
+    pipes: dict[connection.Connection, int],
     tell: Callable[[Rates | Row], None],
 ) -> None:
     """Passes on what comes in until all ranks have ended well; raises what went wrong otherwise."""
@@ -84,7 +63,7 @@ def _follow(
             tell(message)
 
 
-def _rank_main(settings: Settings, rank: int, init_method: str, pipe: connection.Connection) -> None:
+def _rank_main(rank: int, pipe: connection.Connection, settings: Settings, init_method: str) -> None:
     """What a rank's process does."""
     end_with_launcher()
     try:

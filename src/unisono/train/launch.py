@@ -1,7 +1,7 @@
 """N ranks on this host: started together, watched together, ended together.
 
 The ranks are forked from one server process that has imported torch once. The launcher itself never imports torch.
-Whatever ends the launcher ends the ranks: an error on any rank, Ctrl-C and SIGTERM end them through `_Ranks.stop`;
+Whatever ends the launcher ends the ranks: an error on any rank, Ctrl-C and SIGTERM end them through `running_ranks`;
 should the launcher be killed outright, each rank notices it and leaves, and so does the server (orphan.py).
 """
 
@@ -17,14 +17,7 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.errors import PeerLostError, UnisonoError
-from unisono.train.server import (
-    STOP_SECONDS,
-    end_ranks,
-    end_with_launcher,
-    start_rank,
-    start_server,
-    termination_as_exit,
-)
+from unisono.train.server import STOP_SECONDS, end_with_launcher, running_ranks, termination_as_exit
 from unisono.train.settings import Outcome, Settings, StepRecord
 
 if TYPE_CHECKING:
@@ -61,35 +54,19 @@ def launch(settings: Settings, on_steps: "Listener") -> Outcome:
         UnisonoError: a rank raised; the message is one line and names rank, error and place.
 
     """
-    with termination_as_exit(), TemporaryDirectory(prefix="unisono-train-") as folder:
-        ranks = _Ranks(settings, Path(folder) / "store")
-        try:
-            ranks.start()
-            return ranks.follow(on_steps)
-        finally:
-            ranks.stop()
+    with (
+        termination_as_exit(),
+        TemporaryDirectory(prefix="unisono-train-") as folder,
+        running_ranks(PRELOADED, settings.ranks, _rank_main, settings, Path(folder) / "store") as (processes, pipes),
+    ):
+        return _Ranks(processes, pipes).follow(on_steps)
 
 
 class _Ranks:
-    """The processes of one run and a one-way pipe from each of them, on which a rank's end shows as end of file."""
+    """The processes of one run and the pipes from those whose end has not been seen."""
 
-    def __init__(self, settings: Settings, store: Path) -> None:
-        self.settings = settings
-        self.store = store
-        self.processes: list[ForkServerProcess] = []
-        self.pipes: dict[connection.Connection, int] = {}
-
-    def start(self) -> None:
-        context = start_server(PRELOADED)
-        for rank in range(self.settings.ranks):
-            reader, writer = context.Pipe(duplex=False)
-            process = context.Process(target=_rank_main, args=(self.settings, rank, self.store, writer), daemon=True)
-            self.processes.append(process)
-            self.pipes[reader] = rank
-            try:
-                start_rank(process, rank)
-            finally:
-                writer.close()
+    def __init__(self, processes: list[ForkServerProcess], pipes: dict[connection.Connection, int]) -> None:
+        self.processes, self.pipes = processes, pipes
 
     def follow(self, on_steps: "Listener") -> Outcome:
         """Pass on records until all ranks have ended well; raise what went wrong otherwise."""
@@ -129,12 +106,6 @@ class _Ranks:
             failures += [late for late in self._messages(left) if isinstance(late, _Failure)]
         return failures
 
-    def stop(self) -> None:
-        """End what still runs. Takes at most a second."""
-        end_ranks(self.processes)
-        for reader in self.pipes:
-            reader.close()
-
 
 def _death(rank: int, process: ForkServerProcess) -> _Failure | None:
     """How a rank whose pipe has closed ended; None when it ended well."""
@@ -147,7 +118,7 @@ def _death(rank: int, process: ForkServerProcess) -> _Failure | None:
     return _Failure(rank, f"process {process.pid} ended with exit code {code} and no word")
 
 
-def _rank_main(settings: Settings, rank: int, store: Path, pipe: connection.Connection) -> None:
+def _rank_main(rank: int, pipe: connection.Connection, settings: Settings, store: Path) -> None:
     """What a rank's process does; its last act is to send the outcome or the failure."""
     end_with_launcher()
     try:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from tempfile import gettempdir
 from types import FrameType
@@ -20,11 +21,9 @@ from unisono.watch.threads import OwnThread
 
 __all__ = [
     "STOP_SECONDS",
-    "end_ranks",
     "end_with_launcher",
     "ends_handled",
-    "start_rank",
-    "start_server",
+    "running_ranks",
     "termination_as_exit",
 ]
 
@@ -34,7 +33,7 @@ STOP_SECONDS = 1.0
 _KILLED_EXIT = 128
 
 
-def start_server(preloaded: Sequence[str]) -> ForkServerContext:
+def _start_server(preloaded: Sequence[str]) -> ForkServerContext:
     """Start the process that ranks are forked from, deaf to Ctrl-C from its first moment on: the launcher ends it.
 
     It inherits the signals that are blocked here; one that comes meanwhile reaches the launcher right afterwards. The
@@ -58,15 +57,39 @@ def start_server(preloaded: Sequence[str]) -> ForkServerContext:
     return context
 
 
-def start_rank(process: ForkServerProcess, rank: int) -> None:
-    """Start one rank; raises UnisonoError if there is nothing left to fork it from."""
+@contextmanager
+def running_ranks(
+    preloaded: Sequence[str], count: int, main: Callable[..., None], *arguments: object
+) -> Iterator[tuple[list[ForkServerProcess], dict[Connection, int]]]:
+    """Start ``count`` processes, each of which calls ``main(rank, pipe, *arguments)``; they end with the block.
+
+    Yields them and the other ends of their one-way pipes, with the rank; a rank's end shows there as end of file.
+    Raises UnisonoError if there is nothing left to fork a rank from.
+    """
+    processes: list[ForkServerProcess] = []
+    pipes: dict[Connection, int] = {}
     try:
-        process.start()
-    except (EOFError, OSError) as error:
-        raise UnisonoError(f"cannot start rank {rank}: the process that ranks are forked from is gone") from error
+        context = _start_server(preloaded)
+        for rank in range(count):
+            reader, writer = context.Pipe(duplex=False)
+            process = context.Process(target=main, args=(rank, writer, *arguments), daemon=True)
+            processes.append(process)
+            pipes[reader] = rank
+            try:
+                process.start()
+            except (EOFError, OSError) as error:
+                words = f"cannot start rank {rank}: the process that ranks are forked from is gone"
+                raise UnisonoError(words) from error
+            finally:
+                writer.close()
+        yield processes, pipes
+    finally:
+        _end(processes)
+        for reader in pipes:
+            reader.close()
 
 
-def end_ranks(processes: Sequence[ForkServerProcess]) -> None:
+def _end(processes: Sequence[ForkServerProcess]) -> None:
     """End what still runs: politely, then for good. Takes at most a second."""
     running = [process for process in processes if process.pid is not None]
     for process in running:
