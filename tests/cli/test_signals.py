@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "train --ranks 2 --width 16 --layers 1 --context 16 --batch 16 --steps 100000",
     "bench": "bench all_reduce --bytes 8 --seconds 100 --json bench.json",
 }
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
 
 
 def _members(group: int) -> list[int]:
@@ -61,20 +62,25 @@ def _end_by(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int
     return process.returncode, errors, _until(lambda: not _members(process.pid), 3)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("members", [2, 5], ids=["starting", "running"])
+@pytest.mark.parametrize(
+    ("members", "commands"),
+    [(2, ["train"] * 3), (2, ["bench"] * 3), (5, ["train", "bench", "train"])],
+    ids=["train starting", "bench starting", "running"],
+)
 def test_a_signal_ends_all_ranks_and_leaves_nothing(
-    tmp_path_factory: pytest.TempPathFactory, command: str, members: int
+    tmp_path_factory: pytest.TempPathFactory, members: int, commands: list[str]
 ) -> None:
-    """Three jobs start at once, for that takes time: launcher, resource tracker, fork server, two ranks each."""
-    codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
-    folders = [tmp_path_factory.mktemp("job") for _ in codes]  # short names: sockets are made in them
-    jobs = [_started(COMMANDS[command], folder) for folder in folders]
+    """Three jobs start at once, for that takes time: launcher, resource tracker, fork server, two ranks each.
+
+    Ranks that run are ended by code that both commands share.
+    """
+    folders = [tmp_path_factory.mktemp("job") for _ in CODES]  # short names: sockets are made in them
+    jobs = [_started(COMMANDS[command], folder) for command, folder in zip(commands, folders, strict=True)]
     try:
         assert _until(lambda: all(len(_members(job.pid)) >= members for job in jobs), 90)
         for job in jobs[1:]:
             os.killpg(job.pid, signal.SIGSTOP)  # until it is their turn: else one ends beside two that start
-        for (number, expected), job, folder in zip(codes.items(), jobs, folders, strict=True):
+        for (number, expected), job, folder in zip(CODES.items(), jobs, folders, strict=True):
             os.killpg(job.pid, signal.SIGCONT)
             code, errors, gone = _end_by(job, number)
             assert code == expected, errors
