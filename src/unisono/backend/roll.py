@@ -5,9 +5,9 @@ meet under their members and a count, not under torch's name: torch counts names
 different numbers of groups would wait for each other under different names for ever. Whoever waits for a rank reads on
 the roll whether it lives, and whether it made a group of other ranks at this point instead: then no waiting helps.
 
-A job that is started again may meet at the same store (torchrun keeps one over all attempts). What a process wrote that
-had died before this one was started is left over from an earlier attempt and tells nothing of this one: its rank may
-still come. No count of attempts is asked: launchers of one job count each its own.
+A job that is started again may meet at the same store (torchrun keeps one over all attempts). What was written before
+this process was started, by one that has died and was never seen alive from here, is left over from an earlier attempt:
+its rank may still come. No count of attempts is asked, for the launchers of one job count each its own.
 """
 
 import errno
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.transport.process import Identity, alive, boot_id, fate, ticks
-from unisono.transport.segment import ABSENT, FAREWELL, JOINED, LEFT, ONE_HOST, Layout, Segment, StoreLike
+from unisono.transport.segment import ABSENT, FAREWELL, JOINED, LEFT, ONE_HOST, PID, Layout, Segment, StoreLike
 from unisono.units import show_nbytes
 from unisono.watch.account import REPLACED
 from unisono.watch.farewell import Loss, lost, read_farewell
@@ -31,6 +31,7 @@ from unisono.watch.page import watch
 __all__ = ["JobStore", "Roll", "forget_default"]
 
 _default: "Roll | None" = None  # of the default group, where every process of the job is known
+_seen: set[Identity] = set()  # processes that have lived beside this one
 _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
 
 
@@ -105,15 +106,15 @@ class _Note(NamedTuple):
         """Whether on this host, if that is known."""
         return self.boot in ("", boot_id())
 
-    def left_over(self) -> bool:
-        """Whether it was made in an earlier attempt: its process is gone, and was before this one was started."""
-        return self.here() and not alive(self.who) and self.moment <= Identity.mine().started
-
 
 def _fresh(found: Sequence[Any]) -> _Note | None:
-    """A note as it was read, unless it is left over."""
+    """A note as it was read, unless it is left over from an earlier attempt."""
     note = _Note(*found)
-    return None if note.left_over() else note
+    if note.here() and alive(note.who):
+        _seen.add(note.who)
+    elif note.here() and note.who not in _seen and note.moment < Identity.mine().started:
+        return None
+    return note
 
 
 class Roll:
@@ -176,6 +177,9 @@ class Roll:
 
     def identity(self, rank: int) -> Identity:
         """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was."""
+        world = self._memory()
+        if world is not None and world.longs[world.field(rank, PID)]:
+            return world.identity(rank)
         note = self._note(rank)
         if note is not None:
             return note.who

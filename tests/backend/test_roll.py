@@ -1,0 +1,53 @@
+"""The roll: whose announcement counts, in a job whose ranks were started one after another or again."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+
+from hangs.job import Job, tell
+from unisono.backend.roll import Roll
+
+
+def roll(meeting: str, rank: int) -> Roll:
+    return Roll(dist.FileStore(meeting, 2), "whole", "0", "the default group", [0, 1], rank, counted=False)
+
+
+def announces(_: int, __: int, meeting: str) -> None:
+    roll(meeting, 0)
+    tell("ready")
+    time.sleep(60)
+
+
+def listens(_: int, __: int, meeting: str) -> list[str]:
+    """What rank 1 hears of rank 0 at once, and within half a second."""
+    mine, deadline = roll(meeting, 1), time.monotonic() + 0.5
+    heard = [mine.gone(0).words]
+    tell("ready")
+    while not (words := mine.gone(0).words) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [*heard, words]
+
+
+def test_a_rank_that_was_there_before_is_lost_once_it_was_seen(tmp_path: Path) -> None:
+    meeting = str(tmp_path / "meeting")
+    with Job(announces, 1, meeting, group=False) as first:
+        first.hear("ready")
+        time.sleep(0.03)  # a tick of the clock of start times, and more
+        with Job(listens, 1, meeting, group=False) as second:
+            second.hear("ready")
+            os.kill(first.pid(0), signal.SIGKILL)
+            before, after = second.result(0)
+    assert not before
+    assert "is dead" in after
+
+
+def test_a_rank_that_had_died_before_may_come_again(tmp_path: Path) -> None:
+    meeting = str(tmp_path / "meeting")
+    with Job(announces, 1, meeting, group=False) as first:
+        first.hear("ready")
+        time.sleep(0.03)
+    with Job(listens, 1, meeting, group=False) as second:
+        assert second.result(0) == ["", ""]
