@@ -63,7 +63,8 @@ class Builder:
         if call is None:
             words = several(parts) if parts else ""
             rest, told = rest + words, short(words, _TOLD)
-            call = Call(op, tensor.dtype, tuple(tensor.shape), reduce_op, root, rest=rest, by=by, words=told)
+            shape, numels = tuple(tensor.shape), tuple(part.numel() for part in parts)
+            call = Call(op, tensor.dtype, shape, reduce_op, root, rest=rest, by=by, words=told, parts=numels)
             self._keep(key, call)
         return call
 

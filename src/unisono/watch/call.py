@@ -49,6 +49,8 @@ class Call:
     refused: str = ""
     by: str = ""  # the algorithm, if one was chosen
     words: str = ""  # how the arguments read, where dtype and shape do not say it
+    parts: tuple[int, ...] = ()
+    """Elements of each, if these are several tensors."""
     accepted: dict[bytes, int] = field(default_factory=dict, repr=False)
     """Headers of all ranks that were found to agree before, with the longest piece that goes between two ranks."""
     longest: int = 0

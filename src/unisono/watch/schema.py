@@ -7,10 +7,8 @@ dtypes and states. It has no notion of a message between two ranks of a larger g
 between two ranks is a group of its own.
 """
 
-import json
 import math
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -171,8 +169,7 @@ def _pieces(call: "Call", sends: list[int], expects: list[int]) -> tuple[str, _S
 
 def _reduce_scatter(call: "Call", world_size: int) -> tuple[str, _Sizes, _Sizes]:
     shape = list(call.shape)
-    lists = re.findall(r"\[[0-9, ]*\]", call.rest)  # the shapes of several tensors, as operations.py words them
-    parts = [math.prod(json.loads(part)) for part in lists] or [math.prod(shape)]
+    parts = call.parts or (math.prod(shape),)
     total = sum(parts)
     if len(parts) == world_size and len(set(parts)) > 1 and total != math.prod(shape):
         return "reduce_scatter_v", [[n] for n in parts], [[n] for n in parts]
