@@ -5,8 +5,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from unisono.backend import last_words
 from unisono.backend.arrival import Arrival
@@ -98,17 +98,25 @@ class Group:
         self._refuse_if_closed()
         segment = self._segment = self._segment or self._attach(op)
         segment.absentees = self._roll
-        try:
+        with self._or_told():
             watch()  # first: who has joined can be asked where it is
-            self._claim(segment)
+        self._claim(segment)  # if that fails another process is this rank
+        with self._or_told():
             self._make_lanes(segment)
-        except BaseException as error:  # the peers must not wait for a rank that is not there
-            self.close(f"could not join it ({type(error).__name__}: {error})")
-            raise
+        self.joined = True
         if self._closed:  # by a signal handler, meanwhile
+            self.joined = False
             self._say_left(segment, _farewell(self._closed))
         self._refuse_if_closed()
-        self.joined = True
+
+    @contextmanager
+    def _or_told(self) -> Iterator[None]:
+        """The peers must not wait for a rank that fails over this."""
+        try:
+            yield
+        except BaseException as error:
+            self.close(f"could not join it ({type(error).__name__}: {error})")
+            raise
 
     def _make_lanes(self, segment: Segment) -> None:
         board = Board(segment, self.rank)
@@ -180,7 +188,8 @@ class Group:
         `UsageError` if it is on another host.
         """
         self._roll.check_host()
-        gone = [(rank, loss) for rank in range(self.size) if (loss := self._roll.gone(rank)).words]
+        absent = [rank for rank in range(self.size) if segment.state(rank) == ABSENT]
+        gone = [(rank, loss) for rank in absent if (loss := self._roll.gone(rank)).words]
         if losses := [loss for rank, loss in gone if segment.state(rank) == ABSENT]:
             raise lost(f"{self.label} can not be joined", losses)
         if words := self._roll.complaint():
@@ -199,14 +208,19 @@ class Group:
         if self._closed:
             return
         self._closed = why
-        segment, words = self._segment, _farewell(why)
-        if self.joined and segment is not None:
-            try:
+        words = _farewell(why)
+        try:
+            if self.joined:
                 self._close_lanes(UnisonoError(f"{self.label}: this rank {why} while the call was under way"), failing)
-            finally:
-                self.joined = False
-                del self.collectives, self.messages, self.operations, self.express, self.lists
-                self._say_left(segment, words)
+        finally:
+            self._let_go(words)
+
+    def _let_go(self, words: str) -> None:
+        segment = self._segment
+        if self.joined and segment is not None:
+            self.joined = False
+            del self.collectives, self.messages, self.operations, self.express, self.lists
+            self._say_left(segment, words)
         else:
             self._leave_unjoined(words)
         if self._fd >= 0 and segment is not None:
@@ -223,7 +237,7 @@ class Group:
             self.collectives.offers.neighbours.forget()
         self.messages.close(error)
         self._log_refusals()
-        for words in () if failing else self.messages.lost():
+        for words in () if failing or self.messages.entered() else self.messages.lost():
             logging.getLogger("unisono").warning("%s", words)
 
     def _log_refusals(self) -> None:

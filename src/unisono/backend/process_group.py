@@ -43,6 +43,8 @@ from unisono.transport.inference import outside_inference
 
 __all__ = ["UnisonoProcessGroup"]
 
+_MISTAKES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MemoryError)
+"""What torch raises for arguments that it can not use; all else comes from a signal handler."""
 _NO_DATA = torch.empty(1, dtype=torch.uint8, device="cpu")
 
 
@@ -66,14 +68,15 @@ class UnisonoProcessGroup(Membership):
         group = self._group
         if not group.joined:
             group.join(op)
+        lane, operations = group.collectives, group.operations
         try:
             operation = build()
         except UsageError as error:
-            operation = group.operations.refused(op, error)
-        except Exception as error:  # whatever went wrong here, the peers must not wait for this rank
-            operation = group.operations.refused(op, UsageError(f"{type(error).__name__}: {error}"))
+            operation = operations.refused(op, error)
+        except _MISTAKES as error:  # whatever went wrong here, the peers must not wait for this rank
+            operation = operations.refused(op, UsageError(f"{type(error).__name__}: {error}"))
         task = Task(operation.call, operation.steps, operation.outputs, self._seconds(options))
-        lane, background = group.collectives, options is None or options.asyncOp
+        background = options is None or options.asyncOp
         if profiler._is_profiler_enabled:
             with profiler.record_function(f"unisono:{operation.call.op}"):
                 lane.submit(task, background)
@@ -98,17 +101,17 @@ class UnisonoProcessGroup(Membership):
             return self._go(prepared, output, tensor, options)
 
     def _go(self, prepared: Prepared, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
-        into = source = output.data_ptr()
+        into_at = source_at = output.data_ptr()
         if output is not tensor:
-            source = tensor.data_ptr()
-        if not into or not source:  # empty, or freed: that is refused the long way
+            source_at = tensor.data_ptr()
+        if not into_at or not source_at:  # empty, or freed: that is refused the long way
             return None
         if isinstance(prepared, Ticket):
             if output.is_inference():
                 return None
             plain = output.data
             return self._start(prepared, plain, plain if output is tensor else tensor.data, [output], options)
-        if output is not tensor and not prepared.fits(into, source):
+        if output is not tensor and not prepared.fits(into_at, source_at):
             return None
         return self._start(prepared, output, tensor, [output], options)
 

@@ -35,8 +35,10 @@ def reduce_op(options: Any) -> tuple[str, float]:
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     """A copy multiplied by the factor of PREMUL_SUM, as it goes into the sum; itself if only the long way takes it."""
+    if factor == 1:
+        return tensor
     floating = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-    if factor == 1 or not floating or not ordinary(tensor) or not tensor.data_ptr():
+    if not floating or not ordinary(tensor) or not tensor.data_ptr():
         return tensor
     return reducer(tensor.dtype, "PREMUL_SUM", factor).prepared(tensor.data)
 

@@ -30,6 +30,7 @@ from unisono.watch.page import watch
 
 __all__ = ["JobStore", "Roll", "forget_default"]
 
+_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC}
 _default: "Roll | None" = None  # of the default group, where every process of the job is known
 _seen: set[Identity] = set()  # processes that have lived beside this one
 _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
@@ -117,6 +118,11 @@ def _fresh(found: Sequence[Any]) -> _Note | None:
     return note
 
 
+def _short_of(error: OSError | MemoryError) -> bool:
+    """Whether an error says that this process may not have more of something; a `TimeoutError` is a handler's."""
+    return isinstance(error, MemoryError) or error.errno in _LIMITS
+
+
 class Roll:
     """The announcements of one group.
 
@@ -154,6 +160,8 @@ class Roll:
         except UnisonoError:
             raise
         except (OSError, MemoryError) as error:
+            if not _short_of(error):
+                raise
             words = (
                 f"can not share the memory of {self._title} ({show_nbytes(Layout(len(self._names)).total)}): {error}; "
                 "raise the limits of its processes (ulimit -v, -n, -f) or the memory of their container"
@@ -189,10 +197,10 @@ class Roll:
 
     def gone(self, rank: int) -> Loss:
         """Why group rank ``rank`` will not join any more: it said so, ended, or left the default group; else empty."""
-        who = self.identity(rank)
+        who, note = self.identity(rank), self._note(rank)
         if not who.pid:
             return Loss("")
-        if words := self._elsewhere(rank):
+        if words := self._elsewhere(rank, note):
             return Loss(words)
         dead, state, left = not alive(who), ABSENT, Loss("")
         world = _default._memory() if self._counted and _default is not None else None
@@ -200,7 +208,6 @@ class Roll:
         if world is not None and name < world.layout.world_size and world.identity(name) == who:
             state, left = world.state(name), read_farewell(world.text(name, FAREWELL))
         start = f"rank {name} (pid {who.pid} on {socket.gethostname()})"
-        note = self._note(rank)
         if note is not None and note.trouble:
             return Loss(f"{start} {note.trouble}")
         if dead:
@@ -209,9 +216,8 @@ class Roll:
             return Loss(f"{start} {REPLACED}")
         return Loss(f"{start} {left.words}", left.cause) if state == LEFT else Loss("")
 
-    def _elsewhere(self, rank: int) -> str:
-        """That group rank ``rank`` was announced from another host; nothing if it was not."""
-        note = self._note(rank)
+    def _elsewhere(self, rank: int, note: _Note | None) -> str:
+        """That ``note``, group rank ``rank``'s, is from another host; nothing if it is not."""
         if note is None or note.here():
             return ""
         mine = f"rank {self._names[self._rank]} (on {socket.gethostname()})"
@@ -220,7 +226,7 @@ class Roll:
     def check_host(self) -> None:
         """Raises `UsageError` if a rank was announced from another host."""
         for rank in range(len(self._names)):
-            if words := self._elsewhere(rank):
+            if words := self._elsewhere(rank, self._note(rank)):
                 raise UsageError(f"group {self._label} {self._names}: {words}" if self._counted else words)
 
     def absent(self) -> list[int]:
@@ -276,5 +282,9 @@ class Roll:
     def _read(self, store: JobStore, key: str) -> list[Any] | None:
         try:
             return json.loads(store.get(key)) if store.check([key]) else None
-        except (PeerLostError, OSError):
+        except PeerLostError:
+            return None
+        except OSError as error:
+            if not _short_of(error):
+                raise
             return None

@@ -16,6 +16,7 @@ from unisono.run.outcome import Agreed, broken, keep_shared
 from unisono.run.parley import parley
 from unisono.run.prepared import Ordered, Prepared, Ticket, brief
 from unisono.run.programs import Program
+from unisono.run.reentry import interruption
 from unisono.run.task import Task
 from unisono.transport.board import Board
 from unisono.transport.futex import LINGER
@@ -128,7 +129,7 @@ class CollectiveLane(Lane):
                     self._end(task, agreed.error)
                 except BaseException as error:
                     keep_shared([output])
-                    self._give_up(error if isinstance(error, UnisonoError) else broken(error))
+                    self._give_up(error if isinstance(error, UnisonoError) else interruption(error))
                     raise
                 if task.done:
                     return task
@@ -263,9 +264,9 @@ class CollectiveLane(Lane):
         """Runs the program of a call up to its next meeting; whether it has ended."""
         try:
             return next(task.steps, self) is self
-        except Exception as error:
-            if isinstance(error, UnisonoError):
-                raise
+        except UnisonoError:
+            raise
+        except (RuntimeError, MemoryError) as error:
             raise broken(error) from error
 
     def _begin(self, task: Task, linger: bool) -> bool:

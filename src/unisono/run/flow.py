@@ -18,7 +18,7 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copies bytes of a user's tensor; raises `UnisonoError` where that fails."""
     try:
         target.copy_(source)
-    except Exception as error:
+    except (RuntimeError, MemoryError) as error:
         raise UnisonoError(f"a message could not be copied: {type(error).__name__}: {error}") from error
 
 

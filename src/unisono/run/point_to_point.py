@@ -216,7 +216,7 @@ class PointToPointLane(Lane):
                 message.after()
         except UnisonoError as reason:
             error = reason
-        except Exception as reason:
+        except (RuntimeError, MemoryError) as reason:
             error = UnisonoError(f"a message could not be delivered: {type(reason).__name__}: {reason}")
         message.after = None
         self._flight.end(message.note, message.source)
