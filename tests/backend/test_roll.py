@@ -1,14 +1,17 @@
 """The roll: whose announcement counts, in a job whose ranks were started one after another or again."""
 
+import errno
 import os
 import signal
 import time
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 
 from hangs.job import Job, tell
 from unisono.backend.roll import Roll
+from unisono.errors import UnisonoError
 
 
 def roll(meeting: str, rank: int) -> Roll:
@@ -51,3 +54,17 @@ def test_a_rank_that_had_died_before_may_come_again(tmp_path: Path) -> None:
         time.sleep(0.03)
     with Job(listens, 1, meeting, group=False) as second:
         assert second.result(0) == ["", ""]
+
+
+def test_a_lack_of_something_is_told_to_the_peers(tmp_path: Path) -> None:
+    mine = roll(str(tmp_path / "meeting"), 0)
+    with pytest.raises(UnisonoError, match=r"rank 0 can not share the memory .*Too many open files"), mine.able():
+        raise OSError(errno.EMFILE, "Too many open files")
+    assert "can not share the memory of the default group" in mine.gone(0).words
+
+
+def test_an_error_from_elsewhere_is_no_lack(tmp_path: Path) -> None:
+    mine = roll(str(tmp_path / "meeting"), 0)
+    with pytest.raises(TimeoutError, match="a watchdog"), mine.able():
+        raise TimeoutError("a watchdog")
+    assert not mine.gone(0).words
