@@ -81,8 +81,9 @@ def test_a_call_in_the_midst_of_another_is_refused_and_the_other_goes_on(kind: s
 
 def _destroyed(rank: int, world_size: int, kind: str, exits: bool) -> Fault:
     dist.barrier()
+    store = _get_default_store()
     if rank == 1:
-        _get_default_store().wait(["handled"])
+        store.wait(["ended"])  # not before: a call to which all have come is a success
         return attempt(lambda: [_call(kind, rank), dist.barrier()])
 
     def handler() -> None:
@@ -95,6 +96,8 @@ def _destroyed(rank: int, world_size: int, kind: str, exits: bool) -> Fault:
         return attempt(lambda: _call(kind, rank))
     except SystemExit:
         return Fault("SystemExit", str(dist.is_initialized()), 0.0, 0.0)
+    finally:
+        store.set("ended", "")
 
 
 @pytest.mark.parametrize("kind", _KINDS)
