@@ -43,7 +43,7 @@ from unisono.transport.inference import outside_inference
 
 __all__ = ["UnisonoProcessGroup"]
 
-_MISTAKES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MemoryError)
+_MISTAKES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MemoryError, Warning)
 """What torch raises for arguments that it can not use; all else comes from a signal handler."""
 _NO_DATA = torch.empty(1, dtype=torch.uint8, device="cpu")
 

@@ -4,6 +4,7 @@ A tensor that is contiguous takes part in place. Any other is copied to a flat o
 its own strides, so that nothing outside the result is written. A result whose elements share memory is refused.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -80,8 +81,14 @@ def _check_memory(tensor: torch.Tensor, what: str) -> None:
         raise UsageError(
             f"{text} needs {needed} bytes of its storage, which has been resized to {there}: resize it back first"
         )
-    if not tensor.data_ptr():
+    if _fake(tensor) or not tensor.data_ptr():
         raise UsageError(f"{text} is a {type(tensor).__name__} without memory, such as torch traces programs with")
+
+
+def _fake(tensor: torch.Tensor) -> bool:
+    """Whether it is one of torch's fake tensors, which are not to be asked where they lie."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(tensor, module.FakeTensor)
 
 
 def flat_input(tensor: torch.Tensor) -> torch.Tensor:
