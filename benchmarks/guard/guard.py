@@ -27,9 +27,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.run import collectives
-from unisono.run.lane import Task
-
 __all__: list[str] = []
 
 LIMIT_US, LIMIT_SHARE = 3.0, 0.05
@@ -78,12 +75,11 @@ class Switch:
 
         orders: dict[int, Any] = {}  # which each stand for one that is kept, as they are themselves
 
-        def run(order: Any, output: Any, tensor: Any, timeout: Any, patience: float) -> Any:
+        def run(order: Any, output: Any, tensor: Any, patience: float) -> Any:
             lane._issued += 1
             if id(order) not in orders:
                 orders[id(order)] = replace(order, run=self.bare)
-            steps = lane._loop(orders[id(order)], output, tensor, patience, lane._issued)
-            return collectives._ENDED if steps is None else Task(order.call, steps, [output], timeout())
+            return lane._loop(orders[id(order)], output, tensor, patience, lane._issued)
 
         lane._post = lane._check = lambda *_: None
         lane._count, lane._account = count, account
