@@ -3,7 +3,6 @@
 python benchmarks/call_budget/call_budget.py [ranks] [bytes]
 """
 
-import multiprocessing
 import os
 import statistics
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 CALLS, ROUNDS, PATIENCE = 2000, 9, 60_000_000_000  # ns: the loops alone do not come back to wait longer
 
@@ -77,13 +77,8 @@ def work(rank: int, world_size: int, nbytes: int, path: str) -> None:
 def main() -> None:
     """Starts the ranks."""
     world_size, nbytes = (int(word) for word in (sys.argv[1:] + ["2", "4"][len(sys.argv) - 1 :]))
-    context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as path:
-        ranks = [context.Process(target=work, args=(r, world_size, nbytes, path)) for r in range(world_size)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
+        mp.start_processes(work, (world_size, nbytes, path), world_size, start_method="fork")
 
 
 if __name__ == "__main__":

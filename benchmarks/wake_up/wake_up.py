@@ -4,7 +4,6 @@ python benchmarks/wake_up/wake_up.py [rounds]
 """
 
 import mmap
-import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 from unisono.transport.futex import Counter
 
@@ -84,13 +84,8 @@ def work(rank: int, rounds: int, path: str, memory: mmap.mmap) -> None:
 def main() -> None:
     """Starts both ranks."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    context, memory = multiprocessing.get_context("fork"), mmap.mmap(-1, mmap.PAGESIZE)
     with tempfile.TemporaryDirectory() as path:
-        ranks = [context.Process(target=work, args=(rank, rounds, path, memory)) for rank in (0, 1)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
+        mp.start_processes(work, (rounds, path, mmap.mmap(-1, mmap.PAGESIZE)), 2, start_method="fork")
 
 
 if __name__ == "__main__":

@@ -252,9 +252,8 @@ class Group:
 
     def _leave_unjoined(self, words: str) -> None:
         """Leaves a group in which this rank can make no call: peers need not wait, nor keep the memory, for it."""
-        with suppress(
-            UnisonoError, OSError
-        ):  # the group's memory, or the store, is gone: so are those who would read of it
+        # Suppressed: the group's memory, or the store, is gone, and so are those who would read of it.
+        with suppress(UnisonoError, OSError):
             segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._roll)
             if segment.state(self.rank) == ABSENT or segment.identity(self.rank) == Identity.mine():
                 self._say_left(segment, words)
