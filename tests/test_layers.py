@@ -12,6 +12,7 @@ ROOMS = [
     ["errors", "units"],
     ["schedule"],
     ["algorithms"],
+    ["program"],
     ["verify", "simulate", "draw", "select", "measured", "advice"],
     ["transport", "torch_names"],
     ["watch"],

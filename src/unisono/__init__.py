@@ -9,6 +9,7 @@ import sys
 
 from unisono.backend import register as _register
 from unisono.backend.options import Options, algorithm
+from unisono.backend.persistent import prepare
 from unisono.errors import (
     CollectiveTimeout,
     DeadlockError,
@@ -34,9 +35,11 @@ __all__ = [
     "algorithm",
     "dump_flight_record",
     "empty",
+    "prepare",
 ]
 
 __version__ = "0.1.0"
+
 
 if "torch" in sys.modules or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
     _register.register()

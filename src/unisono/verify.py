@@ -30,15 +30,20 @@ that number, and what verify assumes if it is given none.
 **In place.** Input and output of most collectives are the same chunks of one buffer. Those of all_to_all are not: block
 d of the input leaves for rank d, and block d of the output comes from it. `Report.in_place` says whether one buffer
 serves for both.
+
+Programs and tables, what the ranks execute of a schedule, are proved by program/proof.py, whose findings are others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import ScheduleError, UsageError
+from unisono.program import Program, Table
+from unisono.program.proof import Proof, prove_rows
 from unisono.schedule import Schedule, Step
 from unisono.schedule.picture import life_of_chunk
 from unisono.schedule.progress import busiest_sender, find_deadlock
@@ -105,11 +110,37 @@ class Report:
             raise ScheduleError(str(self))
 
 
-def verify(schedule: Schedule, in_flight: int | None = None, in_place: bool = False) -> Report:
+@overload
+def verify(schedule: Schedule, in_flight: int | None = None, in_place: bool = False) -> Report: ...
+
+
+@overload
+def verify(
+    schedule: Sequence[Table] | Sequence[Program],
+    in_flight: None = None,
+    in_place: bool = False,
+    *,
+    sizes: Sequence[int] = (),
+    area: int = 0,
+) -> Proof: ...
+
+
+def verify(
+    schedule: Schedule | Sequence[Table] | Sequence[Program],
+    in_flight: int | None = None,
+    in_place: bool = False,
+    *,
+    sizes: Sequence[int] = (),
+    area: int = 0,
+) -> Report | Proof:
     """Prove a schedule, with up to `in_flight` messages under way per rank; if asked, with one buffer for both ends.
 
-    Raises UsageError if the schedule is too large to follow every contribution; defects are reported, not raised.
+    Or prove the tables or programs of all ranks, for blocks of `sizes` bytes and staging memory of `area` bytes: see
+    `prove_rows`. Raises UsageError if the schedule is too large to follow every contribution; defects are reported, not
+    raised.
     """
+    if not isinstance(schedule, Schedule):
+        return prove_rows(schedule, sizes, area, in_place)
     c = schedule.collective
     if c.world_size**2 * c.num_chunks > _LIMIT:
         raise UsageError(

@@ -11,8 +11,12 @@ from typer.testing import CliRunner, Result
 from unisono.algorithms import build
 from unisono.cli.main import app
 from unisono.draw import draw, draw_gantt, draw_html, draw_svg, draw_trace
+from unisono.draw.program import draw_program
+from unisono.program import Program, bind, lower
+from unisono.program.defaults import DIRECT_MOVED
 from unisono.schedule import Schedule, preset
 from unisono.simulate import simulate
+from unisono.transport.layout import Layout
 
 COMMAND = [sys.executable, "-m", "unisono.cli", "draw"]
 
@@ -94,6 +98,21 @@ def test_the_timeline_is_printed() -> None:
         (["/dev/null"], "/dev/null: empty schedule"),
         (["/"], "cannot read /: Is a directory"),
         ([], "Missing argument"),
+        (["default", "--chunks", "2"], "the table of defaults has its own number of chunks: leave --chunks out"),
+        (["default", "all_stars"], "unknown collective 'all_stars': expected one of all_reduce, "),
+        (["default", "--bytes", "many"], "'many' is not a size"),
+        (["ring", "--placement", "staged"], "--placement is of the programs: give --program as well"),
+        (["ring", "--rank", "0"], "--rank is of the programs"),
+        (["ring", "--bound"], "--bound is of the programs"),
+        (["ring", "--program", "--svg", "x.svg"], "--svg is of a schedule, and --program draws text"),
+        (["ring", "--program", "--timeline"], "--timeline is of a schedule, and --program draws text"),
+        (["ring", "--program", "--text", "--bound"], "--text is the form that has no sizes: leave --bound out"),
+        (["ring", "--program", "--rank", "4"], "ring all_reduce over 4 ranks has no rank 4"),
+        (["ring", "--program", "-n", "65"], "programs of up to 64 are shown at once: name one with --rank"),
+        (["ring", "--program", "--placement", "here"], "unknown placement 'here': expected one of staged, mailbox, "),
+        (["ring", "--program", "--placement", "mailbox"], "has no sum that could be pushed: staged"),
+        (["ring", "--program", "--placement", "messages", "--bound"], "ring all_reduce by messages has no table"),
+        (["in_network", "--program"], "in_network all_reduce needs a switch that sums"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
@@ -152,3 +171,66 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     finally:
         os.close(writing)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("nbytes", "name"), [("1KiB", "one_shot"), ("1MiB", "two_phase")])
+def test_default_is_what_the_table_names_for_the_size(nbytes: str, name: str) -> None:
+    schedule = build(name, "all_reduce", 4)
+    given = ("default", "all_reduce", "-n", "4", "--bytes", nbytes)
+    assert _draw(*given, "--width", "80").stdout == f"{draw(schedule)}\n"
+    assert Schedule.from_text(_draw(*given, "--text").stdout) == schedule
+    assert _draw(*given, "--svg", "-").stdout == draw_svg(schedule)
+
+
+def test_programs_are_drawn_as_the_backend_places_them() -> None:
+    for name, placement in (("ring", "staged"), ("two_phase", "mailbox"), ("default", "mailbox")):
+        schedule = build(name if name != "default" else "two_phase", "all_reduce", 4)
+        expected = draw_program([lower(schedule, rank, placement) for rank in range(4)])
+        assert _draw(name, "--program", "--width", "80").stdout == f"{expected}\n"
+
+
+def test_one_rank_and_another_placement() -> None:
+    expected = draw_program([lower(build("two_phase", "all_reduce", 4), 2, "direct")])
+    assert _draw("default", "--program", "--rank", "2", "--placement", "direct").stdout == f"{expected}\n"
+
+
+def test_the_text_form_of_programs_reads_back() -> None:
+    schedule = build("double_tree", "broadcast", 5, 2)
+    texts = _draw("double_tree", "broadcast", "-n", "5", "--root", "2", "--program", "--text").stdout.split("\n\n")
+    assert [Program.from_text(text).to_text() for text in texts] == [lower(schedule, r).to_text() for r in range(5)]
+
+
+def test_programs_are_bound_to_bytes_that_are_given() -> None:
+    program = lower(build("two_phase", "all_reduce", 4), 1, "mailbox")
+    table = bind(program, [3 << 20], area=Layout(4).stage)
+    given = ("default", "--program", "--rank", "1", "--bytes", "3MiB")
+    assert _draw(*given).stdout == f"{table.to_text()}\n"
+    assert _draw(*given, "--no-bound").stdout == f"{draw_program([program])}\n"
+    assert _draw(*given, "--text").stdout == program.to_text()
+    assert _draw("ring", "--program", "--bound").stdout == _draw("ring", "--program", "--bytes", "1MiB").stdout
+
+
+def test_tables_between_shared_tensors_move_more_at_once() -> None:
+    program = lower(build("direct", "all_gather", 2), 0, "direct")
+    table = bind(program, [8 << 20] * 2, area=DIRECT_MOVED)
+    given = (
+        "default",
+        "all_gather",
+        "-n",
+        "2",
+        "--program",
+        "--placement",
+        "direct",
+        "--bytes",
+        "16MiB",
+        "--rank",
+        "0",
+    )
+    assert _draw(*given).stdout == f"{table.to_text()}\n"
+
+
+def test_one_rank_alone_is_drawn_too() -> None:
+    for collective in ("all_reduce", "reduce", "broadcast"):
+        result = _draw("default", collective, "-n", "1", "--program")
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert "· staged · rank 0 of 1 ·" in result.stdout

@@ -2,6 +2,7 @@ from typer.testing import CliRunner
 
 from unisono.algorithms import entries
 from unisono.cli.main import app
+from unisono.program.defaults import TABLE
 from unisono.schedule import COLLECTIVES
 
 
@@ -30,3 +31,16 @@ def test_an_unknown_collective_is_one_line() -> None:
     result = CliRunner().invoke(app, ["list", "foo"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("unisono: unknown collective 'foo': expected one of all_reduce, ")
+
+
+def test_a_star_marks_what_runs_by_default() -> None:
+    starred, under = set(), ""
+    for line in CliRunner().invoke(app, ["list"]).stdout.splitlines():
+        words = line.split()
+        if words and words[0] in COLLECTIVES:
+            under = words[0]
+        elif words[1:2] == ["*"]:
+            starred.add((under, words[0]))
+        elif words[:1] == ["*"]:
+            assert line == "* runs by default: `unisono plan --default` says from which size to which."
+    assert starred == {(row.collective, row.schedule) for row in TABLE}

@@ -4,7 +4,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from unisono.cli.main import app
+from unisono.cli.programs import is_crowded
 from unisono.measured import Measured, Row
+from unisono.program import Default, default
+from unisono.program.defaults import TABLE
+from unisono.schedule import COLLECTIVES
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +61,14 @@ def test_what_was_measured_here_counts_more_than_the_model() -> None:
         (["all_reduce", "-n", "0"], "at least 1 rank"),
         (["all_reduce", "--bytes", "many"], "'many' is not a size"),
         (["all_reduce", "--topology", "pigeon"], "unknown topology 'pigeon'"),
-        ([], "Missing argument"),
+        ([], "Missing argument 'COLLECTIVE'"),
+        (["--bytes", "1MiB"], "Missing argument 'COLLECTIVE'"),
+        (["all_reduce", "--crowded"], "for the defaults: give --default as well"),
+        (["--default", "allreduce"], "unknown collective 'allreduce': expected one of all_reduce, "),
+        (["--default", "--bytes", "1MiB"], "--bytes chooses one row of the defaults: give COLLECTIVE as well"),
+        (["--default", "all_reduce", "-n", "4"], "--ranks chooses one row of the defaults: give --bytes as well"),
+        (["--default", "all_reduce", "--bytes", "1", "-n", "0"], "at least 1 rank"),
+        (["--default", "all_reduce", "--model"], "--model is for a choice by cost, the defaults are a table"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
@@ -73,3 +84,70 @@ def test_a_spoilt_table_is_named(tmp_path: Path) -> None:
     result = _plan("all_reduce")
     assert result.exit_code == 2
     assert f"{path} is no table of `unisono tune`" in result.stderr
+
+
+def test_the_table_of_defaults_has_a_line_per_row_and_fits_a_terminal() -> None:
+    result = CliRunner().invoke(app, ["plan", "--default"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    head, *lines = result.stdout.splitlines()
+    assert head.split()[:2] == ["collective", "bytes"]
+    rows = lines[: lines.index("")]
+    assert all(want.schedule in row.split() for row, want in zip(rows, TABLE, strict=True))
+    assert {row.split()[0] for row in rows} >= set(COLLECTIVES)
+    assert max(map(len, (head, *lines))) <= 80
+
+
+def test_the_table_of_one_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = (
+        Default("barrier", 1 << 62, "one_shot"),
+        Default("all_reduce", 1 << 17, "one_shot", times_ranks=True),
+        Default("all_reduce", 1 << 62, "ring", crowded=True, chunks=0, cap=1 << 18),
+        Default(
+            "all_reduce", 1 << 62, "two_phase", "mailbox", crowded=False, directly="direct", directly_above=1 << 20
+        ),
+    )
+    monkeypatch.setattr("unisono.cli.defaults.TABLE", table)
+    lines = CliRunner().invoke(app, ["plan", "--default", "all_reduce"], env={"COLUMNS": "120"}).stdout.splitlines()
+    assert lines[:4] == [
+        "collective  bytes           cores   schedule   placement  chunks  at most  shared tensors",
+        "all_reduce  to 128 KiB / n          one_shot   staged     1",
+        "            any             shared  ring       staged     n       256 KiB",
+        "            any             own     two_phase  mailbox    1                direct from 1 MiB",
+    ]
+    assert lines[-1] == "Cores: each rank has its own, or there are more ranks than cores."
+
+
+@pytest.mark.parametrize("crowded", [True, False])
+def test_the_row_for_a_size_is_the_one_the_backend_asks_for(crowded: bool) -> None:
+    for nbytes, size in (("4KiB", 4096), ("1MiB", 1 << 20)):
+        option = "--crowded" if crowded else "--no-crowded"
+        lines = _plan("--default", "all_reduce", "--bytes", nbytes, "-n", "4", option).stdout.splitlines()
+        row = default("all_reduce", size, 4, crowded)
+        assert lines[0].endswith(f"over 4 ranks: {row.schedule}")
+        assert lines[1] == ("  fewer cores than ranks" if crowded else "  a core for each rank")
+        assert lines[2].startswith(f"  {row.placement}: ")
+        assert lines[-1] == f"  drawn by `unisono draw default all_reduce -n 4 --bytes {nbytes}`"
+
+
+def test_a_row_tells_pieces_and_meetings() -> None:
+    lines = _plan("--default", "all_reduce", "--bytes", "8MiB", "-n", "4", "--no-crowded").stdout.splitlines()
+    # a half of 1 MiB holds 3 slots of 341 KiB; a piece is met for twice, but the meetings of neighbours are one
+    assert lines[2] == "  mailbox: 4 chunks in 7 pieces, 293 KiB of a chunk at a time, 8 meetings"
+    assert lines[3] == "  direct between shared tensors: 4 chunks in 1 piece, 2 MiB of a chunk at a time, 2 meetings"
+
+
+def test_shared_tensors_count_from_their_size_on() -> None:
+    small, large = (_plan("--default", "broadcast", "--bytes", size, "-n", "2").stdout for size in ("1023KiB", "1MiB"))
+    assert "shared tensors" not in small
+    assert "\n  direct or pushed between shared tensors: 2 chunks in 1 piece, " in large
+
+
+def test_the_bytes_of_a_gathering_are_those_of_all_ranks() -> None:
+    first = _plan("--default", "all_gather", "--bytes", "8MiB", "-n", "4").stdout.splitlines()[0]
+    assert first == "all_gather of 8 MiB, 2 MiB a rank, over 4 ranks: direct"
+
+
+def test_ranks_and_cores_of_this_machine() -> None:
+    ranks = next(n for n in range(1, 4096) if is_crowded(n))
+    lines = _plan("--default", "barrier", "-n", str(ranks)).stdout.splitlines()
+    assert lines[1] == f"  fewer cores than ranks: {ranks} ranks on {ranks - 1} core{'s' * (ranks != 2)} here"

@@ -8,6 +8,8 @@ from typer.testing import CliRunner, Result
 
 from unisono.algorithms import build
 from unisono.cli.main import app
+from unisono.program import lower
+from unisono.schedule import COLLECTIVES
 
 UNISONO = [sys.executable, "-m", "unisono.cli"]
 
@@ -106,6 +108,12 @@ def test_a_reader_that_leaves_does_not_change_the_verdict() -> None:
         (["ring", "--in-flight", "-1"], "in_flight must be at least 0, got -1"),
         (["ring", "-n", "2000"], "too large to prove"),
         (["/dev/null", "broadcast"], "leave COLLECTIVE out"),
+        (["default", "--chunks", "2"], "leave --chunks out"),
+        (
+            ["default", "--bytes", "100GiB"],
+            "rows to play, expected up to 500,000: prove a smaller size, or fewer ranks",
+        ),
+        (["in_network", "--program"], "in_network all_reduce needs a switch that sums"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
@@ -114,3 +122,50 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: str)
     assert result.stdout == ""
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_what_runs_by_default_is_proved_with_its_programs() -> None:
+    result = _verify("default", "all_reduce", "-n", "4", "--bytes", "1MiB")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "two_phase all_reduce over 4 ranks, 2 steps: correct (needs 3 messages in flight per rank)",
+        "two_phase all_reduce, mailbox, over 4 ranks, 1 piece: holds, 2 meetings, sums in rank order",
+        "two_phase all_reduce, direct, over 4 ranks, 1 piece: holds, 2 meetings, sums in rank order",
+    ]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_default_holds(collective: str, ranks: int) -> None:
+    for nbytes in ("4", "4MiB"):
+        result = _verify("default", collective, "-n", str(ranks), "--bytes", nbytes)
+        assert (result.exit_code, result.stderr) == (0, ""), result.stdout
+
+
+def test_programs_of_an_algorithm_are_asked_for() -> None:
+    lines = _verify("ring", "-n", "3", "--program").stdout.splitlines()
+    assert lines[1] == "ring all_reduce, staged, over 3 ranks, 1 piece: holds, 4 meetings, sums in one order"
+
+
+def test_an_all_to_all_in_place_is_not_direct() -> None:
+    result = _verify("default", "all_to_all", "-n", "2", "--bytes", "8MiB", "--in-place")
+    assert (result.exit_code, "direct all_to_all, direct" in result.stdout) == (0, False)
+
+
+def test_programs_in_text_are_proved() -> None:
+    programs = [lower(build("ring", "all_reduce", 3), rank) for rank in range(3)]
+    text = "\n".join(program.to_text() for program in programs)
+    result = _verify("-", stdin=text)
+    assert (result.exit_code, result.stdout.count("\n")) == (0, 1)
+    assert "ring all_reduce, staged, over 3 ranks, 3 pieces: holds" in result.stdout
+    spoilt = _verify("-", stdin=text.replace("copy c0 out[0] <- 0:stage[2]", "copy c0 out[0] <- 0:stage[1]"))
+    assert spoilt.exit_code == 1
+    assert "\nrace: rank 1, epoch 3, " in spoilt.stdout
+    assert "^ race" in spoilt.stdout
+    for broken, words in (
+        (programs[0].to_text(), "a proof takes the tables of all ranks of one collective"),
+        (text.replace("meet", "meat", 1), "standard input: line 3: expected 'step S: KIND ...'"),
+    ):
+        result = _verify("-", stdin=broken)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert words in result.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import unisono.draw
 
-ALLOWED = ("unisono.draw", "unisono.errors", "unisono.schedule", "unisono.simulate", "unisono.units")
+ALLOWED = ("unisono.draw", "unisono.errors", "unisono.program", "unisono.schedule", "unisono.simulate", "unisono.units")
 
 
 def test_imports_point_to_earlier_rooms() -> None:

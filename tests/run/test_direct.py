@@ -14,8 +14,9 @@ import torch.distributed as dist
 import unisono
 from hangs.job import Fault, Job, attempt, hurry, tell
 from ranks import ranks
-from unisono.run import direct
-from unisono.run.offers import DIRECT, PUSHED
+from unisono.program import defaults
+from unisono.run import prepared
+from unisono.run.agreement import DIRECT, PUSHED
 from unisono.run.reduce import Reducer
 from unisono.transport import neighbours
 
@@ -30,13 +31,9 @@ def lane() -> Any:
     return dist.distributed_c10d._get_default_group()._group.collectives
 
 
-def verdicts() -> list[int]:
-    """Fills up with the verdicts that this rank comes to outside the loops."""
-    found: list[int] = []
-    offers = lane().offers
-    ask = type(offers).verdict.__get__(offers)
-    offers.verdict = lambda *args: found.append(ask(*args)) or found[-1]
-    return found
+def mode() -> int:
+    """How the last call went."""
+    return lane()._control.mode
 
 
 def inputs(dtype: torch.dtype, count: int, world_size: int) -> list[torch.Tensor]:
@@ -44,8 +41,11 @@ def inputs(dtype: torch.dtype, count: int, world_size: int) -> list[torch.Tensor
     return [(torch.randn(count, generator=made) * 9).to(dtype) for _ in range(world_size)]
 
 
-def every_call(rank: int, world_size: int, make: Make, dtype: torch.dtype) -> list[torch.Tensor]:
-    """One of each, on tensors that ``make`` gives: their results."""
+def every_call(
+    rank: int, world_size: int, make: Make, dtype: torch.dtype, seen: list[int] | None = None
+) -> list[torch.Tensor]:
+    """One of each, on tensors that ``make`` gives: their results; ``seen`` fills up with how they went."""
+    note = (seen if seen is not None else []).append
     count = PIECE // dtype.itemsize + 3
     data = inputs(dtype, count * world_size, world_size)
 
@@ -54,23 +54,33 @@ def every_call(rank: int, world_size: int, make: Make, dtype: torch.dtype) -> li
 
     x, y, z = filled(count), filled(count), filled(count * world_size)
     dist.all_reduce(x)
+    note(mode())
     dist.all_reduce(y, dist.ReduceOp.MAX, async_op=True).wait()
+    note(mode())
     part = make(count, dtype=dtype)
     reduce_scatter_single(part, z)
+    note(mode())
     listed = make(count, dtype=dtype)
     dist.reduce_scatter(listed, list(z.chunk(world_size)))
+    note(mode())
     gathered, rows = make(count * world_size, dtype=dtype), [make(count, dtype=dtype) for _ in range(world_size)]
     all_gather_single(gathered, z[:count])
+    note(mode())
     dist.all_gather(rows, z[:count])
+    note(mode())
     pieces, uneven = make(count * world_size, dtype=dtype), make(count * world_size, dtype=dtype).zero_()
     dist.all_to_all_single(pieces, z)
+    note(mode())
     sizes = [[count if a == b else count - a for b in range(world_size)] for a in range(world_size)]
     sent, taken = sizes[rank], [sizes[peer][rank] for peer in range(world_size)]
     dist.all_to_all_single(uneven[: sum(taken)], z[: sum(sent)], taken, sent)
+    note(mode())
     whole = filled(count)
     dist.broadcast(whole, world_size - 1)
+    note(mode())
     inside = filled(count * world_size)
     reduce_scatter_single(inside[rank * count : (rank + 1) * count], inside)
+    note(mode())
     return [x, y, part, listed, gathered, *rows, pieces, uneven, whole, inside]
 
 
@@ -81,13 +91,12 @@ def alike(rank: int, world_size: int, meeting: str, dtype: torch.dtype, sharing:
     expected = every_call(rank, world_size, torch.empty, dtype)
     found = []
     for group in sharing:
-        seen = verdicts()
         for _ in range(3):
-            results = every_call(rank, world_size, unisono.empty if rank in group else torch.empty, dtype)
+            seen: list[int] = []
+            results = every_call(rank, world_size, unisono.empty if rank in group else torch.empty, dtype, seen)
             for a, b in zip(results, expected, strict=True):
                 assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-        found.append(seen[len(seen) * 2 // 3 :])
-        del lane().offers.verdict
+        found.append(seen)
     data = inputs(dtype, (PIECE // dtype.itemsize + 3) * world_size, world_size)
     total = sum((d[: expected[0].numel()].double() for d in data), torch.zeros(expected[0].numel()).double())
     assert torch.allclose(expected[0].double(), total, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-3)
@@ -104,19 +113,21 @@ def test_the_bits_of_staged_calls(world_size: int, tmp_path: Path) -> None:
         together, apart = results[1]  # rank 1 does without the loops
         assert set(together) <= {DIRECT, PUSHED}
         assert PUSHED in together
-        assert [verdict for verdict in apart if verdict >= DIRECT] == [DIRECT]  # a broadcast, whose root shares
+        assert [how for how in apart if how >= DIRECT] == [DIRECT]  # a broadcast, whose root shares
         assert len(together) > 8
 
 
 def in_several_rounds(rank: int, world_size: int) -> bool:
-    direct._MOVED, kept = 1 << 20, direct._MOVED
+    prepared.DIRECT_MOVED = 1 << 20
+    lane().preparer.change()  # prepares anew
     try:
         for _ in range(3):
             results = every_call(rank, world_size, unisono.empty, torch.float32)
         expected = every_call(rank, world_size, torch.empty, torch.float32)
         return all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
     finally:
-        direct._MOVED = kept
+        prepared.DIRECT_MOVED = defaults.DIRECT_MOVED
+        lane().preparer.change()
 
 
 def test_in_several_rounds() -> None:
@@ -146,16 +157,16 @@ def refused(rank: int, world_size: int) -> tuple[float, int]:
     def forbidden(*args: Any) -> None:
         raise PermissionError("not yours")
 
-    mapped, found = neighbours._Mapped, verdicts()
+    mapped, found = neighbours._Mapped, []
     if rank == 1:
         neighbours._Mapped = forbidden
     try:
         x = unisono.empty(500_000).fill_(1.0)
         for _ in range(3):
             dist.all_reduce(x)
+            found.append(mode())
     finally:
         neighbours._Mapped = mapped
-        del lane().offers.verdict
     return x.sum().item(), max(found, default=0)
 
 

@@ -1,17 +1,15 @@
-"""The front door: tensors as users have them, errors that name what does not fit, a new algorithm, a record."""
+"""The front door: tensors as users have them, errors that name what does not fit, a new algorithm."""
 
 from collections.abc import Callable
 from itertools import pairwise
 from threading import Event
 
-import numpy as np
 import pytest
 import torch
 
 from unisono.algorithms import algorithm, build, names, registry
 from unisono.errors import UsageError
 from unisono.run.front import named, run
-from unisono.run.record import Record, merged
 from unisono.schedule import Collective, Schedule, Step, Transfer
 from unisono.transport.loopback import Loopback, run_loopback
 from unisono.verify import verify
@@ -118,25 +116,3 @@ def test_an_algorithm_that_does_not_fit_is_named() -> None:
     with pytest.raises(UsageError, match="ring all_reduce has no option"):
         named("ring", "all_reduce", 4, rows=2)
     assert named("ring", "all_reduce", 4) is named("ring", "all_reduce", 4)
-
-
-def test_a_record_has_every_message_once() -> None:
-    schedule = named("halving_doubling", "all_reduce", 4)
-
-    def main(transport: Loopback) -> Record:
-        record = Record()
-        run(schedule, torch.ones(16), transport, record=record)
-        return record
-
-    records = run_loopback(4, main)
-    events = merged(records)
-    drawn = [(i, t.src, t.dst, t.chunk, t.count, t.reduce) for i, s in enumerate(schedule.explicit_steps()) for t in s]
-    columns = (events.step, events.src, events.dst, events.chunk, events.count, events.reduce)
-    assert sorted(zip(*(c.tolist() for c in columns), strict=True)) == sorted(drawn)
-    assert events.nbytes.tolist() == (events.count * 16).tolist()
-    assert (events.end >= events.start).all()
-    assert events.start.min() == 0
-    for rank in range(4):
-        ends = events.end[events.dst == rank]
-        assert (np.diff(ends) >= 0).all()
-    assert len(merged([records[0]])) == 2 * schedule.num_steps  # both ways with one peer in each step

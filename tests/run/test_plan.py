@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from unisono.algorithms import Entry, build, entries
 from unisono.errors import ScheduleError, UsageError
-from unisono.run.layout import Layout, equal_blocks
-from unisono.run.plan import Landing, Message, Part, Span, plan
+from unisono.program.plan import Landing, Message, Part, Span, plan
 from unisono.schedule import Collective, Schedule, Step, Transfer
 
 
@@ -107,31 +106,6 @@ def test_wrong_schedules_and_ranks_are_refused() -> None:
         plan(Schedule("odd", collective, twice), 0, deterministic=True)
 
 
-def test_layout_of_uneven_blocks() -> None:
-    share = plan(build("ring", "reduce_scatter", 3, chunks=2), 0)
-    where = Layout.of(share, (5, 0, 1))
-    assert where.lengths == [3, 2, 0, 0, 1, 0]
-    assert where.starts == [0, 3, 5, 5, 5, 6]
-    assert where.offsets == [0, 3, 0, 0, 0, 1]
-    assert where.runs(Span(0, 6), lambda i: 10 * i) == [(0, 0, 3), (1, 3, 2), (4, 5, 1)]
-    assert where.runs(Span(0, 6), lambda i: where.starts[i]) == [(0, 0, 6)]
-    assert [where.chunk_at(i) for i in range(6)] == [0, 0, 0, 1, 1, 4]
-    with pytest.raises(UsageError, match="has 3 blocks, got 2 sizes"):
-        Layout.of(share, (5, 1))
-    with pytest.raises(UsageError, match="not equal"):
-        equal_blocks(share.collective, [5, 1, 1], [])
-
-
-def test_layouts_of_pieces() -> None:
-    whole = Layout.of(plan(build("ring", "reduce_scatter", 3, chunks=2), 0), (5, 0, 1))
-    assert whole.piece(0, 3, False) is whole
-    first, second = (whole.piece(i, 2, False) for i in (0, 1))
-    assert (first.lengths, second.lengths) == ([2, 2, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0])
-    assert (first.starts, second.starts) == ([0, 2, 4, 4, 4, 5], [0, 1, 1, 1, 1, 1])
-    assert whole.piece(0, 2, True).starts == whole.starts
-    assert first.offsets == whole.offsets
-
-
 def test_plans_need_no_torch() -> None:
-    code = "import sys; import unisono.run.plan, unisono.run.layout; sys.exit('torch' in sys.modules)"
+    code = "import sys; import unisono.program.plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

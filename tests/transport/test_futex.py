@@ -1,9 +1,12 @@
-"""How a rank waits: giving way while that is cheap, asleep where others want its core."""
+"""How a rank waits: counters that wrap and wake; giving way while that is cheap, asleep where others want its core."""
 
+import ctypes
+import mmap
 import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -13,6 +16,58 @@ import torch.distributed as dist
 
 from ranks import ranks
 from unisono.transport import futex
+
+
+def counter(full: int | None = None) -> tuple[futex.Counter, memoryview]:
+    raw = mmap.mmap(-1, 4096)
+    words = memoryview(raw).cast("I")
+    return futex.Counter(words, 16, ctypes.addressof(ctypes.c_char.from_buffer(raw)), full), words
+
+
+def test_a_counter_counts_and_wraps() -> None:
+    count, words = counter()
+    words[16] = 2**32 - 1
+    count.add()
+    assert count.value() == 0
+    assert words[17] == 0
+
+
+def test_sleep_returns_at_once_if_the_word_has_changed() -> None:
+    count, _ = counter()
+    count.add()
+    start = time.monotonic()
+    count.sleep(0, 10.0)
+    assert time.monotonic() - start < 1.0
+
+
+def test_only_the_last_arrival_wakes() -> None:
+    count, _ = counter(full=2)
+    woken: list[float] = []
+
+    def sleeper() -> None:
+        while (seen := count.value()) != 2:
+            count.sleep(seen, 5.0)
+        woken.append(time.monotonic())
+
+    thread = threading.Thread(target=sleeper)
+    thread.start()
+    time.sleep(0.05)
+    count.add()
+    time.sleep(0.05)
+    assert not woken
+    count.add()
+    thread.join(5.0)
+    assert len(woken) == 1
+
+
+def test_additions_from_many_threads_are_all_counted() -> None:
+    count, _ = counter()
+    threads = [threading.Thread(target=lambda: [count.add() for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count.value() == 2000
 
 
 @pytest.fixture

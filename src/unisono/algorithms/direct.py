@@ -8,10 +8,18 @@ with the bytes of a ring: best wherever all pairs are joined. Sums are taken in 
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.algorithms import star
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Collective, Schedule, Step
 
-__all__ = ["all_gather", "all_to_all", "one_shot_all_reduce", "reduce_scatter", "two_phase_all_reduce"]
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "one_shot_all_reduce",
+    "reduce_scatter",
+    "two_phase_all_reduce",
+    "two_phase_reduce",
+]
 
 
 def _pairs(world_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -61,3 +69,9 @@ def one_shot_all_reduce(world_size: int, chunks: int = 1) -> Schedule:
 def two_phase_all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Each rank sums its own block of all, then hands it to all."""
     return reduce_scatter(world_size, chunks).then(all_gather(world_size, chunks), name="two_phase")
+
+
+@algorithm("two_phase", "reduce", steps="2", nbytes_per_rank="1")
+def two_phase_reduce(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
+    """Each rank sums its own block of all, then hands it to the root."""
+    return reduce_scatter(world_size, chunks).then(star.gather(world_size, root, chunks), name="two_phase")

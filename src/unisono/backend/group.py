@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 
 from unisono.backend import last_words
 from unisono.backend.arrival import Arrival
-from unisono.backend.express import Express
-from unisono.backend.lists import Lists
+from unisono.backend.fast_path import FastPath
 from unisono.backend.moving import Moving
 from unisono.backend.options import Options
 from unisono.backend.reducing import Reducing
@@ -65,8 +64,7 @@ class Group:
         self.messages: MailLane
         self.collectives: CollectiveLane
         self.operations: Operations
-        self.express: Express
-        self.lists: Lists
+        self.fast_path: FastPath
         self._store = roll.store
         self._segment: Segment | None = None
         self._fd = -1
@@ -122,9 +120,9 @@ class Group:
         board = Board(segment, self.rank)
         announce(segment, self.rank)
         self.collectives = CollectiveLane(board, self.names, self.label)
-        self.operations = Operations(board, self.collectives.offers, self.names, self._options)
-        self.express = Express(self.operations, self.collectives.desk)
-        self.lists = Lists(self.operations, self.operations, self.collectives.desk)
+        preparer = self.collectives.preparer
+        self.operations = Operations(preparer, self.names, segment.crowded, self._options)
+        self.fast_path = FastPath(self.operations, preparer)
         self.messages = MailLane(segment, self.rank, self.names, self.label)
         self.collectives.refusals = self.messages.refusals
 
@@ -219,7 +217,7 @@ class Group:
         segment = self._segment
         if self.joined and segment is not None:
             self.joined = False
-            del self.collectives, self.messages, self.operations, self.express, self.lists
+            del self.collectives, self.messages, self.operations, self.fast_path
             self._say_left(segment, words)
         else:
             self._leave_unjoined(words)
@@ -234,7 +232,7 @@ class Group:
     def _close_lanes(self, error: UnisonoError, failing: bool) -> None:
         self.collectives.close(error)
         if not self.collectives.entered():  # a call that this one interrupts may be reading there
-            self.collectives.offers.neighbours.forget()
+            self.collectives.zero_copy.neighbours.forget()
         self.messages.close(error)
         self._log_refusals()
         for words in () if failing or self.messages.entered() else self.messages.lost():

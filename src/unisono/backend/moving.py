@@ -1,18 +1,15 @@
 """Operations that only move data, for every dtype: broadcast, all_gather, gather, scatter, all_to_all."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
-from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, shapes
-from unisono.backend.tensors import Result, as_bytes, check, flat_input, separate, with_results
+from unisono.backend.operations import NOTHING, Builder, Operation, Tensors, apart, same_dtype, shapes
+from unisono.backend.tensors import Result, as_bytes, check, flat_input, late, separate
 from unisono.errors import UsageError
-from unisono.run import direct, programs
-from unisono.run.direct import extent
-from unisono.run.offers import LARGE, Direct, Extent
-from unisono.run.programs import Program
-from unisono.watch.call import Call, name_of_dtype
+from unisono.run.choice import by_default
+from unisono.run.prepared import Kind, Places, Prepared
+from unisono.watch.call import Call, name_of_dtype, piece
 
 __all__ = ["Moving"]
 
@@ -67,24 +64,19 @@ class Moving(Builder):
             lambda: f"{name_of_dtype(dtype)} {shapes(inputs)} into {shapes(outputs)}",
         )
 
+    def broadcast_kind(self, output: torch.Tensor, tensor: torch.Tensor, root: int) -> Prepared:
+        """A broadcast of tensors like this one from a root."""
+        self.check_rank(root)
+        return self.prepare(self.call("broadcast", tensor, root=root), torch.uint8, (tensor.nbytes,))
+
     def broadcast(self, tensor: torch.Tensor, root: int) -> Operation:
         """``tensor`` of ``root`` into ``tensor`` of all."""
         self.check_rank(root)
         check(tensor, "the tensor")
-        call = self.call("broadcast", tensor, root=root)
-        if self.rank == root:
-            mine = as_bytes(flat_input(tensor))
-            return Operation(call, self.program(call, self._broadcast(call, root, mine), [mine], [mine]), [tensor])
-        result = Result(tensor, "the tensor")
-        data = as_bytes(result.flat)
-        program = self.program(call, self._broadcast(call, root, data), [], [data])
-        return Operation(call, with_results(program, [result]), [tensor])
-
-    def _broadcast(self, call: Call, root: int, data: torch.Tensor) -> Callable[[], Program]:
-        staged = partial(programs.broadcast, self.board, root, data)
-        if data.numel() <= LARGE:
-            return staged
-        return self.directly(call, extent([data]), staged, direct.broadcast(data, root), lambda: True, root)
+        prepared = self.broadcast_kind(tensor, tensor, root)
+        results = [] if self.rank == root else [Result(tensor, "the tensor")]
+        flat = results[0].flat if results else flat_input(tensor)
+        return Operation(prepared.call, [(prepared, flat, flat)], [tensor], late(results))
 
     def _results(self, outputs: Tensors) -> list[Result]:
         """The results of a call that has one per rank."""
@@ -92,44 +84,45 @@ class Moving(Builder):
         separate(results, "outputs")
         return results
 
+    def all_gather_lists(self, outputs: Tensors, inputs: Tensors, key: None = None) -> Prepared | None:
+        """An all_gather into lists."""
+        if len(outputs) != self.size:
+            return None
+        call = self.all_gather_call(outputs, inputs[0])
+        return self.prepare(call, torch.uint8, [output.nbytes for output in outputs], listed=(False, True))
+
     def all_gather(self, outputs: Tensors, tensor: torch.Tensor) -> Operation:
         """``tensor`` of every rank into ``outputs``, whose shapes may differ by rank."""
         check(tensor, "the input")
         self.one_per_rank(outputs, tensor, "outputs")
         results = self._results(outputs)
-        call = self.all_gather_call(outputs, tensor)
-        mine = as_bytes(apart(flat_input(tensor), [r.flat for r in results], self.rank))
-        places = [as_bytes(r.flat) for r in results]
-        staged = partial(programs.all_gather, self.board, mine, places)
-        default = self._measured(call, extent([mine]), staged, direct.all_gather(call, mine, places))
-        program = self.program(call, default, [mine], places)
-        return Operation(call, with_results(program, results), list(outputs))
+        prepared = self.all_gather_lists(outputs, [tensor])
+        assert prepared is not None
+        mine = apart(flat_input(tensor), [r.flat for r in results], self.rank)
+        part = (prepared, Places([r.flat for r in results]), mine)
+        return Operation(prepared.call, [part], list(outputs), late(results))
+
+    def all_gather_kind(self, output: torch.Tensor, tensor: torch.Tensor, key: None = None) -> Prepared | None:
+        """An all_gather of tensors like this one, side by side."""
+        if output.numel() != tensor.numel() * self.size or output.dtype != tensor.dtype:
+            return None
+        call, nbytes = self.call("all_gather", tensor, rest="single"), tensor.nbytes
+        apart, reach = self.rank * nbytes, (nbytes * self.size, nbytes)
+        return self.prepare(call, torch.uint8, (nbytes,) * self.size, apart=apart, reach=reach)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
         """``tensor`` of every rank, side by side into ``output``."""
         check(tensor, "the input")
         same_dtype([output], tensor, "the output")
-        if output.numel() != tensor.numel() * self.size:
+        prepared = self.all_gather_kind(output, tensor)
+        if prepared is None:
             raise UsageError(
                 f"all_gather of {tensor.numel()} elements on {self.size} ranks fills {tensor.numel() * self.size}; "
                 f"the output {list(output.shape)} has {output.numel()}"
             )
         result = Result(output, "the output")
-        call = self.call("all_gather", tensor, rest="single")
         mine = apart(flat_input(tensor), list(result.flat.view(self.size, -1)), self.rank)
-        places = as_bytes(result.flat).view(self.size, -1)
-        default: Callable[[], Program] = partial(programs.all_gather_flat, self.board, as_bytes(mine), places)
-        if mine.nbytes > LARGE:
-            go = direct.collect(as_bytes(mine), list(places), lambda offers, rank, meeting: 0, lambda: mine.nbytes)
-            default = self.directly(call, extent([mine]), default, go, lambda: True)
-        program = self.program(call, default, [as_bytes(mine)], list(places))
-        return Operation(call, with_results(program, [result]), [output])
-
-    def _measured(
-        self, call: Call, memory: Extent | None, staged: Callable[[], Program], go: Direct
-    ) -> Callable[[], Program]:
-        """`directly`, of pieces whose sizes only the headers tell."""
-        return self.directly(call, memory, staged, go, lambda: call.longest_nbytes > LARGE)
+        return Operation(prepared.call, [(prepared, result.flat, mine)], [output], late([result]))
 
     def all_gather_many(self, outputs: Tensors, tensors: Tensors) -> Operation:
         """Several `all_gather_single`, of any dtypes, in one call."""
@@ -144,9 +137,8 @@ class Moving(Builder):
         mine = torch.cat([as_bytes(flat_input(t)) for t in tensors])
         packed = mine.new_empty((self.size, mine.numel()))
         call = self.call("all_gather", mine, parts=tensors)
-        default = partial(programs.all_gather_flat, self.board, mine, packed)
-        program = self.program(call, default, [mine], list(packed))
-        return Operation(call, self._unpack_rows(program, packed, results), list(outputs))
+        prepared = self.prepare(call, torch.uint8, (mine.nbytes,) * self.size)
+        return Operation(call, [(prepared, packed, mine)], list(outputs), [_rows(packed, results, self.size)])
 
     def all_gather_coalesced(self, outputs: Sequence[Tensors], tensors: Tensors) -> Operation:
         """``outputs[r][i]`` receives rank r's ``tensors[i]``: several `all_gather` of equal shapes in one call."""
@@ -164,14 +156,24 @@ class Moving(Builder):
         packed = [torch.empty((self.size, *t.shape), dtype=t.dtype, device="cpu") for t in tensors]
         operation = self.all_gather_many(packed, tensors)
         parts = [gathered[rank] for rank in range(self.size) for gathered in packed]
-        return Operation(operation.call, _copied(operation.steps, parts, results), [t for row in outputs for t in row])
+        operation.deliver.append(_copied(parts, results))
+        operation.outputs = [t for row in outputs for t in row]
+        return operation
 
-    def _unpack_rows(self, program: Program, packed: torch.Tensor, results: Sequence[Result]) -> Program:
-        yield from program
-        parts = torch.split(packed, [r.flat.nbytes // self.size for r in results], dim=1)
-        for result, part in zip(results, parts, strict=True):
-            as_bytes(result.flat).view(self.size, -1).copy_(part)
-            result.deliver()
+    def counts(self, call: Call, nbytes: int) -> Prepared:
+        """An all_gather of ``nbytes`` of every rank, which ``call`` begins with."""
+        choice = by_default("all_gather", nbytes, self.size, 0, self.crowded)
+        return self.preparer.prepare(Kind(call, choice, torch.uint8, (nbytes,) * self.size))
+
+    def gather_lists(self, outputs: Tensors, inputs: Tensors, root: int) -> Prepared | None:
+        """A gather into lists at the root."""
+        if root not in range(self.size) or len(outputs) != (self.size if self.rank == root else 0):
+            return None
+        tensor, call = inputs[0], self.gather_call(outputs, inputs[0], root)
+        sizes = [output.nbytes for output in outputs] or [tensor.nbytes] * self.size
+        alike = {output.shape for output in outputs} <= {tensor.shape}
+        everybody = self._everybody(call, tensor, root, gathers=True) if alike else ()
+        return self.prepare(call, torch.uint8, sizes, listed=(False, True), everybody=everybody)
 
     def gather(self, outputs: Tensors, tensor: torch.Tensor, root: int) -> Operation:
         """``tensor`` of every rank into the root's ``outputs``, whose shapes may differ by rank."""
@@ -181,30 +183,66 @@ class Moving(Builder):
         if self.rank == root:
             self.one_per_rank(outputs, tensor, "outputs")
             results = self._results(outputs)
-        call = self.gather_call(outputs if results else [], tensor, root)
-        mine = as_bytes(apart(flat_input(tensor), [r.flat for r in results], self.rank))
-        sends = [mine if r == root else None for r in range(self.size)]
-        places = [as_bytes(r.flat) for r in results]
-        default = partial(programs.exchange, self.board, call, sends, places or [None] * self.size, slots=1)
-        program = self.program(call, default, [mine], places)
-        return Operation(call, with_results(program, results), list(outputs) if results else [])
+        prepared = self.gather_lists(outputs if results else [], [tensor], root)
+        assert prepared is not None
+        mine = apart(flat_input(tensor), [r.flat for r in results], self.rank)
+        into = Places([r.flat for r in results])
+        return Operation(prepared.call, [(prepared, into, mine)], list(outputs) if results else [], late(results))
+
+    def scatter_lists(self, outputs: Tensors, inputs: Tensors, root: int) -> Prepared | None:
+        """A scatter of lists at the root."""
+        if root not in range(self.size) or len(inputs) != (self.size if self.rank == root else 0):
+            return None
+        output, call = outputs[0], self.scatter_call(outputs[0], inputs, root)
+        sizes = [tensor.nbytes for tensor in inputs] or [output.nbytes] * self.size
+        alike = {tensor.shape for tensor in inputs} <= {output.shape}
+        everybody = self._everybody(call, output, root, gathers=False) if alike else ()
+        return self.prepare(call, torch.uint8, sizes, listed=(True, False), everybody=everybody)
 
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> Operation:
         """The root's ``inputs[r]`` into rank r's ``output``; shapes may differ by rank."""
         self.check_rank(root)
         result = Result(output, "the output")
-        if self.rank == root:
+        sending = self.rank == root
+        if sending:
             self.one_per_rank(inputs, output, "inputs")
             for rank, tensor in enumerate(inputs):
                 check(tensor, f"input {rank}")
-        sending = self.rank == root
-        call = self.scatter_call(output, inputs if sending else [], root)
+        prepared = self.scatter_lists([output], inputs if sending else [], root)
+        assert prepared is not None
         flats = [apart(flat_input(t), [result.flat], 0 if r == root else -1) for r, t in enumerate(inputs) if sending]
-        receives = [as_bytes(result.flat) if r == root else None for r in range(self.size)]
-        sends = [as_bytes(f) for f in flats]
-        default = partial(programs.exchange, self.board, call, sends or [None] * self.size, receives, slots=self.size)
-        program = self.program(call, default, sends, [as_bytes(result.flat)])
-        return Operation(call, with_results(program, [result]), [output])
+        source = Places(flats) if sending else NOTHING
+        return Operation(prepared.call, [(prepared, result.flat, source)], [output], late([result]))
+
+    def _everybody(self, call: Call, tensor: torch.Tensor, root: int, gathers: bool) -> tuple[Call, ...]:
+        """The calls of all ranks of a gather or scatter whose pieces are all like ``tensor``."""
+        number = piece(tensor.shape)
+        each, none = (number,) * self.size, (0,) * self.size
+        at_root = tuple(number * (r == root) for r in range(self.size))
+        found = []
+        for rank in range(self.size):
+            many = each if rank == root else none
+            sends, expects = (at_root, many) if gathers else (many, at_root)
+            found.append(Call(call.op, call.dtype, root=call.root, sends=sends, expects=expects, by=call.by))
+        return tuple(found)
+
+    def all_to_all_lists(self, outputs: Tensors, inputs: Tensors, key: None = None) -> Prepared | None:
+        """An all_to_all of lists."""
+        if len(outputs) != self.size or len(inputs) != self.size:
+            return None
+        call = self.all_to_all_call(outputs, inputs)
+        sends, expects = [t.nbytes for t in inputs], [t.nbytes for t in outputs]
+        return self.prepare(call, torch.uint8, self._pairs(sends, expects), listed=(True, True), exclusive=True)
+
+    def _pairs(self, sends: Sequence[int], expects: Sequence[int]) -> list[int]:
+        """Bytes between every pair of ranks, as far as this rank knows: all equal, if its own are."""
+        if len({*sends, *expects}) == 1:
+            return [sends[0]] * self.size**2
+        sizes = [0] * self.size**2
+        for peer in range(self.size):
+            sizes[peer * self.size + self.rank] = expects[peer]
+            sizes[self.rank * self.size + peer] = sends[peer]
+        return sizes
 
     def all_to_all(self, outputs: Tensors, inputs: Tensors) -> Operation:
         """``inputs[j]`` of rank i into ``outputs[i]`` of rank j; any shapes that agree in pairs."""
@@ -214,8 +252,23 @@ class Moving(Builder):
         self.one_per_rank(inputs, inputs[0], "inputs")
         for rank, tensor in enumerate(inputs):
             check(tensor, f"input {rank}")
-        results = self._results(outputs)
-        return self._all_to_all(results, [flat_input(t) for t in inputs], outputs, inputs)
+        return self._all_to_all(self._results(outputs), [flat_input(t) for t in inputs], outputs, inputs)
+
+    def all_to_all_kind(self, output: torch.Tensor, tensor: torch.Tensor, key: None = None) -> Prepared | None:
+        """An all_to_all of tensors like this one, in equal pieces."""
+        rows, size = tensor.shape[0] if tensor.dim() else 1, self.size
+        if output.shape != tensor.shape or output.dtype != tensor.dtype or rows % size:
+            return None
+        count = tensor.numel() // size
+        pieces = [(count,)] * size
+        name = name_of_dtype(tensor.dtype)
+        call = self.moving(
+            "all_to_all", tensor.dtype, pieces, pieces, lambda: f"{name} {size} x [{count}] into {size} x [{count}]"
+        )
+        nbytes = tensor.nbytes
+        kept = {} if call.by else {"apart": 0}  # the default reads a block before it overwrites it
+        sizes = (nbytes // size,) * size**2
+        return self.prepare(call, torch.uint8, sizes, exclusive=True, reach=(nbytes, nbytes), **kept)
 
     def all_to_all_single(
         self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
@@ -233,7 +286,9 @@ class Moving(Builder):
         inputs, outputs = list(torch.split(flat, in_rows)), list(torch.split(result.flat, out_rows))
         pieces = [Result(part, "the output") for part in outputs]
         operation = self._all_to_all(pieces, inputs, outputs, inputs)
-        return Operation(operation.call, with_results(operation.steps, [result]), [output])
+        operation.deliver += late([result])
+        operation.outputs = [output]
+        return operation
 
     def _rows(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[int]:
         """Elements per rank, from rows per rank."""
@@ -253,20 +308,31 @@ class Moving(Builder):
         return [count * each for count in splits]
 
     def _all_to_all(self, results: Sequence[Result], flats: Tensors, outputs: Tensors, inputs: Tensors) -> Operation:
-        call = self.all_to_all_call(outputs, inputs)
+        prepared = self.all_to_all_lists(outputs, inputs)
+        assert prepared is not None
         targets = [r.flat for r in results]
         safe = [apart(flat, targets, -1) for flat in flats]
-        sends, receives = [as_bytes(f) for f in safe], [as_bytes(t) for t in targets]
-        staged = partial(programs.exchange, self.board, call, sends, receives, slots=self.size)
-        go = direct.all_to_all(call, sends[self.rank], receives)
-        default = self._measured(call, extent(sends), staged, go)
-        program = self.program(call, default, sends, receives)
-        return Operation(call, with_results(program, results), list(outputs))
+        return Operation(prepared.call, [(prepared, Places(targets), Places(safe))], list(outputs), late(results))
 
 
-def _copied(program: Program, parts: Tensors, results: Sequence[Result]) -> Program:
-    """The program, then each part to its result."""
-    yield from program
-    for part, result in zip(parts, results, strict=True):
-        result.flat.copy_(part.view(-1))
-        result.deliver()
+def _rows(packed: torch.Tensor, results: Sequence[Result], size: int) -> Callable[[], None]:
+    """Brings the columns of gathered rows of bytes to their tensors."""
+
+    def deliver() -> None:
+        parts = torch.split(packed, [r.flat.nbytes // size for r in results], dim=1)
+        for result, part in zip(results, parts, strict=True):
+            as_bytes(result.flat).view(size, -1).copy_(part)
+            result.deliver()
+
+    return deliver
+
+
+def _copied(parts: Tensors, results: Sequence[Result]) -> Callable[[], None]:
+    """Brings each part to its result."""
+
+    def deliver() -> None:
+        for result, part in zip(results, parts, strict=True):
+            result.flat.copy_(part.view(-1))
+            result.deliver()
+
+    return deliver

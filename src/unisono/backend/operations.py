@@ -1,11 +1,11 @@
-"""Every collective: torch's arguments checked and turned into a call (what peers compare) and a program (what is done).
+"""Every collective: torch's arguments checked and turned into a call (what peers compare) and what carries it out.
 
 A mistake in the arguments raises `UsageError`; the process group still lets that call meet its peers (`refused`), so
 that they hear of it instead of waiting. Calls are cached: training repeats itself.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -14,38 +14,68 @@ import torch
 from unisono.backend.options import Options, chosen
 from unisono.backend.tensors import Result, overlap
 from unisono.errors import UsageError
-from unisono.run import programs
-from unisono.run.offers import Direct, Extent, Offers, either_way
-from unisono.run.programs import Program
-from unisono.transport.board import Board
+from unisono.run.choice import Choice, by_default, by_name
+from unisono.run.collectives import Part
+from unisono.run.prepared import Kind, Places, Prepared, Preparer
 from unisono.watch.call import Call, name_of_dtype, piece
 from unisono.watch.farewell import short
 
-__all__ = ["Builder", "Operation", "Shape", "Tensors", "apart", "same_dtype", "shapes", "unpack"]
+__all__ = ["NOTHING", "Builder", "Operation", "Shape", "Tensors", "apart", "same_dtype", "shapes", "unpack"]
 
 Tensors = Sequence[torch.Tensor]
 Shape = Sequence[int]
 _KEPT = 1024  # calls kept for reuse
+NOTHING = Places([])
+"""The memory of a call that has none."""
 _TOLD = 300  # characters of a call's parts that people read
 
 
 @dataclass(slots=True)
 class Operation:
-    """A call ready to be carried out."""
+    """A call ready to be carried out: its programs, and what brings results to tensors that no program fills."""
 
     call: Call
-    steps: Program
+    parts: list[Part]
     outputs: list[Any]
+    deliver: list[Callable[[], object]] = field(default_factory=list)
 
 
 class Builder:
-    """What the builders of all operations share: the board, the ranks, the calls made before."""
+    """What the builders of all operations share: the ranks, the calls made and prepared before."""
 
-    def __init__(self, board: Board, offers: Offers, names: Sequence[int], options: Options | None = None) -> None:
-        self.board, self.rank, self.size, self.names = board, board.rank, board.size, names
-        self.offers = offers
-        self.options = options
+    def __init__(self, preparer: Preparer, names: Sequence[int], crowded: bool, options: Options | None = None) -> None:
+        self.preparer, self.rank, self.size, self.names = preparer, preparer.rank, preparer.size, names
+        self.crowded, self.options = crowded, options
         self._calls: dict[tuple[Any, ...], Call] = {}
+        self._prepared: dict[tuple[Any, ...], Prepared] = {}
+        preparer.tell(self._forget)
+
+    def _forget(self) -> None:
+        """Prepares anew, with what runs calls now."""
+        self._prepared = {}
+
+    def prepare(self, call: Call, dtype: torch.dtype, sizes: Sequence[int], **kind: Any) -> Prepared:
+        """The call, prepared; the rest as in `Kind`. Cached with the call."""
+        key = (id(call), dtype, kind.get("listed"), kind.get("guarded"), kind.get("completes"))
+        found = self._prepared.get(key)
+        if found is None or found.call is not call:
+            if len(self._prepared) >= _KEPT:
+                self._prepared.clear()
+            choice = self._choice(call, max(sizes, default=0) * dtype.itemsize)
+            made = Kind(call, choice, dtype, tuple(sizes), **kind)
+            found = self._prepared[key] = self.preparer.prepare(made)
+        return found
+
+    def _choice(self, call: Call, nbytes: int) -> Choice:
+        """The schedule of a call: by default, or of the algorithm that was chosen."""
+        root = max(0, call.root)
+        if call.refused:
+            return by_default("barrier", 0, self.size, 0, self.crowded)
+        if not call.by:
+            return by_default(call.op, nbytes, self.size, root, self.crowded)
+        options = chosen(self.options)
+        assert options is not None
+        return by_name(options.name_for(call.op), call.op, self.size, root, options.chunks, options.deterministic)
 
     def call(
         self,
@@ -75,57 +105,6 @@ class Builder:
             return ""
         return options.words_for(op)
 
-    def program(
-        self,
-        call: Call,
-        default: Callable[[], Program],
-        sources: Tensors,
-        results: Tensors,
-        factor: float = 1.0,
-        sizes: Sequence[int] | None = None,
-    ) -> Program:
-        """The call's program: ``default``, or the schedule of the algorithm that was chosen, run over the board.
-
-        ``sizes``: elements of the pieces of all ranks, where every rank knows them.
-        """
-        if not call.by:
-            return default()
-        from unisono.run.front import named
-        from unisono.run.scheduled import scheduled, told_sizes
-
-        options = chosen(self.options)
-        assert options is not None
-        schedule = named(options.name_for(call.op), call.op, self.size, max(0, call.root), options.chunks)
-        told = told_sizes(self.board, call, schedule, torch.uint8) if call.sends else sizes
-        return scheduled(
-            self.board,
-            schedule,
-            sources,
-            results,
-            op=call.reduce_op,
-            factor=factor,
-            sizes=told,
-            deterministic=options.deterministic,
-        )
-
-    def directly(
-        self,
-        call: Call,
-        extent: Extent | None,
-        staged: Callable[[], Program],
-        direct: Direct,
-        large: Callable[[], bool],
-        root: int = -1,
-    ) -> Callable[[], Program]:
-        """A default program that goes from shared tensor to shared tensor where it can (see run/offers.py).
-
-        ``extent``: the memory that peers would read on this rank; ``large``: whether it is worth it, asked once the
-        headers have been compared, and the same on all ranks.
-        """
-        if self.size == 1:
-            return staged
-        return lambda: either_way(self.offers, call, extent, staged, direct, large, root)
-
     def moving(
         self,
         op: str,
@@ -153,13 +132,19 @@ class Builder:
 
     def refused(self, op: str, error: UsageError) -> Operation:
         """The call of a rank whose arguments were wrong: it meets the others to tell them, then raises."""
-        return Operation(Call(op, refused=str(error)), programs.barrier(self.board), [])
+        return self._met(Call(op, refused=str(error)))
 
     def barrier(self) -> Operation:
         """All ranks come before any leaves."""
+        return self._met(self.barrier_call())
+
+    def barrier_call(self) -> Call:
+        """What `barrier` shall mean."""
         by = self._algorithm("barrier")
-        call = self._calls.get(("barrier", by)) or self._keep(("barrier", by), Call("barrier", by=by))
-        return Operation(call, programs.barrier(self.board), [])
+        return self._calls.get(("barrier", by)) or self._keep(("barrier", by), Call("barrier", by=by))
+
+    def _met(self, call: Call) -> Operation:
+        return Operation(call, [(self.prepare(call, torch.uint8, (0,)), NOTHING, NOTHING)], [])
 
     def check_rank(self, rank: int) -> None:
         """Raises `UsageError` unless ``rank``, a root or a peer, is one of this group."""
@@ -211,9 +196,12 @@ def apart(mine: torch.Tensor, others: Sequence[torch.Tensor], own: int) -> torch
     return mine
 
 
-def unpack(program: Program, packed: torch.Tensor, results: Sequence[Result]) -> Program:
-    """The program, then the parts of its flat result to where they belong."""
-    yield from program
-    for result, part in zip(results, torch.split(packed, [r.flat.numel() for r in results]), strict=True):
-        result.flat.copy_(part)
-        result.deliver()
+def unpack(packed: torch.Tensor, results: Sequence[Result]) -> Callable[[], None]:
+    """Brings the parts of a flat result to where they belong."""
+
+    def deliver() -> None:
+        for result, part in zip(results, torch.split(packed, [r.flat.numel() for r in results]), strict=True):
+            result.flat.copy_(part)
+            result.deliver()
+
+    return deliver

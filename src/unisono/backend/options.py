@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 from unisono.algorithms import entry, names
 from unisono.errors import UsageError
@@ -43,14 +44,21 @@ class Options:
 
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, str):
-            if self.algorithm not in names():
+            if self.algorithm not in _known() and self.algorithm not in names():  # one made since
                 raise UsageError(f"unknown algorithm {self.algorithm!r}: there are {', '.join(names())}")
         elif self.algorithm is not None:
             for collective, name in self.algorithm.items():
                 entry(name, collective)
 
     def __hash__(self) -> int:
-        return id(self)
+        return hash(self.key)
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """What tells calls by these options from others."""
+        named = self.algorithm
+        names_ = named if named is None or isinstance(named, str) else tuple(sorted(named.items()))
+        return names_, self.deterministic, self.chunks, self.strict
 
     def words_for(self, collective: str) -> str:
         """The choice for a collective as ranks compare and people read it: ``ring in 8 pieces in rank order``."""
@@ -72,6 +80,11 @@ class Options:
         if self.strict:
             return entry(self.algorithm, collective).name
         return self.algorithm if self.algorithm in names(collective) else ""
+
+
+@cache
+def _known() -> frozenset[str]:
+    return frozenset(names())
 
 
 _block: ContextVar[Options | None] = ContextVar("unisono_algorithm", default=None)

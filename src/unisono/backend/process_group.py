@@ -27,25 +27,26 @@ from torch.autograd import profiler
 
 from unisono.backend import forms
 from unisono.backend.dynamo import keep_from_dynamo
-from unisono.backend.express import Express, Maker
+from unisono.backend.fast_path import Maker
 from unisono.backend.membership import Membership
-from unisono.backend.operations import Operation, Tensors
-from unisono.backend.reducing import reduce_op, scaled
+from unisono.backend.moving import Moving
+from unisono.backend.operations import NOTHING, Operation, Tensors
+from unisono.backend.reducing import Reducing, reduce_op, scaled
 from unisono.backend.sparse import all_reduce_sparse
 from unisono.backend.synchronous import waited_for
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
+from unisono.run.collectives import CollectiveTask
 from unisono.run.point_to_point import Message
-from unisono.run.prepared import Prepared, Ticket
-from unisono.run.task import Task, telling
+from unisono.run.prepared import Prepared
+from unisono.run.task import telling
 from unisono.transport.inference import outside_inference
 
 __all__ = ["UnisonoProcessGroup"]
 
 _MISTAKES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MemoryError, Warning)
 """What torch raises for arguments that it can not use; all else comes from a signal handler."""
-_NO_DATA = torch.empty(1, dtype=torch.uint8, device="cpu")
 
 
 def _one_list(lists: list[Tensors], tensors: Tensors) -> bool:
@@ -75,7 +76,9 @@ class UnisonoProcessGroup(Membership):
             operation = operations.refused(op, error)
         except _MISTAKES as error:  # whatever went wrong here, the peers must not wait for this rank
             operation = operations.refused(op, UsageError(f"{type(error).__name__}: {error}"))
-        task = Task(operation.call, operation.steps, operation.outputs, self._seconds(options))
+        task = CollectiveTask(
+            operation.call, operation.parts, operation.outputs, self._seconds(options), operation.deliver
+        )
         background = options is None or options.asyncOp
         if profiler._is_profiler_enabled:
             with profiler.record_function(f"unisono:{operation.call.op}"):
@@ -85,44 +88,34 @@ class UnisonoProcessGroup(Membership):
         return PendingWork(lane, task) if background else DONE
 
     def _quickly(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
-        """The work of a call that goes by express (see express.py); None if it takes the long way."""
+        """The work of a call that takes the fast path (see fast_path.py); None if it takes the long way."""
         group = self._group
         if options is None or not group.joined:
             return None
-        prepared = group.express.ticket(make, key, output, tensor)
+        prepared = group.fast_path.prepared(make, key, output, tensor)
         if prepared is None:
             return None
-        go = self._named_go if profiler._is_profiler_enabled else self._go
-        return go(prepared, output, tensor, options)
-
-    def _named_go(self, prepared: Prepared, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
-        """The same as `_go`, where torch.profiler looks on."""
-        with profiler.record_function(f"unisono:{prepared.call.op}"):
-            return self._go(prepared, output, tensor, options)
-
-    def _go(self, prepared: Prepared, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
         into_at = source_at = output.data_ptr()
         if output is not tensor:
             source_at = tensor.data_ptr()
         if not into_at or not source_at:  # empty, or freed: that is refused the long way
             return None
-        if isinstance(prepared, Ticket):
-            if output.is_inference():
-                return None
-            plain = output.data
-            return self._start(prepared, plain, plain if output is tensor else tensor.data, [output], options)
         if output is not tensor and not prepared.fits(into_at, source_at):
             return None
         return self._start(prepared, output, tensor, [output], options)
 
-    def _start(self, prepared: Prepared, into: Any, source: Any, outputs: list[Any], options: Any) -> Work | None:
+    def _start(self, prepared: Prepared, into: Any, source: Any, outputs: list[Any], options: Any) -> Work:
+        if profiler._is_profiler_enabled:
+            with profiler.record_function(f"unisono:{prepared.call.op}"):
+                return self._go(prepared, into, source, outputs, options)
+        return self._go(prepared, into, source, outputs, options)
+
+    def _go(self, prepared: Prepared, into: Any, source: Any, outputs: list[Any], options: Any) -> Work:
         lane, background = self._group.collectives, options.asyncOp and not telling()
         task = lane.at_once(prepared, into, source, self._seconds, options, background)
         if task is None:
-            if isinstance(prepared, Ticket) or not options.asyncOp:
-                return None
-            task = lane.order(prepared, into, source, self._seconds(options))
-            lane.submit(task, True)
+            task = CollectiveTask(prepared.call, [(prepared, into, source)], outputs, self._seconds(options))
+            lane.submit(task, background)
         if not task.done or task.error is not None:
             task.outputs = outputs
             return PendingWork(lane, task)
@@ -131,15 +124,10 @@ class UnisonoProcessGroup(Membership):
         return FinishedWork(outputs) if options.asyncOp else DONE
 
     def _by_lists(self, op: str, key: Any, outputs: Tensors, inputs: Tensors, options: Any) -> Work | None:
-        """As `_quickly`, on a list of tensors on either side (see lists.py)."""
+        """As `_quickly`, on a list of tensors on either side."""
         group = self._group
-        found = group.lists.order(op, key, outputs, inputs) if options is not None and group.joined else None
-        if found is None:
-            return None
-        if not profiler._is_profiler_enabled:
-            return self._start(*found, list(outputs), options)
-        with profiler.record_function(f"unisono:{found[0].call.op}"):
-            return self._start(*found, list(outputs), options)
+        found = group.fast_path.lists(op, key, outputs, inputs) if options is not None and group.joined else None
+        return self._start(*found, list(outputs), options) if found is not None else None
 
     def _formed(self, op: str, method: Callable[..., Work], form: Callable[..., forms.Form], *given: Any) -> Work:
         """A call in another form than that of torch.distributed's functions (see forms.py)."""
@@ -162,7 +150,7 @@ class UnisonoProcessGroup(Membership):
         name, factor = reduce_op(opts)
         tensor = tensors[0]
         mine = tensor if factor == 1 else scaled(tensor, factor)
-        if work := self._quickly(Express.all_reduce, name, tensor, mine, opts):
+        if work := self._quickly(Reducing.all_reduce_kind, name, tensor, mine, opts):
             return work
         if tensor.is_sparse:
             return all_reduce_sparse(self, tensor, name, opts)
@@ -178,7 +166,7 @@ class UnisonoProcessGroup(Membership):
             return self._formed("reduce", self.reduce, forms.reduce, tensors, opts, op, timeout, root)
         name, factor = reduce_op(opts)
         tensor, root = tensors[0], opts.rootRank
-        return self._quickly(Express.reduce, (root, name), tensor, scaled(tensor, factor), opts) or self._do(
+        return self._quickly(Reducing.reduce_kind, (root, name), tensor, scaled(tensor, factor), opts) or self._do(
             "reduce", opts, lambda: self._group.operations.reduce(tensor, root, name, factor)
         )
 
@@ -197,7 +185,7 @@ class UnisonoProcessGroup(Membership):
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
         op, factor = reduce_op(opts)
-        if work := self._quickly(Express.reduce_scatter, op, output, scaled(tensor, factor), opts):
+        if work := self._quickly(Reducing.reduce_scatter_kind, op, output, scaled(tensor, factor), opts):
             return work
         return self._do(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter_single(output, tensor, op, factor)
@@ -216,7 +204,7 @@ class UnisonoProcessGroup(Membership):
         if type(opts) is not BroadcastOptions or type(tensors) is not list or len(tensors) != 1:
             return self._formed("broadcast", self.broadcast, forms.broadcast, tensors, opts, timeout, root)
         tensor, root = tensors[0], opts.rootRank
-        return self._quickly(Express.broadcast, root, tensor, tensor, opts) or self._do(
+        return self._quickly(Moving.broadcast_kind, root, tensor, tensor, opts) or self._do(
             "broadcast", opts, lambda: self._group.operations.broadcast(tensor, root)
         )
 
@@ -228,7 +216,7 @@ class UnisonoProcessGroup(Membership):
         )
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        return self._quickly(Express.all_gather, None, output, tensor, opts) or self._do(
+        return self._quickly(Moving.all_gather_kind, None, output, tensor, opts) or self._do(
             "all_gather", opts, lambda: self._group.operations.all_gather_single(output, tensor)
         )
 
@@ -275,7 +263,7 @@ class UnisonoProcessGroup(Membership):
         if type(opts) is not AllToAllOptions:
             opts = forms.timed(AllToAllOptions, opts, timeout)
         even = not output_splits and not input_splits
-        if even and (work := self._quickly(Express.all_to_all, None, output, tensor, opts)):
+        if even and (work := self._quickly(Moving.all_to_all_kind, None, output, tensor, opts)):
             return work
         return self._do(
             "all_to_all",
@@ -287,10 +275,9 @@ class UnisonoProcessGroup(Membership):
         if type(opts) is not BarrierOptions:
             opts = forms.timed(BarrierOptions, opts, timeout)
         group = self._group
-        prepared = group.express.barrier() if group.joined else None
-        go = self._named_go if profiler._is_profiler_enabled else self._go
-        if prepared and (work := go(prepared, _NO_DATA, _NO_DATA, opts)):
-            return work
+        prepared = group.fast_path.barrier() if group.joined else None
+        if prepared:
+            return self._start(prepared, NOTHING, NOTHING, [], opts)
         return self._do("barrier", opts, lambda: group.operations.barrier())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -321,7 +308,7 @@ class UnisonoProcessGroup(Membership):
         group = self._group
         if not group.joined or profiler._is_profiler_enabled:
             return None
-        found = group.express.letter(op, tensor, tag)
+        found = group.fast_path.letter(op, tensor, tag)
         if found is None or not 0 <= peer < group.size or not tensor.data_ptr():
             return None
         messages = group.messages  # once: a signal handler may leave the group

@@ -1,19 +1,15 @@
 """Operations that combine: all_reduce, reduce, reduce_scatter, and their coalesced forms."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, unpack
-from unisono.backend.tensors import Result, check, flat_input, ordinary, separate, with_results
+from unisono.backend.tensors import Result, check, flat_input, late, ordinary, overlap, separate
 from unisono.errors import UsageError
-from unisono.run import direct, programs
-from unisono.run.direct import extent
-from unisono.run.offers import LARGE
-from unisono.run.programs import Program
+from unisono.run.collectives import Part
+from unisono.run.prepared import Places, Prepared
 from unisono.run.reduce import reducer
 from unisono.watch.call import Call
 
@@ -43,20 +39,24 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return reducer(tensor.dtype, "PREMUL_SUM", factor).prepared(tensor.data)
 
 
+def _weighed(flat: torch.Tensor, op: str, factor: float) -> torch.Tensor:
+    """A flat input as it goes into the sum: multiplied for PREMUL_SUM, else itself."""
+    return reducer(flat.dtype, op, factor).prepared(flat) if op == "PREMUL_SUM" else flat
+
+
 class Reducing(Builder):
     """Builds the operations that combine; ``op`` is the reduce op's name, ``factor`` that of PREMUL_SUM."""
+
+    def all_reduce_kind(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Prepared:
+        """An all_reduce of tensors like this one."""
+        return self.prepare(self.call("all_reduce", tensor, op), tensor.dtype, (tensor.numel(),))
 
     def all_reduce(self, tensor: torch.Tensor, op: str, factor: float) -> Operation:
         """The combination of all tensors into each."""
         result = Result(tensor, "the tensor", load=True)
-        combine, call, flat = reducer(tensor.dtype, op, factor), self.call("all_reduce", tensor, op), result.flat
-        default: Callable[[], Program] = partial(programs.all_reduce, self.board, flat, flat, combine)
-        if op != "PREMUL_SUM" and not programs.one_shot(flat.nbytes, self.size):
-            default = self.directly(call, extent([flat]), default, direct.all_reduce(flat, combine), lambda: True)
-        program = self.program(call, default, [flat], [flat], factor)
-        if result.tensor is not None:
-            program = with_results(program, [result])
-        return Operation(call, program, [tensor])
+        mine = _weighed(result.flat, op, factor)
+        prepared = self.all_reduce_kind(tensor, tensor, op)
+        return Operation(prepared.call, [(prepared, result.flat, mine)], [tensor], late([result]))
 
     def all_reduce_many(self, tensors: Tensors, op: str, factor: float) -> Operation:
         """Several tensors of one dtype, in one call."""
@@ -66,28 +66,36 @@ class Reducing(Builder):
         same_dtype(tensors, tensors[0], "a tensor")
         packed = torch.cat([result.flat for result in results])
         call = self.call("all_reduce", packed, op, parts=tensors)
-        default = partial(programs.all_reduce, self.board, packed, packed, reducer(packed.dtype, op, factor))
-        program = self.program(call, default, [packed], [packed], factor)
-        return Operation(call, unpack(program, packed, results), list(tensors))
+        mine = _weighed(packed, op, factor)
+        prepared = self.prepare(call, packed.dtype, (packed.numel(),))
+        return Operation(call, [(prepared, packed, mine)], list(tensors), [unpack(packed, results)])
+
+    def reduce_kind(self, output: torch.Tensor, tensor: torch.Tensor, key: tuple[int, str]) -> Prepared:
+        """A reduce of tensors like this one to a root, by an op."""
+        root, op = key
+        self.check_rank(root)
+        return self.prepare(self.call("reduce", tensor, op, root), tensor.dtype, (tensor.numel(),))
 
     def reduce(self, tensor: torch.Tensor, root: int, op: str, factor: float) -> Operation:
         """The combination of all tensors into the root's; the others' stay as they were."""
         self.check_rank(root)
         check(tensor, "the tensor")
-        combine = reducer(tensor.dtype, op, factor)
-        call = self.call("reduce", tensor, op, root)
-        if self.rank != root:
-            mine = flat_input(tensor)
-            default = partial(programs.all_reduce, self.board, mine, None, combine, root)
-            return Operation(call, self.program(call, default, [mine], [], factor), [tensor])
-        result = Result(tensor, "the tensor", load=True)
-        default = partial(programs.all_reduce, self.board, result.flat, result.flat, combine, root)
-        program = self.program(call, default, [result.flat], [result.flat], factor)
-        return Operation(call, with_results(program, [result]), [tensor])
+        result = Result(tensor, "the tensor", load=True) if self.rank == root else None
+        flat = result.flat if result is not None else flat_input(tensor)
+        mine = _weighed(flat, op, factor)
+        prepared = self.reduce_kind(tensor, tensor, (root, op))
+        results = [result] if result is not None else []
+        return Operation(prepared.call, [(prepared, flat, mine)], [tensor], late(results))
 
-    def reduce_scatter_call(self, inputs: Tensors, op: str) -> Call:
-        """What `reduce_scatter` shall mean."""
-        return self.call("reduce_scatter", inputs[0], op, parts=inputs)
+    def reduce_scatter_lists(self, outputs: Tensors, inputs: Tensors, op: str) -> Prepared | None:
+        """A reduce_scatter of lists of tensors that are all alike."""
+        if len(inputs) != self.size:
+            return None
+        return self._scattered_kind(self.call("reduce_scatter", inputs[0], op, parts=inputs), inputs)
+
+    def _scattered_kind(self, call: Call, inputs: Tensors) -> Prepared:
+        sizes = [tensor.numel() for tensor in inputs]
+        return self.prepare(call, inputs[0].dtype, sizes, listed=(True, False))
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Tensors, op: str, factor: float) -> Operation:
         """The combination of all ranks' ``inputs[r]`` into rank r's ``output``; shapes may differ by r."""
@@ -99,32 +107,36 @@ class Reducing(Builder):
                 f"reduce_scatter gives group rank {self.rank} {inputs[self.rank].numel()} elements; its output "
                 f"{list(output.shape)} has {output.numel()}"
             )
-        call = self.reduce_scatter_call(inputs, op)
-        return self._scattered(call, output, [flat_input(t) for t in inputs], factor)
+        result = Result(output, "the output")
+        flats = [_weighed(flat_input(t), op, factor) for t in inputs]
+        mine = [apart(flat, [result.flat], 0 if rank == self.rank else -1) for rank, flat in enumerate(flats)]
+        prepared = self._scattered_kind(self.call("reduce_scatter", inputs[0], op, parts=inputs), inputs)
+        return Operation(prepared.call, [(prepared, result.flat, Places(mine))], [output], late([result]))
+
+    def reduce_scatter_kind(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Prepared | None:
+        """A reduce_scatter of one tensor like this into outputs like that."""
+        if tensor.numel() != output.numel() * self.size or output.dtype != tensor.dtype:
+            return None
+        call, nbytes = self.call("reduce_scatter", tensor, op), output.nbytes
+        sizes = (output.numel(),) * self.size
+        apart, reach = -self.rank * nbytes, (nbytes, nbytes * self.size)
+        return self.prepare(call, tensor.dtype, sizes, apart=apart, reach=reach)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, op: str, factor: float) -> Operation:
         """As `reduce_scatter`, the inputs side by side in one tensor."""
         check(tensor, "the input")
         same_dtype([output], tensor, "the output")
-        if tensor.numel() != output.numel() * self.size:
+        prepared = self.reduce_scatter_kind(output, tensor, op)
+        if prepared is None:
             raise UsageError(
                 f"reduce_scatter of {tensor.numel()} elements over {self.size} ranks does not give each the "
                 f"{output.numel()} of its output: the input needs {output.numel() * self.size}"
             )
-        call = self.call("reduce_scatter", tensor, op)
-        return self._scattered(call, output, list(flat_input(tensor).view(self.size, -1)), factor)
-
-    def _scattered(self, call: Call, output: torch.Tensor, parts: Tensors, factor: float) -> Operation:
-        combine = reducer(output.dtype, call.reduce_op, factor)
         result = Result(output, "the output")
-        inputs = [apart(part, [result.flat], 0 if rank == self.rank else -1) for rank, part in enumerate(parts)]
-        default: Callable[[], Program] = partial(programs.reduce_scatter, self.board, inputs, result.flat, combine)
-        if call.reduce_op != "PREMUL_SUM" and max(part.nbytes for part in inputs) > LARGE:
-            default = self.directly(
-                call, extent(inputs), default, direct.reduce_scatter(inputs, result.flat, combine), lambda: True
-            )
-        program = self.program(call, default, inputs, [result.flat], factor, [part.numel() for part in parts])
-        return Operation(call, with_results(program, [result]), [output])
+        mine = _weighed(flat_input(tensor), op, factor)
+        if overlap(mine, result.flat) and not prepared.fits(result.flat.data_ptr(), mine.data_ptr()):
+            mine = mine.clone()
+        return Operation(prepared.call, [(prepared, result.flat, mine)], [output], late([result]))
 
     def reduce_scatter_many(self, outputs: Tensors, tensors: Tensors, op: str, factor: float) -> Operation:
         """Several `reduce_scatter_single`, of any dtypes that the op knows, in one call: one program after another."""
@@ -138,18 +150,17 @@ class Reducing(Builder):
         results = [Result(output, "an output") for output in outputs]
         separate(results, "outputs")
         call: Call | None = None
-        parts = []
-        for dtype in dict.fromkeys(t.dtype for t in tensors):
-            alike = [k for k, t in enumerate(tensors) if t.dtype == dtype]
-            rows = torch.cat([flat_input(tensors[k]).view(self.size, -1) for k in alike], dim=1)
+        parts: list[Part] = []
+        deliver: list[Any] = []
+        dtypes = list(dict.fromkeys(t.dtype for t in tensors))
+        for k, dtype in enumerate(dtypes):
+            alike = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            rows = torch.cat([flat_input(tensors[i]).view(self.size, -1) for i in alike], dim=1)
             call = call or self.call("reduce_scatter", rows, op, parts=tensors)
             packed = rows.new_empty(rows.shape[1])
-            operation = self._scattered(call, packed, list(rows), factor)
-            parts.append(unpack(operation.steps, packed, [results[k] for k in alike]))
+            sizes = (packed.numel(),) * self.size
+            prepared = self.prepare(call, dtype, sizes, guarded=k == 0, completes=k == len(dtypes) - 1)
+            parts.append((prepared, packed, _weighed(rows.view(-1), op, factor)))
+            deliver.append(unpack(packed, [results[i] for i in alike]))
         assert call is not None
-        return Operation(call, _one_by_one(parts), list(outputs))
-
-
-def _one_by_one(programs: Sequence[Program]) -> Program:
-    for program in programs:
-        yield from program
+        return Operation(call, parts, list(outputs), deliver)

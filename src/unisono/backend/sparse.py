@@ -6,10 +6,8 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from unisono.backend.operations import Operation
-from unisono.backend.tensors import as_bytes
 from unisono.backend.work import FinishedWork
 from unisono.errors import UsageError
-from unisono.run import programs
 from unisono.watch.call import Call, name_of_dtype
 
 __all__ = ["all_reduce_sparse"]
@@ -51,12 +49,12 @@ class _Entries:
         with torch.inference_mode(tensor.is_inference()):  # torch adds such tensors up in no other mode
             whole = tensor.detach().coalesce()
             self.indices, self.values = whole.indices(), whole.values()
-        dims, board = tensor.sparse_dim(), group._group.operations.board
+        dims, operations = tensor.sparse_dim(), group._group.operations
         words = f"sparse {name_of_dtype(tensor.dtype)} {list(tensor.shape)} of {dims} sparse dims"
         call = Call("all_reduce", tensor.dtype, tuple(tensor.shape), name, rest=words, words=words)
-        own = as_bytes(torch.tensor([whole._nnz()], device="cpu"))
-        places = as_bytes(self.counts).view(board.size, -1)
-        return Operation(call, programs.all_gather_flat(board, own, places), [tensor])
+        own = torch.tensor([whole._nnz()], device="cpu")
+        prepared = operations.counts(call, own.nbytes)
+        return Operation(call, [(prepared, self.counts, own)], [tensor])
 
 
 def _wait(work: Work) -> None:

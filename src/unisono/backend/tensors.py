@@ -11,11 +11,10 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from unisono.errors import UsageError
-from unisono.run.programs import Program
 from unisono.transport.inference import plain
 from unisono.watch.call import name_of_dtype
 
-__all__ = ["PLAIN", "Result", "as_bytes", "check", "flat_input", "ordinary", "overlap", "separate", "with_results"]
+__all__ = ["PLAIN", "Result", "as_bytes", "check", "flat_input", "late", "ordinary", "overlap", "separate"]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types whose data lies where they say: a subclass may have it elsewhere, or none (fake tensors, DTensors)."""
@@ -67,6 +66,12 @@ def _wraps(tensor: torch.Tensor, what: str) -> bool:
     raise UsageError(f"{what} is a {type(tensor).__name__}, whose values lie in tensors inside it: give {inner}")
 
 
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor outside autograd and inference mode; what a functional collective gives, once it is there."""
+    wait = getattr(tensor, "trigger_wait", None) if type(tensor) not in PLAIN else None
+    return plain(tensor if wait is None else wait())
+
+
 def _check_memory(tensor: torch.Tensor, what: str) -> None:
     """Raises `UsageError` for a tensor that has no memory, or has lost some (FSDP frees what it has gathered so)."""
     if not tensor.numel():
@@ -93,7 +98,7 @@ def _fake(tensor: torch.Tensor) -> bool:
 
 def flat_input(tensor: torch.Tensor) -> torch.Tensor:
     """Its elements as a flat tensor, in place if they lie side by side."""
-    found = plain(tensor)
+    found = _whole(tensor)
     if found.is_conj() or found.is_neg():
         found = found.resolve_conj().resolve_neg()
     return _side_by_side(found.contiguous())
@@ -127,7 +132,7 @@ class Result:
 
     def __init__(self, tensor: torch.Tensor, what: str, load: bool = False) -> None:
         check(tensor, what)
-        whole = plain(tensor)
+        whole = _whole(tensor)
         self.tensor: torch.Tensor | None = None
         if whole.is_contiguous() and not whole.is_conj() and not whole.is_neg():
             self.flat = _side_by_side(whole)
@@ -160,16 +165,9 @@ def separate(results: Sequence[Result], what: str) -> None:
         end = max(end, start + nbytes)
 
 
-def with_results(program: Program, results: Sequence[Result]) -> Program:
-    """The program, with delivery at its end where a result needs it."""
-    late = [r for r in results if r.tensor is not None]
-    return _deliver(program, [r.deliver for r in late]) if late else program
-
-
-def _deliver(program: Program, steps: Sequence[Callable[[], None]]) -> Program:
-    yield from program
-    for step in steps:
-        step()
+def late(results: Sequence[Result]) -> list[Callable[[], object]]:
+    """What brings those results to their tensors that lie elsewhere."""
+    return [result.deliver for result in results if result.tensor is not None]
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""`unisono plan`: which algorithm for a collective, at every size, and why."""
+"""`unisono plan`: which algorithm for a collective, at every size, and why; or the one that runs by default."""
 
 from typing import Annotated
 
@@ -7,40 +7,70 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.advice import explain, ranges
+from unisono.cli.defaults import default_notes, default_table, describe_default
 from unisono.cli.schedules import say, show
 from unisono.cli.simulate import network
+from unisono.errors import UsageError
 from unisono.measured import Measured
-from unisono.schedule import PRESETS
+from unisono.schedule import COLLECTIVES, PRESETS
 from unisono.select import Choice, Selector
 from unisono.simulate import bus_factor
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
 __all__ = ["plan"]
 
+_RANKS = 8
+
+_Collective = Annotated[
+    str | None, typer.Argument(help="E.g. all_reduce, broadcast, all_to_all; optional with --default.")
+]
+_Default = Annotated[
+    bool, typer.Option("--default", help="What runs if no algorithm is asked for: the table, or its row for --bytes.")
+]
+_Crowded = Annotated[
+    bool | None,
+    typer.Option("--crowded/--no-crowded", help="More ranks than cores, with --default.", show_default="as it is here"),
+]
+
 
 def plan(
-    collective: Annotated[str, typer.Argument(help="E.g. all_reduce, broadcast, all_to_all.")],
+    collective: _Collective = None,
     nbytes: Annotated[
         str | None, typer.Option("--bytes", metavar="SIZE", help="Explain the choice for this size, e.g. 1MiB.")
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", "-n", help="Number of ranks.")] = 8,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(_RANKS))
+    ] = None,
     topology: Annotated[
         str | None,
         typer.Option(help=f"One of {', '.join(PRESETS)}.", show_default="this machine: measured, or shared_memory"),
     ] = None,
     hosts: Annotated[int | None, typer.Option(help="Hosts of a cluster.", show_default="8 ranks per host")] = None,
     model: Annotated[bool, typer.Option("--model", help="By the model, even if this machine was measured.")] = False,
+    by_default: _Default = False,
+    crowded: _Crowded = None,
 ) -> None:
-    """Choose an algorithm by collective, size and topology, and say why.
+    """Choose an algorithm by collective, size and topology, and say why; or show what runs by default.
 
     Examples; what `unisono tune` has measured on this machine counts more than the model:
 
         unisono plan all_reduce --bytes 1MiB --ranks 8
 
         unisono plan all_reduce --ranks 64 --topology cluster
+
+        unisono plan --default all_reduce --bytes 1MiB --ranks 8
     """
+    if by_default:
+        given = {"--topology": topology, "--hosts": hosts, "--model": model or None}
+        _defaults(collective, nbytes, ranks, crowded, [name for name, value in given.items() if value is not None])
+        return
+    if crowded is not None:
+        raise UsageError("--crowded and --no-crowded are for the defaults: give --default as well")
+    if collective is None:
+        raise UsageError("Missing argument 'COLLECTIVE'.")
     table = Measured.load() if topology is None and not model else None
-    selector = Selector(collective, network(topology or "shared_memory", ranks, hosts), table)
+    where = network(topology or "shared_memory", _RANKS if ranks is None else ranks, hosts)
+    selector = Selector(collective, where, table)
     if nbytes is not None or collective == "barrier":
         say("\n".join(_indented(explain(selector.choose(parse_nbytes(nbytes or "0"))))))
     if collective != "barrier":
@@ -74,3 +104,22 @@ def _table(choices: list[Choice]) -> Table:
             f"{100 * (others[0].seconds / best.seconds - 1):.0f} %" if others and best.seconds else "-",
         )
     return table
+
+
+def _defaults(
+    collective: str | None, nbytes: str | None, ranks: int | None, crowded: bool | None, others: list[str]
+) -> None:
+    """What runs by default: the row for a size, or the table."""
+    if others:
+        raise UsageError(f"{others[0]} is for a choice by cost, the defaults are a table: leave it out")
+    if collective is not None and collective not in COLLECTIVES:
+        raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
+    if collective is not None and (nbytes is not None or collective == "barrier"):
+        say("\n".join(_indented(describe_default(collective, nbytes, _RANKS if ranks is None else ranks, crowded))))
+        return
+    for name, value in (("--bytes", nbytes), ("--ranks", ranks), ("--crowded", crowded)):
+        if value is not None:
+            missing = "--bytes" if collective else "COLLECTIVE"
+            raise UsageError(f"{name} chooses one row of the defaults: give {missing} as well")
+    show(Console(highlight=False), default_table(collective))
+    say("\n".join(["", *default_notes()]))

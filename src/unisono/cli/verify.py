@@ -1,4 +1,4 @@
-"""`unisono verify`: prove a schedule, or show where it goes wrong."""
+"""`unisono verify`: prove a schedule and what ranks execute of it, or show where it goes wrong."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -7,7 +7,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from unisono.cli.schedules import find_schedule, show
+from unisono.cli.programs import Placed, prove_placed
+from unisono.cli.schedules import DEFAULT, RANKS, find_placed, is_name, parse_programs, parse_schedule, read_file, show
+from unisono.program.proof import Proof
+from unisono.units import parse_nbytes
 from unisono.verify import Report
 from unisono.verify import verify as prove
 
@@ -17,11 +20,18 @@ WRONG_EXIT = 1
 
 
 def verify(
-    source: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A file, - for standard input, or an algorithm.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|NAME", help=f"A file, - for standard input, an algorithm, or {DEFAULT} for the one that runs."
+        ),
+    ],
     collective: Annotated[
         str | None, typer.Argument(help="What the algorithm is to do.", show_default="all_reduce")
     ] = None,
-    ranks: Annotated[int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default="4")] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(RANKS))
+    ] = None,
     root: Annotated[
         int | None, typer.Option(help="Root of a broadcast, reduce, gather or scatter.", show_default="0")
     ] = None,
@@ -31,18 +41,48 @@ def verify(
     ] = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="One buffer for input and output.")] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Also tell which transfers could be left out.")] = False,
+    program: Annotated[
+        bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {DEFAULT}.")
+    ] = False,
+    nbytes: Annotated[str, typer.Option("--bytes", metavar="SIZE", help=f"Of {DEFAULT}, and of programs.")] = "1MiB",
 ) -> None:
-    """Prove that a schedule does what it says, or show everything that is wrong with it.
+    """Prove that a schedule does what it says, or show everything that is wrong with it; the same for programs.
 
     Exit code 0 if it is right, 1 if it is wrong, 2 if it cannot be read. Examples:
 
         unisono verify my_ring.txt
 
         unisono draw ring all_reduce -n 4 --text | unisono verify -
+
+        unisono verify default all_reduce -n 4 --bytes 1MiB
     """
-    report = prove(find_schedule(source, collective, ranks, root, chunks), in_flight, in_place)
-    show(Console(highlight=False), Text("\n").join(_lines(report, notes)), soft_wrap=True)
+    console = Console(highlight=False)
+    size = parse_nbytes(nbytes)
+    if is_name(source):
+        found = find_placed(source, collective, ranks, root, chunks, size)
+    else:
+        content = read_file(source, collective, ranks, root, chunks)
+        if content.startswith("program "):
+            _conclude(console, [prove(parse_programs(content, source), in_place=in_place)])
+            return
+        found = [Placed(parse_schedule(content, source))]
+    report = prove(found[0].schedule, in_flight, in_place)
+    proofs = prove_placed(found, size, in_place) if report.ok and (program or source == DEFAULT) else []
+    show(console, Text("\n").join(_lines(report, notes)), soft_wrap=True)
     if not report.ok:
+        raise typer.Exit(WRONG_EXIT)
+    _conclude(console, proofs)
+
+
+def _conclude(console: Console, proofs: list[Proof]) -> None:
+    """The proofs of programs, the first finding of each drawn; exits with 1 if there is any."""
+    for proof in proofs:
+        verdict, *rest = str(proof).splitlines()
+        lines = [Text(verdict, "green" if proof.ok else "bold red"), *(_line(line, "bold red") for line in rest)]
+        if not proof.ok:
+            lines += (_line(line, "bold red") for line in proof.draw().splitlines()[1:])
+        show(console, Text("\n").join(lines), soft_wrap=True)
+    if not all(proof.ok for proof in proofs):
         raise typer.Exit(WRONG_EXIT)
 
 

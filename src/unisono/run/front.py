@@ -10,19 +10,16 @@ import torch
 
 from unisono.algorithms import Entry, entry
 from unisono.errors import UsageError
-from unisono.run.arithmetic import arithmetic
-from unisono.run.executor import execute
-from unisono.run.layout import check_sizes, equal_blocks, layout
-from unisono.run.operands import Operands
-from unisono.run.plan import Plan, plan
-from unisono.run.record import Record
-from unisono.schedule import Schedule
+from unisono.program import Program, lower
+from unisono.run.over_transport import execute
+from unisono.run.reduce import Reducer, reducer
+from unisono.schedule import Collective, Schedule
 from unisono.transport.base import Transport
 
 __all__ = ["named", "run"]
 
 Tensors = Sequence[torch.Tensor]
-_ONE_TENSOR = ("all_reduce", "broadcast", "reduce")
+_IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 
 def named(
@@ -56,18 +53,31 @@ def run(
     factor: float = 1.0,
     sizes: Sequence[int] | None = None,
     deterministic: bool = False,
-    record: Record | None = None,
 ) -> None:
     """Runs this rank's share of a schedule; every rank of the transport calls it with the same schedule and options.
 
     all_reduce, broadcast and reduce work on `tensor` in place (reduce changes the root's alone), or fill `output`. The
     others read `tensor` and fill `output`; what is one block per rank is a tensor that holds the blocks one after the
-    other, or a sequence of tensors (operands.py tells who gives and takes what; give None for nothing). Tensors are
-    contiguous, of any dtype and shape; `tensor` and `output` must not overlap otherwise. barrier takes None.
+    other, or a sequence of tensors (give None for nothing):
+
+        collective       tensor                     output
+        all_reduce       the whole                  the whole
+        reduce           the whole                  the whole at the root
+        broadcast        the whole at the root      the whole
+        reduce_scatter   a block per rank           its own block
+        all_gather       its own block              a block per rank
+        gather           its own block              a block per rank at the root
+        scatter          a block per rank           its own block
+                         at the root
+        all_to_all       a block per rank (to)      a block per rank (from)
+        barrier          None                       None
+
+    Tensors are contiguous, of any dtype and shape; `tensor` and `output` must not overlap otherwise. What a rank only
+    gives is never written.
 
     `op` is a reduce op of torch by name, `factor` that of PREMUL_SUM. `sizes`: elements of every block where they are
     not equal: n of them; n * n for all_to_all, by source, then destination. `deterministic`: one order of summation
-    (unreduced.py). `record` is told of every message.
+    (program/unreduced.py).
 
     Raises UsageError if the schedule does not fit the transport or the tensors, and what the transport raises.
     """
@@ -76,55 +86,80 @@ def run(
         raise UsageError(
             f"{schedule.name} {c.name} is made for {c.world_size} ranks; this transport joins {transport.world_size}"
         )
-    share = plan(schedule, transport.rank, deterministic)
+    share = lower(schedule, transport.rank, "messages", deterministic)
     if c.name == "barrier":
         tensor, op, sizes = torch.zeros(c.num_chunks, dtype=torch.uint8), "BOR", None
         output = tensor
     if sizes is not None:
-        check_sizes(c, sizes)
-    sources, results = _operands(share, tensor, output, sizes)
-    if sizes is None:
-        sizes = equal_blocks(c, [t.numel() for t in sources], [t.numel() for t in results])
-    first = next(iter((*sources, *results)), None)
-    dtype = first.dtype if first is not None else torch.uint8
-    numbers = arithmetic(dtype, op if c.reduces else "", factor, c.world_size, share.deterministic)
-    where = layout(share, tuple(sizes))
-    operands = Operands(where, sources, results, numbers)
-    work = operands.load(where)
-    execute(where, transport, work, numbers, record)
-    operands.store(where, work)
-
-
-def _operands(
-    share: Plan,
-    tensor: torch.Tensor | Tensors | None,
-    output: torch.Tensor | Tensors | None,
-    sizes: Sequence[int] | None,
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """One flat tensor per block given and taken."""
-    into, out = share.blocks_before, share.blocks_after
-    if share.collective.name in _ONE_TENSOR and output is None:
+        _check_sizes(c, sizes)
+    if c.name in _IN_PLACE and output is None:
         output = tensor
-    return _flat(share, "tensor", tensor, into, sizes), _flat(share, "output", output, out, sizes)
+    into, out = share.blocks_in[share.rank], share.blocks_out[share.rank]
+    sources, given = _flat(share, "tensor", tensor, into, sizes)
+    results, wanted = _flat(share, "output", output, out, sizes)
+    if sizes is None:
+        sizes = _equal_blocks(c, given or wanted)
+    _check(share, "source", given, into, sizes)
+    _check(share, "result", wanted, out, sizes)
+    sources, combine = _arithmetic(c, sources, op, factor)
+    execute(share, transport, sources, results, sizes, combine)
+
+
+def _arithmetic(
+    c: Collective, sources: list[torch.Tensor], op: str, factor: float
+) -> tuple[list[torch.Tensor], Reducer | None]:
+    """What goes into the sum, and how it is taken; PREMUL_SUM is a SUM of what was multiplied before."""
+    if not c.reduces:
+        return sources, None
+    combine = reducer(sources[0].dtype, op, factor)
+    if op != "PREMUL_SUM":
+        return sources, combine
+    return [combine.prepared(source) for source in sources], reducer(combine.dtype, "SUM")
+
+
+def _equal_blocks(c: Collective, known: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of all blocks, of which these are known, if they are equal."""
+    if len(set(known)) > 1:
+        raise UsageError(f"{c.name}: blocks of {list(known)} elements are not equal; give the sizes of all blocks")
+    return (known[0] if known else 0,) * (c.num_chunks // c.pieces)
+
+
+def _check_sizes(c: Collective, sizes: Sequence[int]) -> None:
+    blocks = c.num_chunks // c.pieces
+    if len(sizes) != blocks or min(sizes) < 0:
+        raise UsageError(
+            f"{c.name} over {c.world_size} ranks has {blocks} blocks, got {len(sizes)} sizes: {list(sizes)}"
+        )
 
 
 def _flat(
-    share: Plan, what: str, given: torch.Tensor | Tensors | None, wanted: Sequence[int], sizes: Sequence[int] | None
-) -> list[torch.Tensor]:
-    name = f"{share.name} {share.collective.name}"
+    share: Program, what: str, given: torch.Tensor | Tensors | None, wanted: Sequence[int], sizes: Sequence[int] | None
+) -> tuple[list[torch.Tensor], list[int]]:
+    """An operand as flat tensors, one for all blocks or one for each, and the elements of each block."""
     if not wanted:
-        return []
+        return [], []
     if given is None:
-        raise UsageError(f"{name}: rank {share.rank} needs its {what}, got None")
+        raise UsageError(f"{share.name}: rank {share.rank} needs its {what}, got None")
     tensors = [given] if isinstance(given, torch.Tensor) else list(given)
     if not all(t.is_contiguous() for t in tensors):
-        raise UsageError(f"{name}: the {what} of rank {share.rank} is not contiguous; give {what}.contiguous()")
+        raise UsageError(f"{share.name}: the {what} of rank {share.rank} is not contiguous; give {what}.contiguous()")
     flat = [t.detach().view(-1) for t in tensors]
-    if len(flat) > 1 or len(wanted) == 1:
-        return flat
+    if len(flat) != 1 or len(wanted) == 1:
+        return flat, [t.numel() for t in flat]
     equal = flat[0].numel() // len(wanted)
     parts = [equal if sizes is None else sizes[block] for block in wanted]
     if sum(parts) != flat[0].numel():
         blocks = f"blocks of {parts} elements" if sizes is not None else f"{len(wanted)} equal blocks"
-        raise UsageError(f"{name}: the {what} of rank {share.rank} has {flat[0].numel()} elements, not {blocks}")
-    return list(torch.split(flat[0], parts))
+        raise UsageError(f"{share.name}: the {what} of rank {share.rank} has {flat[0].numel()} elements, not {blocks}")
+    return flat, parts
+
+
+def _check(share: Program, what: str, given: Sequence[int], wanted: Sequence[int], sizes: Sequence[int]) -> None:
+    """One block for each that is wanted, of the size that is told."""
+    if len(given) != len(wanted):
+        raise UsageError(f"{share.name}: rank {share.rank} has {len(wanted)} {what}s, got {len(given)}")
+    for block, numel in zip(wanted, given, strict=True):
+        if numel != sizes[block]:
+            raise UsageError(
+                f"{share.name}: {what} {block} of rank {share.rank} has {numel} elements, expected {sizes[block]}"
+            )

@@ -307,7 +307,7 @@ class Lane(ABC):
 
     def _end(self, task: Task, error: BaseException | None = None) -> None:
         """Marks a call done. Lock held."""
-        task.error, task.steps, task.done = error, None, True
+        task.error, task.done = error, True
         if task.listeners:
             self._settled.append(task)
 

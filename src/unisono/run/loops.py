@@ -1,4 +1,4 @@
-"""When compiled loops (fused.py) are loaded: with the first call, or, where they must be compiled, in the background.
+"""When compiled loops are loaded: with the first call, or, where they must be compiled, in the background.
 
 Loading what lies on disk (object_code.py) takes hundredths of a second; the first call that it serves waits for that.
 Compiling a dtype takes seconds. So where nothing is kept yet a group begins with torch's operations; after `WARM` calls
@@ -52,9 +52,9 @@ def _object_code() -> Any:
 
 def _compile(kind: str) -> bytes:
     """The object code of the loops of a kind, which is also kept."""
-    from unisono.run import fused, fused_entry, fused_messages
+    from unisono.run import compiled, compiled_entry, compiled_messages
 
-    code = fused_entry.compiled(kind, fused_messages.LOOPS if kind == MESSAGES else fused.loops_of(kind))
+    code = compiled_entry.compiled(kind, compiled_messages.LOOPS if kind == MESSAGES else compiled.loops_of(kind))
     _object_code().keep(kind, code)
     return code
 
@@ -83,7 +83,7 @@ class Loops:
         return kind in self._ready
 
     def of(self, kind: str) -> dict[str, Callable[..., int]]:
-        """The loops of a kind, by name; see fused.py and fused_messages.py. `serve` has said that they are there."""
+        """The loops of a kind, by name; see compiled.py and compiled_messages.py. `serve` has said they are there."""
         return self._ready[kind]
 
     def serve(self, kind: str, at_once: bool) -> bool:

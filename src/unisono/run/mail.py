@@ -1,4 +1,4 @@
-"""Messages that go in compiled loops (fused_messages.py): what is prepared for them, and when.
+"""Messages that go in compiled loops (compiled_messages.py): what is prepared for them, and when.
 
 Each end of a message may decide for itself whether it uses the loops: the wire is the same. When they are loaded:
 loops.py.
@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from unisono.run.fused_mail_words import HEARD, TABLE
 from unisono.run.loops import MESSAGES, WARM, loops, wanted
 from unisono.run.message import Letter
+from unisono.run.message_words import HEARD, TABLE
 from unisono.transport.futex import CROWDED
 from unisono.transport.segment import Segment
 
 __all__ = ["Job", "Mail"]
 
-_JOB = struct.Struct("7q")  # as JOB of fused_mail_words.py
+_JOB = struct.Struct("7q")  # as JOB of message_words.py
 
 Job = tuple[int, int, int, int, int, int, int]
 """Whether it is sent, the peer, the addresses of head and payload, its bytes, those that have moved, whether the head

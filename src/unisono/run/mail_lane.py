@@ -1,4 +1,4 @@
-"""The lane of messages with compiled loops (fused_messages.py), wherever these serve; the long way does the rest.
+"""The lane of messages with compiled loops (compiled_messages.py), wherever these serve; the long way does the rest.
 
 What is waited for goes in one call of the loops. What is not goes as far as it can when it is issued; whoever waits
 then carries all that is under way together, both ways at once.
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 
 from unisono.errors import UnisonoError
-from unisono.run.fused_mail_words import OTHER, SILENT
 from unisono.run.mail import Job, Mail
 from unisono.run.message import Arriving, Letter, Message
+from unisono.run.message_words import OTHER, SILENT
 from unisono.run.point_to_point import PointToPointLane
-from unisono.run.prepared import BRIEFLY, brief
 from unisono.run.reentry import interruption
+from unisono.run.task import BRIEFLY, brief
 from unisono.transport import futex
 from unisono.transport.inference import outside_inference
 from unisono.transport.segment import Segment

@@ -82,7 +82,7 @@ class Message(Task):
         timeout: float,
         after: Callable[[], object] | None = None,
     ) -> None:
-        super().__init__(call, None, outputs, timeout)
+        super().__init__(call, outputs, timeout)
         self.letter: Letter | None = data if isinstance(data, Letter) else None
         self._data: torch.Tensor | None = None if isinstance(data, Letter) else data
         self.peer, self.tag, self.after = peer, tag, after

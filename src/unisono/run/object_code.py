@@ -23,11 +23,14 @@ __all__ = ["functions", "keep", "kept", "machine", "pack", "symbol"]
 _FASTCALL = 0x80  # METH_FASTCALL: self, the arguments, how many
 _CHECK = 16  # bytes: a digest before the code
 _RUN = Path(__file__).parent
-_COMPILED = [*_RUN.glob("fused*.py"), *(_RUN.parent / "transport" / f"{name}.py" for name in ("atomics", "native"))]
-_SOURCES = [
-    *_COMPILED,
-    *(_RUN / name for name in ("direct.py", "offers.py", "../transport/futex.py", "../transport/ring.py")),
+_COMPILED = [
+    "run/compiled*.py",
+    "run/interpreter.py",
+    "run/agreement.py",
+    "transport/atomics.py",
+    "transport/native.py",
 ]
+_NUMBERS = ["run/words.py", "run/message_words.py", "program/bind.py", "transport/futex.py", "transport/ring.py"]
 """What the loops are made of: the modules compiled, and those whose numbers they hold."""
 
 
@@ -62,10 +65,14 @@ def _immortal(thing: Any) -> Any:
     return thing
 
 
+def _sources() -> list[Path]:
+    return [file for name in (*_COMPILED, *_NUMBERS) for file in sorted(_RUN.parent.glob(name))]
+
+
 @functools.cache
 def _version() -> str:
     told = [platform.machine(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), version("numba")]
-    sources = [file.read_bytes() for file in sorted(_SOURCES)]
+    sources = [file.read_bytes() for file in _sources()]
     return hashlib.blake2b(b"".join([*map(str.encode, told), *sources]), digest_size=8).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """What ranks say to each other when their calls differ: each its call and its line, in words, for one table on all."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from unisono.transport.board import Board
 from unisono.transport.segment import CALL, GAVE_UP
@@ -16,17 +16,18 @@ _TALK = 0.7  # s: how long ranks whose calls differ wait for each other's words
 
 
 def parley(
-    board: Board, names: Sequence[int], label: str, number: int, call: Call, site: Site, found: Disagreement
-) -> tuple[str, bool]:
+    board: Board, names: Sequence[int], label: str, number: int, call: Call, site: Site, found: Disagreement,
+    meet: Callable[[], bool],
+) -> tuple[str, bool]:  # fmt: skip
     """Meets the others, who have seen the same headers, over call ``number`` of the group ``names``.
 
-    Returns the text for the error, and whether all ranks have come to tell of it: then the group can still be used.
+    ``meet`` comes to the next meeting, and tells whether all have come. Returns the text for the error, and whether all
+    ranks have come to tell of it: then the group can still be used.
     """
-    half = 1 - board.half
+    half = (board.position[0] - 1) & 1
     board.segment.say(board.rank, CALL, f"{number}\n{site_text(site)}\n{call.describe(names)}")
-    board.arrive()
     silent, limit = [], time.monotonic() + _TALK
-    while not (board.complete() or board.linger()):
+    while not meet():
         now = time.monotonic()
         silent = [rank for rank in board.missing() if now > limit or loss(board.segment, rank, names[rank])]
         if silent:

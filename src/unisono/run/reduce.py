@@ -56,14 +56,18 @@ class Reducer:
         self._signed = _SIGNED.get(dtype)
         self._plain = self.wide is None and self._signed is None and op not in ("AVG", "PREMUL_SUM")
 
-    def __call__(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Writes the combination of ``parts`` (flat, equal sizes, rank order) to ``out``, which may be one of them."""
+    def __call__(self, parts: Sequence[torch.Tensor], out: torch.Tensor, complete: int = 0) -> None:
+        """Writes the combination of ``parts`` (flat, equal sizes, in that order) to ``out``, which may be one of them.
+
+        Any of them may hold accumulators, of dtype `wide`. ``complete``: the world size, if the contributions of all
+        ranks are in the sum, by which AVG divides; else 0.
+        """
         if self._plain and len(parts) == 2:
             self._combine(parts[0], parts[1], out=out)
         elif self._signed is not None:
             self._as_signed(parts, out)
         else:
-            self._in_order(parts, out)
+            self._in_order(parts, out, complete)
 
     def prepared(self, mine: torch.Tensor) -> torch.Tensor:
         """This rank's input as it goes into the sum: multiplied by the factor for PREMUL_SUM, else itself."""
@@ -71,7 +75,7 @@ class Reducer:
             return mine
         return mine.to(self.wide).mul_(self.factor).to(self.dtype) if self.wide else mine * self.factor
 
-    def _in_order(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    def _in_order(self, parts: Sequence[torch.Tensor], out: torch.Tensor, complete: int) -> None:
         combine = self._combine
         if len(parts) == 1:
             total = parts[0].to(self.wide) if self.wide else parts[0].clone()
@@ -81,8 +85,8 @@ class Reducer:
             total = combine(parts[0], parts[1])
         for part in parts[2:]:
             combine(total, part.to(self.wide) if self.wide else part, out=total)
-        if self.op == "AVG":
-            total.div_(len(parts))
+        if self.op == "AVG" and complete:
+            total.div_(complete)
         out.copy_(total)
 
     def _as_signed(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:

@@ -6,18 +6,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from unisono.transport.futex import LINGER
 from unisono.watch.call import Call, Site, site_text
 
-__all__ = ["Task", "others_tell", "tell", "telling"]
+__all__ = ["BRIEFLY", "Task", "brief", "others_tell", "tell", "telling"]
+
+BRIEFLY, _SLOWLY = 2e-5, 2.5e-10  # s, s per byte
 
 
 class Task:
-    """One call under way: what was asked, the steps left, the outcome."""
+    """One call under way: what was asked, the outcome."""
 
-    __slots__ = ("call", "deadline", "done", "error", "issued", "listeners", "outputs", "site", "steps")
+    __slots__ = ("call", "deadline", "done", "error", "issued", "listeners", "outputs", "site")
 
-    def __init__(self, call: Call, steps: Any, outputs: list[Any], timeout: float) -> None:
-        self.call, self.steps, self.outputs = call, steps, outputs
+    def __init__(self, call: Call, outputs: list[Any], timeout: float) -> None:
+        self.call, self.outputs = call, outputs
         self.site: Site | None = None  # where it was issued, if that is not on the stack any more
         self.issued = time.monotonic()
         self.deadline = self.issued + timeout
@@ -28,6 +31,11 @@ class Task:
     def place(self) -> str:
         """``, at file:line in function,``: where it was issued, within a sentence; empty if that is not known."""
         return f", at {site_text(self.site)}," if self.site is not None and self.site[0] else ""
+
+
+def brief(call: Call) -> float:
+    """Seconds that a call in the background may wait for its peers at once: about what its data takes to move."""
+    return min(LINGER, BRIEFLY + _SLOWLY * call.nbytes)
 
 
 class _Telling(threading.local):

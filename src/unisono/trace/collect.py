@@ -184,9 +184,9 @@ class Collector:
         reductions, now, original = self.reductions, time.monotonic_ns, Reducer.__call__
 
         @functools.wraps(original)
-        def timed(reducer: Any, parts: Any, out: Any) -> None:
+        def timed(reducer: Any, parts: Any, out: Any, complete: int = 0) -> None:
             began = now()
-            original(reducer, parts, out)
+            original(reducer, parts, out, complete)
             reductions.append((began, now()))
 
         self._replace(Reducer, "__call__", timed)

@@ -1,8 +1,8 @@
-"""Words of shared memory for compiled loops (run/fused.py): atomic where ranks meet, in the order the CPU must keep.
+"""Words of shared memory for compiled loops: atomic where ranks meet, in the order the CPU must keep.
 
-`count_up` is sequentially consistent, `look` and `read` acquire, `clear` and `tell` release; LLVM makes of them what
-the CPU needs, on x86-64 as on weakly ordered ones. Needs numba. The loops are compiled with these inside, and cached:
-whoever changes something here changes them too.
+`fetch_add` is sequentially consistent, `load_acquire32` and `load_acquire64` acquire, the stores release; LLVM makes of
+them what the CPU needs, on x86-64 as on weakly ordered ones. Needs numba. The loops are compiled with these inside, and
+cached: whoever changes something here changes them too.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,10 @@ from numba import types as numba_types
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
-__all__ = ["clear", "count_up", "inner", "intrinsic", "look", "on_stack", "pointer", "read", "tell", "types", "woven"]
+__all__ = [
+    "fetch_add", "inner", "intrinsic", "load_acquire32", "load_acquire64", "on_stack", "pointer", "store_release32",
+    "store_release64", "types",
+]  # fmt: skip
 
 types: Any = numba_types  # numba's own annotations speak of something else than what its decorators make
 intrinsic: Any = numba_intrinsic
@@ -25,12 +28,6 @@ _alloca: Any = cgutils.alloca_once
 def inner(function: _F) -> _F:
     """``function`` for use in loops: compiled, without the interpreter's lock, raising nothing."""
     made: Any = njit(nogil=True, error_model="numpy")(function)
-    return cast(_F, made)
-
-
-def woven(function: _F) -> _F:
-    """As `inner`, but compiled as a part of what it is used in, not by itself."""
-    made: Any = njit(nogil=True, error_model="numpy", inline="always")(function)
     return cast(_F, made)
 
 
@@ -60,7 +57,7 @@ def on_stack(context: Any, count: Any) -> Any:
 
 
 @intrinsic
-def count_up(context: Any, address: Any) -> Any:
+def fetch_add(context: Any, address: Any) -> Any:
     """Adds one to the 32-bit word at an address; returns what it was."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -70,7 +67,7 @@ def count_up(context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def look(context: Any, address: Any) -> Any:
+def load_acquire32(context: Any, address: Any) -> Any:
     """The 32-bit word at an address."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -80,7 +77,7 @@ def look(context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def read(context: Any, address: Any) -> Any:
+def load_acquire64(context: Any, address: Any) -> Any:
     """The 64-bit word at an address."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -90,18 +87,19 @@ def read(context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def clear(context: Any, address: Any) -> Any:
-    """Zeroes the 32-bit word at an address."""
+def store_release32(context: Any, address: Any, value: Any) -> Any:
+    """Stores a 32-bit word at an address, after everything before."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store_atomic(ir.Constant(ir.IntType(32), 0), _place(builder, args[0], 32), "release", 4)
+        word = builder.trunc(args[1], ir.IntType(32))
+        builder.store_atomic(word, _place(builder, args[0], 32), "release", 4)
         return context.get_dummy_value()
 
-    return types.none(types.intp), build
+    return types.none(types.intp, types.int64), build
 
 
 @intrinsic
-def tell(context: Any, address: Any, value: Any) -> Any:
+def store_release64(context: Any, address: Any, value: Any) -> Any:
     """Stores a 64-bit word at an address, after everything before."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -20,17 +20,19 @@ A word is 32 bits and wraps; users compare for equality or by difference modulo 
 """
 
 import ctypes
+import functools
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from unisono.errors import UsageError
 
 __all__ = [
     "CROWDED", "DEAR", "EVERYBODY", "FUTEX_WAIT", "FUTEX_WAKE", "LINGER", "MEANWHILE", "NUMBERS", "Counter", "acquire",
-    "give_way", "release",
+    "arrive", "give_way", "release", "sleep",
 ]  # fmt: skip
 
 LINGER = 0.001
@@ -111,9 +113,37 @@ class Counter:
 
     def sleep(self, seen: int, seconds: float) -> None:
         """Sleeps in the kernel until woken, at most ``seconds``, unless the word differs from ``seen`` already."""
-        whole = int(seconds)
-        limit = _Timespec(whole, int((seconds - whole) * 1e9))
+        limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
         _blocking(*self._sleep_args, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
+
+
+@functools.cache
+def _arrival(address: int, full: int) -> tuple[Any, ...]:
+    """The arguments of `arrive`."""
+    if full > 2048:
+        raise UsageError(f"a meeting of {full} ranks on one host is beyond the 2048 that a futex comparison holds")
+    operation = (_OP_ADD << 28) | (_CMP_EQ << 24) | (1 << 12) | full - 1
+    return (
+        _number(),
+        ctypes.c_void_p(address + 4),  # its sleepers, of whom there are none, are always woken
+        ctypes.c_int(_FUTEX_WAKE_OP),
+        ctypes.c_int(EVERYBODY),
+        ctypes.c_void_p(EVERYBODY),
+        ctypes.c_void_p(address),
+        ctypes.c_uint32(operation),
+    )
+
+
+def arrive(address: int, full: int) -> None:
+    """Adds one to the 32-bit word at an address and wakes its sleepers if that makes it ``full``; a release."""
+    _quick(*_arrival(address, full))
+
+
+def sleep(address: int, seen: int, seconds: float) -> None:
+    """Sleeps until the 32-bit word at an address is woken, at most ``seconds``, unless it differs from ``seen``."""
+    limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+    word, wait = ctypes.c_void_p(address), ctypes.c_int(FUTEX_WAIT)
+    _blocking(_number(), word, wait, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
 
 
 def give_way() -> bool:

@@ -60,7 +60,7 @@ CALL, FAREWELL, TROUBLE = range(3)
 LENGTH, WRITING = 0xFFFF, 1 << 16
 """The word before a text: its length in bytes, a bit that is set while it is written, how often it was in the rest."""
 
-FIELDS = 5  # 64-bit words before the nonce: magic, world size, the layout's `mark`, then two spare
+FIELDS = 5  # 64-bit words before the nonce: magic, world size, the layout's `mark`, whether it is crowded, one spare
 
 
 def _up(nbytes: int, unit: int) -> int:

@@ -1,4 +1,4 @@
-"""What compiled loops (run/fused.py, run/fused_messages.py) ask of the C library and the kernel.
+"""What compiled loops (run/compiled.py, run/compiled_messages.py) ask of the C library and the kernel.
 
 Needs numba. The loops are compiled with these inside, and cached: whoever changes something here changes them too.
 """
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numba.np.numpy_support import carray
 
-from unisono.transport.atomics import inner, on_stack, pointer, read, types
+from unisono.transport.atomics import inner, load_acquire64, on_stack, pointer, types
 from unisono.transport.futex import DEAR, EVERYBODY, FUTEX_WAIT, FUTEX_WAKE, MEANWHILE, NUMBERS
 
-__all__ = ["copy", "note", "now", "pause", "sleep", "wake"]
+__all__ = ["copy", "now", "pause", "sleep", "store", "wake"]
 
 _NUMBER, _WAIT, _WAKE, _ALL = NUMBERS.get(platform.machine(), 0), FUTEX_WAIT, FUTEX_WAKE, EVERYBODY
 _DEAR, _MEANWHILE = DEAR, MEANWHILE
@@ -30,7 +30,7 @@ def copy(target: int, source: int, nbytes: int) -> None:
 
 
 @inner
-def note(address: int, value: int) -> None:
+def store(address: int, value: int) -> None:
     """Stores a 64-bit word; others may see it at any time."""
     carray(pointer(address), 1, np.int64)[0] = value
 
@@ -40,7 +40,7 @@ def now() -> Any:
     """``time.monotonic_ns``."""
     at = on_stack(2)
     _clock(1, pointer(at))  # CLOCK_MONOTONIC
-    return read(at) * 1_000_000_000 + read(at + 8)
+    return load_acquire64(at) * 1_000_000_000 + load_acquire64(at + 8)
 
 
 @inner
@@ -55,8 +55,8 @@ def sleep(address: int, seen: int, nanoseconds: int) -> None:
     from ``seen``; a signal ends it too.
     """
     limit = on_stack(2)
-    note(limit, 0)
-    note(limit + 8, nanoseconds)
+    store(limit, 0)
+    store(limit + 8, nanoseconds)
     _syscall(_NUMBER, address, _WAIT, seen, limit, 0, 0)
 
 
@@ -66,11 +66,11 @@ def pause(address: int, seen: int, limit: int, crowded: int) -> None:
     futex.py, which lies at ``crowded``.
     """
     begun = now()
-    if begun < read(crowded):
+    if begun < load_acquire64(crowded):
         if begun < limit:
             sleep(address, seen, limit - begun)
         return
     _yield()
     moment = now()
     if moment - begun > _DEAR:
-        note(crowded, moment + _MEANWHILE)
+        store(crowded, moment + _MEANWHILE)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Identity", "alive", "boot_id", "fate", "pin", "start_time", "stopped", "ticks"]
+__all__ = ["Identity", "alive", "boot_id", "cores", "fate", "pin", "start_time", "stopped", "ticks"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,12 @@ class Identity:
     def mine(cls) -> "Identity":
         """This process."""
         return cls(os.getpid(), _started(os.getpid()))
+
+
+@cache
+def cores() -> int:
+    """How many cores this process could use when this was first asked: before it kept to a share of them."""
+    return len(os.sched_getaffinity(0))
 
 
 def start_time(pid: int) -> int:

@@ -48,7 +48,7 @@ from unisono.transport.layout import (
     WRITING,
     Layout,
 )
-from unisono.transport.process import Identity, boot_id
+from unisono.transport.process import Identity, boot_id, cores
 
 __all__ = [
     "ABSENT",
@@ -130,6 +130,11 @@ class Segment:
         """Tells this segment from any other."""
         return self.raw[FIELDS * 8 : FIELDS * 8 + 16].decode()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the ranks outnumber the cores of the host, as the first rank counts them."""
+        return bool(self.longs[3])
+
     def text(self, rank: int, kind: int) -> str:
         """What ``rank`` wrote last with `say`; nothing if it has died over it."""
         start = self.layout.texts + rank * self.layout.TEXTS + kind * self.layout.TEXT
@@ -182,6 +187,7 @@ def create(store: StoreLike, world_size: int, name: str) -> tuple[Segment, int]:
     segment = Segment(fd, layout)
     nonce = secrets.token_hex(8)
     segment.raw[FIELDS * 8 : FIELDS * 8 + 16] = nonce.encode()
+    segment.longs[3] = int(world_size > cores())
     segment.longs[1], segment.longs[2], segment.longs[0] = world_size, layout.mark, MAGIC
     store.set("segment", f"{os.getpid()} {fd} {nonce} {boot_id()} {world_size}")
     return segment, fd

@@ -1,0 +1,140 @@
+"""The fast path: calls on ordinary tensors, prepared once per kind and carried out with as little Python as possible.
+
+What travels, and in which places of the board, is the same whichever way a rank comes: here no arguments are checked
+again and no task is made. Tensors that are not contiguous, and mistakes, take the long way (moving.py, reducing.py).
+"""
+
+from collections.abc import Callable
+from operator import sub
+from typing import Any
+
+import torch
+
+from unisono.backend.moving import Moving
+from unisono.backend.operations import Builder, Tensors
+from unisono.backend.options import chosen
+from unisono.backend.reducing import Reducing
+from unisono.backend.tensors import ordinary
+from unisono.errors import UsageError
+from unisono.run.message import Letter, letter
+from unisono.run.prepared import Places, Prepared, Preparer
+from unisono.transport.inference import outside_inference
+
+__all__ = ["FastPath", "Maker"]
+
+_KEPT = 512  # kinds of calls kept for reuse
+
+Maker = Callable[[Any, torch.Tensor, torch.Tensor, Any], Prepared | None]
+_Placed = torch.Tensor | Places
+
+
+class FastPath:
+    """Prepared calls of one rank in one group, by kind; None where a call must take the long way."""
+
+    def __init__(self, operations: Builder, preparer: Preparer) -> None:
+        self._ops, self._rank, self._size = operations, operations.rank, operations.size
+        self._kinds: dict[Any, Prepared | None] = {}
+        self._letters: dict[Any, Letter] = {}
+        preparer.tell(self._forget)
+
+    def _forget(self) -> None:
+        """Begins anew, with what runs calls now."""
+        self._kinds = {}
+
+    def prepared(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor) -> Prepared | None:
+        """What ``make`` prepares for these tensors and ``key``, if the tensors allow it."""
+        alike = output is tensor  # in place: half of the questions
+        if not ordinary(output) or not (alike or ordinary(tensor)):
+            return None
+        options = chosen(self._ops.options)
+        whole: tuple[Any, ...] = (make, key, output.dtype, output.shape, options.key if options is not None else None)
+        if not alike:
+            whole = (*whole, tensor.dtype, tensor.shape)
+        try:
+            return self._kinds[whole]
+        except KeyError:
+            return self._make(whole, make, output, tensor, key)
+
+    @outside_inference
+    def _make(self, whole: Any, make: Callable[..., Prepared | None], *given: Any) -> Prepared | None:
+        if len(self._kinds) >= _KEPT:
+            self._kinds.clear()
+        try:
+            found = make(self._ops, *given)
+        except UsageError:
+            found = None  # refused the long way, where the peers hear of it
+        self._kinds[whole] = found
+        return found
+
+    def barrier(self) -> Prepared | None:
+        """No data."""
+        options = chosen(self._ops.options)
+        whole = ("barrier", options.key if options is not None else None)
+        try:
+            return self._kinds[whole]
+        except KeyError:
+            return self._make(whole, lambda ops: ops.prepare(ops.barrier_call(), torch.uint8, (0,)))
+
+    def letter(self, op: str, tensor: torch.Tensor, tag: int) -> Letter | None:
+        """The letter of a send or recv of ``tensor``, if the tensor allows one."""
+        if not ordinary(tensor):
+            return None
+        key = (op, tensor.dtype, tensor.shape, tag)
+        found = self._letters.get(key)
+        if found is None:
+            if len(self._letters) >= _KEPT:
+                self._letters.clear()
+            found = self._letters[key] = letter(self._ops.call(op, tensor), tag, tensor.nbytes)
+        return found
+
+    def lists(self, op: str, key: Any, outputs: Tensors, inputs: Tensors) -> tuple[Prepared, _Placed, _Placed] | None:
+        """The prepared call on lists of tensors of one dtype and shape, its output and its input.
+
+        ``key``: the reduce op, or the root, or None. ``outputs``, ``inputs``: one per rank, or one, or none. Lists of
+        several shapes take the long way.
+        """
+        tensors = [*outputs, *inputs]
+        if not tensors:
+            return None
+        first, options = tensors[0], chosen(self._ops.options)
+        for tensor in tensors:
+            if not ordinary(tensor) or tensor.dtype != first.dtype or tensor.shape != first.shape:
+                return None
+        make, listed = _MAKERS[op]
+        how = options.key if options is not None else None
+        whole = (op, key, first.dtype, first.shape, len(outputs), len(inputs), how)
+        try:
+            found = self._kinds[whole]
+        except KeyError:
+            found = self._make(whole, make, outputs, inputs, key)
+        if found is None or not self._apart(outputs, inputs, first.nbytes):
+            return None
+        target = Places(outputs) if listed[1] and outputs else tensors[0]
+        return found, target, Places(inputs) if listed[0] and inputs else tensors[-1]
+
+    def _apart(self, outputs: Tensors, inputs: Tensors, nbytes: int) -> bool:
+        """Whether no output shares memory with another, or with an input but for a rank's own piece, one and the same.
+
+        Nor has any none.
+        """
+        into, out = [t.data_ptr() for t in outputs], [t.data_ptr() for t in inputs]
+        if not all(into) or not all(out):  # empty, or freed: that is refused the long way
+            return False
+        if len(into) > 1:
+            ordered = sorted(into)
+            if min(map(sub, ordered[1:], ordered)) < nbytes:
+                return False
+        if not into or not out or max(into) + nbytes <= min(out) or max(out) + nbytes <= min(into):
+            return True
+        own, mine = into[self._rank if len(into) > 1 else 0], out[self._rank if len(out) > 1 else 0]
+        return all(abs(a - b) >= nbytes or a == b == own == mine for a in into for b in out)
+
+
+_MAKERS: dict[str, tuple[Callable[..., Prepared | None], tuple[bool, bool]]] = {
+    "all_gather": (Moving.all_gather_lists, (False, True)),
+    "all_to_all": (Moving.all_to_all_lists, (True, True)),
+    "reduce_scatter": (Reducing.reduce_scatter_lists, (True, False)),
+    "gather": (Moving.gather_lists, (False, True)),
+    "scatter": (Moving.scatter_lists, (True, False)),
+}
+"""What prepares a call, and whether its inputs and its outputs are one per rank."""

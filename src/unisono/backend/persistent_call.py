@@ -1,0 +1,133 @@
+"""The object that `unisono.prepare` returns."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.backend.fast_path import Maker
+from unisono.backend.moving import Moving
+from unisono.backend.operations import NOTHING
+from unisono.backend.process_group import UnisonoProcessGroup
+from unisono.backend.reducing import Reducing, reduce_op
+from unisono.errors import UsageError
+from unisono.run.collectives import CollectiveTask
+from unisono.run.prepared import Prepared
+from unisono.run.task import Task
+
+__all__ = ["PersistentCall", "prepared"]
+
+_ONE: dict[str, Maker] = {
+    "all_reduce": Reducing.all_reduce_kind,
+    "reduce": Reducing.reduce_kind,
+    "broadcast": Moving.broadcast_kind,
+}
+_TWO: dict[str, Maker] = {
+    "all_gather": Moving.all_gather_kind,
+    "reduce_scatter": Reducing.reduce_scatter_kind,
+    "all_to_all": Moving.all_to_all_kind,
+}
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+
+
+def prepared(
+    collective: str,
+    output: torch.Tensor | None,
+    input: torch.Tensor | None,
+    op: Any,
+    root: int,
+    group: dist.ProcessGroup | None,
+) -> "PersistentCall":
+    """See `unisono.prepare`."""
+    pg: Any = group if group is not None else dist.distributed_c10d._get_default_group()
+    if not isinstance(pg, UnisonoProcessGroup):
+        raise UsageError(f"prepare needs a group of backend unisono, not {dist.get_backend(group)}")
+    options = dist.ReduceOptions()
+    if op is not None:
+        options.reduceOp = op
+    name, _ = reduce_op(options)
+    if collective in _REDUCING and name == "PREMUL_SUM":
+        raise UsageError(f"prepare {collective}: PREMUL_SUM multiplies a copy of its input; multiply, then use SUM")
+    needed = {**dict.fromkeys(_ONE, 1), **dict.fromkeys(_TWO, 2), "barrier": 0}.get(collective)
+    if needed is None:
+        raise UsageError(f"prepare knows {', '.join((*_ONE, *_TWO, 'barrier'))}, not {collective!r}")
+    given = [tensor for tensor in (output, input) if tensor is not None]
+    if len(given) != needed:
+        raise UsageError(f"prepare {collective} takes {needed} tensor{'s' * (needed != 1)}, got {len(given)}")
+    if not pg._group.joined:
+        pg._group.join(f"prepare {collective}")
+    return PersistentCall(pg, collective, given, name, root)
+
+
+class PersistentCall:
+    """A collective on given tensors. Calling it, or `start` and then `wait`, makes the call once more.
+
+    Not for several threads at a time. Raises what the collective raises. The tensors keep their memory meanwhile.
+    """
+
+    def __init__(
+        self, pg: UnisonoProcessGroup, collective: str, tensors: list[torch.Tensor], op: str, root: int
+    ) -> None:
+        self._pg, self._collective, self._tensors, self._op, self._root = pg, collective, tensors, op, root
+        self._output: Any = tensors[0] if tensors else NOTHING
+        self._input: Any = tensors[-1] if tensors else NOTHING
+        self._lane, self._refused = pg._group.collectives, pg._group.collectives.refused
+        self._seconds = pg._seconds
+        self._task: Task | None = None
+        self._prepared: Prepared
+        self._prepare()
+        self._lane.preparer.tell(self._prepare)
+
+    def __repr__(self) -> str:
+        return f"<persistent {self._prepared.call.describe(self._pg._group.names)}>"
+
+    def _prepare(self) -> None:
+        """Again when faster ways of running calls are there."""
+        ways, name = self._pg._group.fast_path, self._collective
+        output, source = self._output, self._input
+        if not self._tensors:
+            found = ways.barrier()
+        elif name in _ONE:
+            key = {"all_reduce": self._op, "reduce": (self._root, self._op), "broadcast": self._root}[name]
+            found = ways.prepared(_ONE[name], key, output, source)
+        else:
+            found = ways.prepared(_TWO[name], self._op if name == "reduce_scatter" else None, output, source)
+        if found is None or not self._fits(found):
+            told = ", ".join(f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for tensor in self._tensors)
+            raise UsageError(
+                f"prepare {name} on {told}: tensors must be contiguous CPU tensors, not empty, apart or in place as "
+                f"torch.distributed allows, with shapes and a dtype that {name} takes"
+            )
+        self._prepared = found
+
+    def _fits(self, prepared: Prepared) -> bool:
+        places = [tensor.data_ptr() for tensor in self._tensors]
+        return all(places) and (len(places) < 2 or prepared.fits(*places))
+
+    def __call__(self) -> None:
+        """Makes the call and returns when it is done."""
+        prepared, lane = self._prepared, self._lane
+        if lane.at_once(prepared, self._output, self._input, self._seconds, None) is None:
+            self._submit(False)
+        if self._refused[0]:
+            lane.hear()
+
+    def _submit(self, background: bool) -> Task:
+        part = (self._prepared, self._output, self._input)
+        task = CollectiveTask(self._prepared.call, [part], self._tensors, self._seconds(None))
+        self._lane.submit(task, background)
+        return task
+
+    def start(self) -> None:
+        """Makes the call and returns at once; `wait` ends it. Raises `UsageError` if it has been started already."""
+        if self._task is not None:
+            raise UsageError(f"{self!r} has been started and not waited for: call wait() first")
+        task = self._lane.at_once(self._prepared, self._output, self._input, self._seconds, None, background=True)
+        self._task = task or self._submit(True)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns once the call that `start` made is done; raises `CollectiveTimeout` after ``timeout`` seconds."""
+        if self._task is None:
+            raise UsageError(f"{self!r} has not been started: call start() first")
+        self._lane.finish(self._task, timeout)
+        self._task = None

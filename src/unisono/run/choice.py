@@ -1,0 +1,56 @@
+"""Which schedule carries a call out, and how it is placed: the table of defaults, or an algorithm by name."""
+
+from dataclasses import dataclass
+
+from unisono.program import best_staged, default, lower
+from unisono.program.lower import Unfit
+from unisono.run.front import named
+from unisono.schedule import Schedule
+
+__all__ = ["Choice", "by_default", "by_name"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A schedule and its placements, see program/defaults.py; ``directly`` is empty if the call is always staged."""
+
+    schedule: Schedule
+    placement: str
+    deterministic: bool = False
+    cap: int = 1 << 62
+    directly: str = ""
+    directly_above: int = 0
+
+    @property
+    def root(self) -> int:
+        """The root; 0 where there is none."""
+        return self.schedule.collective.root
+
+    @property
+    def direct_root(self) -> int:
+        """The only rank whose tensor is read directly; -1 where all are."""
+        return self.root if self.schedule.collective.name == "broadcast" else -1
+
+
+def by_default(collective: str, nbytes: int, world_size: int, root: int, crowded: bool) -> Choice:
+    """What the table of defaults names; see `default`."""
+    row = default(collective, nbytes, world_size, crowded)
+    schedule = row.build(world_size, root)
+    return Choice(schedule, row.placement, False, row.cap, row.directly, row.directly_above)
+
+
+def by_name(algorithm: str, collective: str, world_size: int, root: int, chunks: int, deterministic: bool) -> Choice:
+    """An algorithm, placed as well as it can be: with mailboxes, and directly where that takes two meetings.
+
+    Raises UsageError if there is no such algorithm for the collective, or it does not fit the number of ranks.
+    """
+    schedule = named(algorithm, collective, world_size, root, chunks)
+    placement = best_staged(schedule, deterministic)
+    directly = ""
+    if not deterministic and collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        try:
+            directly = "direct" if lower(schedule, 0, "direct").meetings == 2 else ""
+        except Unfit:
+            directly = ""
+    above = 0 if placement == "mailbox" else 1 << 20
+    return Choice(schedule, placement, deterministic, 1 << 62, directly, above)

@@ -1,0 +1,52 @@
+"""What an interpreter is told, in words of 64 bits: the control block of a rank in a group, and a prepared call.
+
+The compiled loops hold these numbers.
+"""
+
+__all__ = [
+    "ABANDONED", "ABANDONED_AT", "AGAIN", "BASE", "BASES", "BEGUN", "BLOCK", "BOUNDS", "CALL_WORDS", "COMPLETED",
+    "COMPLETED_AT", "COMPLETES", "CONTROL", "COUNTED", "COUNTERS", "CROWDED", "DIFFERS", "DIRECT", "DONE", "ENDS",
+    "EXCLUSIVE", "FIRST", "HEADER", "HEADERS", "HEADER_AT", "HEADER_PLACE", "HOPES", "INPUTS", "IN_BLOCKS",
+    "IN_SIZES", "ISSUED", "ISSUED_AT", "ISSUED_KEPT", "ITERATION", "KEPT", "LARGE", "LISTED", "MAPPED", "MODE",
+    "MOMENTS", "OFFERED", "OFFERS", "OP", "OUTPUTS", "OUT_BLOCKS", "PHASE", "PLACES", "POSITION", "PUSHED", "RANK",
+    "RECORD", "ROOT", "ROW", "SCALARS", "SCRATCH", "SIZE", "STAGED", "STRIDE", "TABLE", "TABLE_LAGS", "TABLE_MEETS",
+    "TABLE_PIECES", "TABLE_ROWS", "TEMP", "UNMAPPED", "UNREADY", "WAITS",
+]  # fmt: skip
+
+CONTROL = (
+    "rank", "size", "counters", "headers", "header", "begun", "issued", "completed", "completed_at", "header_place",
+    "issued_at", "issued_kept", "moments", "ends", "kept", "base", "scratch", "places", "crowded", "offers", "bounds",
+    "mapped", "abandoned", "record", "bases", "position",
+    "table", "iteration", "row", "first", "counted", "phase", "again", "mode", "unready",
+)  # fmt: skip
+"""The words of a control block. Who this is among how many; where counters, headers and books lie; bytes of a header
+and of a rank's record; how many moments the books keep; scratch memory; where offers lie and what peers' memory is
+mapped; the table of base addresses; the number of the next meeting. Then the state of the call under way, which is all
+that is needed to go on with it: its table; iteration and row (in words); the number of its first meeting; whether this
+rank has been counted at the meeting it waits at; `PHASE`; whether it began anew; how it goes; what is to be mapped."""
+RANK, SIZE, COUNTERS, HEADERS, HEADER, BEGUN, ISSUED, COMPLETED, COMPLETED_AT, HEADER_PLACE = range(10)
+ISSUED_AT, ISSUED_KEPT, MOMENTS, ENDS, KEPT, BASE, SCRATCH, PLACES, CROWDED, OFFERS, BOUNDS = range(10, 21)
+MAPPED, ABANDONED_AT, RECORD, BASES, POSITION = range(21, 26)
+TABLE, ITERATION, ROW, FIRST, COUNTED, PHASE, AGAIN, MODE, UNMAPPED = range(26, 35)
+
+CALL_WORDS = 17
+STAGED, DIRECT, PUSHED, HEADER_AT, STRIDE, OP, ROOT, LISTED, TEMP, OFFERED, LARGE, HOPES = range(12)
+IN_BLOCKS, OUT_BLOCKS, IN_SIZES, EXCLUSIVE, COMPLETES = range(12, 17)
+"""The words of a prepared call. Where its tables lie (0: there is none); where the headers are that the ranks are
+expected to have, and the bytes from one to the next, 0 where all have the same (no header: the call is a part of
+another one); the reduce op; the root, or -1; which of input and output are tables of addresses; where temporary memory
+lies; whether an offer is laid, whether a piece of this rank is large, and, written by the interpreter, whether the last
+such call went directly; how many blocks there are, and bytes of those of the input; whether the output must not share
+memory with the input for the call to go directly; whether the call has ended with this program."""
+INPUTS, OUTPUTS = 1, 2
+
+TABLE_ROWS, TABLE_PIECES, TABLE_MEETS, TABLE_LAGS = range(4)
+SCALARS = 4
+"""The words before the rows of a table."""
+
+DONE, WAITS, DIFFERS, ABANDONED, UNREADY = range(5)
+"""How a run ends: the call is done; at a meeting that not all have come to; after the first meeting, for headers are
+not as expected; after the last, for a peer has given up a direct call; done, and there is memory to be mapped."""
+
+BLOCK = 2048
+"""Elements summed at a time, so that partial sums stay in the first cache; the scratch has 16 bytes for each."""
