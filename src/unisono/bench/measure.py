@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,22 @@ _SAMPLED = 30  # calls whose time is taken singly on every rank, to see how far 
 
 
 def run_rank(settings: Settings, rank: int, init_method: str, tell: Listener) -> None:
-    """Join the job as ``rank``, measure, leave. ``tell`` hears rates and rows, on rank 0 alone."""
+    """Join the job as ``rank``, measure, leave. ``tell`` hears rates and rows, on rank 0 alone.
+
+    A job with MPI in it needs the rank that mpiexec has given.
+    """
     torch.set_num_threads(1)
     if cores := settings.pins():
         os.sched_setaffinity(0, {cores[rank]})
-    backends = list(dict.fromkeys(contender.backend for contender in settings.contenders))
-    with torch_callers(backends, settings, rank, init_method) as callers:
+    backends = dict.fromkeys(contender.backend for contender in settings.contenders)
+    with ExitStack() as joined:
+        callers: dict[str, Caller] = {}
+        if settings.by_mpiexec:
+            from unisono.bench.mpi_calls import mpi_caller
+
+            callers["mpi"] = joined.enter_context(mpi_caller(settings, rank))
+        others = [name for name in backends if name != "mpi"]
+        callers |= joined.enter_context(torch_callers(others, settings, rank, init_method))
         measure(settings, rank, callers, tell)
 
 
