@@ -5,6 +5,7 @@ from ranks import ranks
 from unisono.bench.bound import block_count, bound_nbytes, busbw_factor
 from unisono.bench.cases import Case
 from unisono.bench.settings import COLLECTIVES, IN_PLACE, Settings
+from unisono.bench.torch_calls import TorchCaller
 from unisono.bench.values import Tables
 
 
@@ -60,10 +61,11 @@ def walk(rank: int, world_size: int, spoil: bool) -> dict[str, int]:
                 )
                 case = Case(settings, collective, nbytes, rank, Tables(world_size, torch.float32, "sum"))
                 case.fill()
-                case.call(None, settings.asynchronous)()
+                caller = TorchCaller()
+                caller.call(case, settings.asynchronous)()
                 if spoil and len(case.output):
                     case.output[-1] += 1
-                found[f"{collective} {place} {nbytes}"] = case.wrong()
+                found[f"{collective} {place} {nbytes}"] = case.wrong(caller.output(case))
     return found
 
 

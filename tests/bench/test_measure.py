@@ -1,6 +1,5 @@
-from typing import Any
-
 import pytest
+import torch
 import torch.distributed as dist
 
 from ranks import ranks
@@ -9,6 +8,7 @@ from unisono.bench.machine import bound_seconds, limit_of
 from unisono.bench.measure import measure
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import COLLECTIVES, Contender, Settings
+from unisono.bench.torch_calls import TorchCaller
 
 RATES = Rates((1,), (1e9,), (1e9,))
 
@@ -34,10 +34,10 @@ def test_what_limits_a_call() -> None:
 def bench(rank: int, world_size: int, settings: Settings) -> list[Rates | Row]:
     told: list[Rates | Row] = []
     others = {c.backend for c in settings.contenders} - {"unisono"}
-    groups: dict[str, Any] = {"unisono": dist.group.WORLD} | {name: dist.new_group(backend=name) for name in others}
-    measure(settings, rank, groups, told.append)
+    callers = {"unisono": TorchCaller()} | {name: TorchCaller(dist.new_group(backend=name)) for name in others}
+    measure(settings, rank, callers, told.append)
     for name in others:
-        dist.destroy_process_group(groups[name])
+        dist.destroy_process_group(callers[name].group)
     return told
 
 
@@ -79,7 +79,11 @@ def test_algorithms_dtypes_and_refusals() -> None:
 
 def wrong_on_one_rank(rank: int, world_size: int, settings: Settings) -> list[Rates | Row]:
     original = measuring.Case.wrong
-    measuring.Case.wrong = lambda case: original(case) + (rank == 1) * 5  # type: ignore[method-assign]
+
+    def wrong(case: measuring.Case, output: torch.Tensor) -> int:
+        return original(case, output) + (rank == 1) * 5
+
+    measuring.Case.wrong = wrong  # type: ignore[method-assign]
     try:
         return bench(rank, world_size, settings)
     finally:
@@ -92,15 +96,15 @@ def test_what_is_wrong_on_any_rank_counts() -> None:
 
 
 def test_a_backend_that_torch_lacks_is_shown_as_refused() -> None:
-    contenders = (Contender("unisono"), Contender("mpi"))
+    contenders = (Contender("unisono"), Contender("gloo"))
     settings = Settings(("barrier",), contenders=contenders, runs=1, warm_up=0, seconds=0.01)
     (_, mine, other), _ = ranks(2).run(bench_without, settings)
     assert (mine.refused, mine.wrong) == ("", 0)
-    assert (other.contender, other.seconds) == ("mpi", ())
+    assert (other.contender, other.seconds) == ("gloo", ())
     assert other.refused.endswith(" is built without it")
 
 
 def bench_without(rank: int, world_size: int, settings: Settings) -> list[Rates | Row]:
     told: list[Rates | Row] = []
-    measure(settings, rank, {"unisono": dist.group.WORLD}, told.append)
+    measure(settings, rank, {"unisono": TorchCaller()}, told.append)
     return told

@@ -19,6 +19,13 @@ def test_pins_only_ranks_that_fit() -> None:
     assert Settings(ranks=1).pins() == []
 
 
+MPI = (Contender("unisono"), Contender("mpi"))
+
+
+def test_an_op_that_mpi_lacks_matters_only_to_calls_that_reduce() -> None:
+    Settings(("all_gather",), contenders=MPI, op="avg").validate()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -41,6 +48,10 @@ def test_pins_only_ranks_that_fit() -> None:
         (Settings(place="below"), "unknown place 'below'"),
         (Settings(contenders=(Contender("nccl"),)), "unknown backend 'nccl'"),
         (Settings(contenders=(Contender("unisono", "rings"),)), "unknown algorithm 'rings'"),
+        (Settings(contenders=MPI, dtype="bfloat16"), "mpi has no --dtype bfloat16: those that it has are uint8, "),
+        (Settings(contenders=MPI, dtype="float8_e4m3fn"), "mpi has no --dtype float8_e4m3fn"),
+        (Settings(contenders=MPI, op="avg"), "mpi has no --op avg: those that it has are sum, product, min, max, band"),
+        (Settings(("barrier", "reduce"), contenders=MPI, op="premul_sum"), "mpi has no --op premul_sum"),
         (Settings(contenders=(Contender("gloo"), Contender("gloo"))), "the contenders are gloo, gloo"),
     ],
 )

@@ -29,7 +29,7 @@ __all__ = ["Change", "changes", "compare", "drift", "interval", "mann_whitney"]
 ALPHA, LEAST = 0.05, 0.05
 _RESAMPLES, _EXACT = 4000, 20
 _SETTINGS = ("asynchronous", "memory", "pin", "root")
-_MACHINE = ("cpu", "cores", "system", "python", "torch", "unisono")
+_MACHINE = ("cpu", "cores", "system", "python", "torch", "unisono", "mpi")
 """What should be the same on both sides."""
 _Key = tuple[str, str, int, str, str, str, int]
 

@@ -1,4 +1,4 @@
-"""The ranks of a bench: N new processes on this host, or this process as one of those that torchrun has started.
+"""The ranks of a bench: N new processes on this host, started by mpiexec where MPI is a contender.
 
 The launcher never imports torch. Ranks end with it: each watches its parent and leaves when that is gone.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from unisono.bench.mpiexec import measure_by_mpiexec
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
 from unisono.errors import PeerLostError, UnisonoError
@@ -30,12 +31,13 @@ def launch(settings: Settings, tell: Callable[[Rates | Row], None]) -> None:
     Raises PeerLostError if a rank dies, UnisonoError (one line) if one fails, SystemExit on SIGTERM; whatever is raised
     here, also by ``tell`` or Ctrl-C, ends the ranks.
     """
-    with (
-        termination_as_exit(),
-        TemporaryDirectory(prefix="unisono-bench-") as folder,
-        running_ranks(_PRELOADED, settings.ranks, _rank_main, settings, f"file://{Path(folder) / 'store'}") as ranks,
-    ):
-        _follow(*ranks, tell)
+    with termination_as_exit(), TemporaryDirectory(prefix="unisono-bench-") as folder:
+        if settings.by_mpiexec:
+            measure_by_mpiexec(settings, Path(folder), tell)
+            return
+        store = f"file://{Path(folder) / 'store'}"
+        with running_ranks(_PRELOADED, settings.ranks, _rank_main, settings, store) as ranks:
+            _follow(*ranks, tell)
 
 
 def _follow(

@@ -8,23 +8,22 @@ before, on known inputs, outside the timed part.
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import unisono
 from unisono.bench.bound import busbw_factor
+from unisono.bench.caller import Caller
 from unisono.bench.cases import Case
 from unisono.bench.machine import bound_seconds, limit_of, measure_rates
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import REDUCING, Contender, Settings
+from unisono.bench.torch_calls import torch_callers
 from unisono.bench.values import Tables
-from unisono.torch_names import all_gather_single
 
 __all__ = ["Listener", "measure", "run_rank"]
 
@@ -32,35 +31,34 @@ Listener = Callable[[Rates | Row], None]
 _MOST_CALLS, _ROOTED = 20_000, frozenset({"broadcast", "reduce", "gather", "scatter"})
 _SETTLING = 0.1  # of the time that a collective takes
 _SAMPLED = 30  # calls whose time is taken singly on every rank, to see how far the ranks are apart
-_TIMEOUT = timedelta(minutes=5)
 
 
 def run_rank(settings: Settings, rank: int, init_method: str, tell: Listener) -> None:
-    """Join the job as ``rank``, measure, leave. ``tell`` hears rates and rows, on rank 0 alone."""
+    """Join the job as ``rank``, measure, leave. ``tell`` hears rates and rows, on rank 0 alone.
+
+    A job with MPI in it needs the rank that mpiexec has given.
+    """
     torch.set_num_threads(1)
     if cores := settings.pins():
         os.sched_setaffinity(0, {cores[rank]})
-    subject = settings.contenders[0].backend
-    dist.init_process_group(subject, init_method=init_method, rank=rank, world_size=settings.ranks, timeout=_TIMEOUT)
-    others = dict.fromkeys(c.backend for c in settings.contenders if c.backend != subject and _built_in(c.backend))
-    groups = {subject: dist.group.WORLD} | {name: dist.new_group(backend=name) for name in others}
-    try:
-        measure(settings, rank, groups, tell)
-    finally:
-        dist.destroy_process_group()
+    backends = dict.fromkeys(contender.backend for contender in settings.contenders)
+    with ExitStack() as joined:
+        callers: dict[str, Caller] = {}
+        if settings.by_mpiexec:
+            from unisono.bench.mpi_calls import mpi_caller
+
+            callers["mpi"] = joined.enter_context(mpi_caller(settings, rank))
+        others = [name for name in backends if name != "mpi"]
+        callers |= joined.enter_context(torch_callers(others, settings, rank, init_method))
+        measure(settings, rank, callers, tell)
 
 
-def _built_in(backend: str) -> bool:
-    """Whether this torch has the backend at all."""
-    return backend == "unisono" or bool(getattr(dist, f"is_{backend}_available")())
+def measure(settings: Settings, rank: int, callers: Mapping[str, Caller], tell: Listener) -> None:
+    """Measure everything by ``callers``, one per backend. The first contender's also rules the walk.
 
-
-def measure(settings: Settings, rank: int, groups: dict[str, Any], tell: Listener) -> None:
-    """Measure everything in ``groups``: one of all ranks per backend. The first contender's also rules the walk.
-
-    A contender without a group is shown as refused.
+    A contender without a caller is shown as refused.
     """
-    walk = _Walk(settings, rank, groups, tell if rank == 0 else lambda _: None)
+    walk = _Walk(settings, rank, callers, tell if rank == 0 else lambda _: None)
     walk.run()
 
 
@@ -79,9 +77,9 @@ class _Entrant:
 class _Walk:
     """The walk of one rank. Every decision rests on numbers that all ranks share."""
 
-    def __init__(self, settings: Settings, rank: int, groups: dict[str, Any], tell: Listener) -> None:
-        self.settings, self.rank, self.groups, self.tell = settings, rank, groups, tell
-        self.ruling = groups[settings.contenders[0].backend]
+    def __init__(self, settings: Settings, rank: int, callers: Mapping[str, Caller], tell: Listener) -> None:
+        self.settings, self.rank, self.callers, self.tell = settings, rank, callers, tell
+        self.ruling = callers[settings.contenders[0].backend]
         self.tables = Tables(settings.ranks, getattr(torch, settings.dtype), settings.op)
         self.rates = Rates()
 
@@ -104,14 +102,12 @@ class _Walk:
             pass
 
     def _barrier(self) -> None:
-        dist.barrier(self.ruling)
+        self.ruling.barrier()
 
     def _everybody(self, number: float) -> list[float]:
         """Every rank's number."""
-        mine = torch.tensor([number], dtype=torch.float64)
-        found = torch.empty(self.settings.ranks, dtype=torch.float64)
-        all_gather_single(found, mine, self.ruling)
-        return found.tolist()
+        found: list[float] = self.ruling.everybody(torch.tensor([number], dtype=torch.float64)).tolist()
+        return found
 
     def _slowest(self, number: float) -> float:
         return max(self._everybody(number))
@@ -123,11 +119,12 @@ class _Walk:
         """Every contender, checked; one that refuses the call, on any rank, says so and is left out."""
         entrants = []
         for contender in self.settings.contenders:
-            if contender.backend not in self.groups:
+            caller = self.callers.get(contender.backend)
+            if caller is None:
                 refused = f"torch {torch.__version__} is built without it"
                 entrants.append(_Entrant(contender, lambda: None, refused=refused))
                 continue
-            entrant = _Entrant(contender, case.call(self.groups[contender.backend], self.settings.asynchronous))
+            entrant = _Entrant(contender, caller.call(case, self.settings.asynchronous))
             try:
                 case.fill()
                 began = time.perf_counter()
@@ -139,7 +136,7 @@ class _Walk:
             if any(self._everybody(bool(entrant.refused))):
                 entrant.refused = entrant.refused or "another rank refused"
             elif self.settings.check:
-                entrant.wrong = round(sum(self._everybody(case.wrong())))
+                entrant.wrong = round(sum(self._everybody(case.wrong(caller.output(case)))))
             entrants.append(entrant)
         return entrants
 
@@ -206,10 +203,7 @@ class _Walk:
                 began = time.perf_counter()
                 entrant.call()
                 times.append(time.perf_counter() - began)
-        mine = torch.tensor(times, dtype=torch.float64)
-        found = torch.empty(self.settings.ranks * len(times), dtype=torch.float64)
-        all_gather_single(found, mine, self.ruling)
-        by_rank = found.view(self.settings.ranks, -1)
+        by_rank = self.ruling.everybody(torch.tensor(times, dtype=torch.float64)).view(self.settings.ranks, -1)
         longest, shortest = by_rank.amax(0), by_rank.amin(0)
         return float(((longest - shortest) / longest).median())
 

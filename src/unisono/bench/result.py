@@ -106,7 +106,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it was measured."""
+    """Where it was measured. ``mpi`` is the MPI library, where it is a contender."""
 
     host: str = ""
     cpu: str = ""
@@ -116,18 +116,19 @@ class Machine:
     torch: str = ""
     unisono: str = ""
     load: float = 0.0
+    mpi: str = ""
 
     def words(self) -> str:
         """In one line."""
         plural = "s" * (self.cores != 1)
         return (
             f"{self.cores} core{plural}, {self.cpu}, {self.system}, Python {self.python}, torch {self.torch}, "
-            f"unisono {self.unisono}"
+            f"unisono {self.unisono}" + f", {self.mpi}" * bool(self.mpi)
         )
 
 
-def this_machine() -> Machine:
-    """What can be said of the machine and the versions here."""
+def this_machine(mpi: str = "") -> Machine:
+    """What can be said of the machine and the versions here; which MPI library is found elsewhere."""
     return Machine(
         host=socket.gethostname(),
         cpu=_cpu(),
@@ -137,6 +138,7 @@ def this_machine() -> Machine:
         torch=version("torch"),
         unisono=version("unisono"),
         load=os.getloadavg()[0],
+        mpi=mpi,
     )
 
 

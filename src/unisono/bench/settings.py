@@ -15,6 +15,8 @@ __all__ = [
     "DTYPES",
     "IN_PLACE",
     "MEMORIES",
+    "MPI_DTYPES",
+    "MPI_OPS",
     "OPS",
     "PLACES",
     "REDUCING",
@@ -38,6 +40,17 @@ DTYPES = {name: size for name, size in header.DTYPES.items() if name not in ("co
 PLACES = ("in", "out")
 MEMORIES = ("ordinary", "shared")
 BACKENDS = ("unisono", "gloo", "mpi")
+MPI_DTYPES = {
+    "uint8": "UINT8_T", "uint16": "UINT16_T", "uint32": "UINT32_T", "uint64": "UINT64_T", "int8": "INT8_T",
+    "int16": "INT16_T", "int32": "INT32_T", "int64": "INT64_T", "float32": "FLOAT", "float64": "DOUBLE",
+    "complex64": "C_FLOAT_COMPLEX", "complex128": "C_DOUBLE_COMPLEX", "bool": "C_BOOL",
+}  # fmt: skip
+"""MPI's names of the dtypes that it has."""
+MPI_OPS = {
+    "sum": ("SUM", "LOR"), "product": ("PROD", "LAND"), "min": ("MIN", "LAND"), "max": ("MAX", "LOR"),
+    "band": ("BAND", "LAND"), "bor": ("BOR", "LOR"), "bxor": ("BXOR", "LXOR"),
+}  # fmt: skip
+"""MPI's names of the ops that it has: on numbers, and on bools, which MPI gives the logical ones alone."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +152,15 @@ class Settings:
             _one_of("backend", contender.backend, BACKENDS)
             if contender.algorithm and contender.algorithm not in names():
                 raise UsageError(f"unknown algorithm {contender.algorithm!r}, expected one of: {', '.join(names())}")
+        if self.by_mpiexec:
+            self._validate_mpi()
+
+    def _validate_mpi(self) -> None:
+        """Raise UsageError for what MPI has no word for."""
+        reduces = any(name in REDUCING for name in self.collectives)
+        for option, value, known in (("dtype", self.dtype, MPI_DTYPES), ("op", self.op, MPI_OPS)):
+            if value not in known and (option == "dtype" or reduces):
+                raise UsageError(f"mpi has no --{option} {value}: those that it has are {', '.join(known)}")
 
     def sizes(self, collective: str) -> list[int]:
         """Bytes from ``least`` to ``most``, each ``factor`` times the one before; a barrier has one size, 0."""
@@ -151,6 +173,11 @@ class Settings:
             sizes.append(round(size))
             size *= self.factor
         return list(dict.fromkeys(sizes))
+
+    @property
+    def by_mpiexec(self) -> bool:
+        """Whether MPI is among the contenders, so that mpiexec must start the ranks."""
+        return any(contender.backend == "mpi" for contender in self.contenders)
 
     @property
     def largest(self) -> int:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from unisono.bench.compare import compare
 from unisono.bench.launch import launch
+from unisono.bench.mpiexec import find_mpi
 from unisono.bench.plot import save_plot
 from unisono.bench.result import Rates, Result, Row, this_machine
 from unisono.bench.settings import COLLECTIVES, DTYPES, IN_PLACE, MEMORIES, OPS, Contender, Settings
@@ -49,9 +50,9 @@ _Root = Annotated[int, typer.Option("--root", "-r", help="Root of broadcast, red
 _InPlace = Annotated[
     bool | None, typer.Option("--in-place/--out-of-place", help="Input and output.", show_default="as torch's call")
 ]
-_Backend = Annotated[str, typer.Option(help="Whose calls: a backend of torch.distributed on CPUs.")]
+_Backend = Annotated[str, typer.Option(help="Whose calls: unisono, gloo, or mpi: MPICH or Open MPI, through mpi4py.")]
 _Against = Annotated[
-    str, typer.Option(metavar="BACKENDS", help="By comma; measured in the same processes, taking turns.")
+    str, typer.Option(metavar="BACKENDS", help="As --backend, by comma; measured in the same processes, taking turns.")
 ]
 _Algorithm = Annotated[
     str, typer.Option(metavar="NAMES", help="Algorithms of unisono to measure, by comma; `default` is its own way.")
@@ -96,6 +97,8 @@ def bench(
     Ctrl-C prints what there is. Exit code 1 if a result was wrong. Examples:
 
         unisono bench all_reduce -n 2 --pin --against gloo --plot all_reduce.png
+
+        unisono bench all -b 4 -e 1M -f 8 --pin --against gloo,mpi
 
         unisono bench all -b 4K -e 1M -f 4 --json before.json
 
@@ -166,10 +169,11 @@ def _contenders(backend: str, algorithm: str, against: str) -> tuple[Contender, 
 
 def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | None) -> None:
     """Launches local ranks (rank None) or is one; only the launcher and rank 0 show and write anything."""
+    machine = this_machine(find_mpi().words if settings.by_mpiexec else "")
     if rank:
-        _join(settings, rank, _Screen(Result(vars(settings), this_machine()), settings))
+        _join(settings, rank, _Screen(Result(vars(settings), machine), settings))
         return
-    result = Result(_plain(settings), this_machine())
+    result = Result(_plain(settings), machine)
     code = 0
     with _Screen(result, settings) as screen:
         try:
