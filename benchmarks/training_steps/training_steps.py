@@ -81,8 +81,9 @@ def stepper(kind: str, way: str, name: str, groups: dict[str, Any], rank: int, s
 def rank_main(rank: int, size: int, store: str, rounds: int, pipe: Any) -> None:
     """Measure on one rank; rank 0 sends {(model, kind, way): seconds of a step}."""
     torch.set_num_threads(1)
-    if size <= len(cores()):
-        os.sched_setaffinity(0, {cores()[rank]})
+    share = len(cores()) // size
+    if share:
+        os.sched_setaffinity(0, cores()[rank * share : (rank + 1) * share])
     dist.init_process_group("unisono", init_method=f"file://{store}", rank=rank, world_size=size)
     groups = {"unisono": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     found = {}

@@ -137,7 +137,7 @@ def test_a_row_tells_pieces_and_meetings() -> None:
 
 
 def test_shared_tensors_count_from_their_size_on() -> None:
-    small, large = (_plan("--default", "broadcast", "--bytes", size, "-n", "2").stdout for size in ("1023KiB", "1MiB"))
+    small, large = (_plan("--default", "broadcast", "--bytes", size, "-n", "2").stdout for size in ("1MiB", "1025KiB"))
     assert "shared tensors" not in small
     assert "\n  direct or pushed between shared tensors: 2 chunks in 1 piece, " in large
 

@@ -21,7 +21,8 @@ from unisono.run.mail_lane import MailLane
 from unisono.run.reentry import reentered
 from unisono.transport.arena import announce
 from unisono.transport.board import Board
-from unisono.transport.process import Identity
+from unisono.transport.layout import AFFINITY
+from unisono.transport.process import Identity, affinity_mark
 from unisono.transport.segment import (
     ABSENT,
     FAREWELL,
@@ -147,6 +148,7 @@ class Group:
                 f"{mine.pid}; give every process its own rank"
             )
         segment.longs[segment.field(self.rank, NAME)] = self.names[self.rank]
+        segment.longs[segment.field(self.rank, AFFINITY)] = affinity_mark()
         segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
 
     def serve_all(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from unisono.backend.options import Options, chosen
 from unisono.backend.tensors import Result, overlap
 from unisono.errors import UsageError
-from unisono.run.choice import Choice, by_default, by_name
+from unisono.run.choice import MEASURED, Choice, by_default, by_measurement, by_name, table_mark
 from unisono.run.collectives import Part
 from unisono.run.prepared import Kind, Places, Prepared, Preparer
 from unisono.watch.call import Call, name_of_dtype, piece
@@ -27,6 +27,7 @@ Shape = Sequence[int]
 _KEPT = 1024  # calls kept for reuse
 NOTHING = Places([])
 """The memory of a call that has none."""
+_EVEN = ("reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all")
 _TOLD = 300  # characters of a call's parts that people read
 
 
@@ -46,6 +47,7 @@ class Builder:
     def __init__(self, preparer: Preparer, names: Sequence[int], crowded: bool, options: Options | None = None) -> None:
         self.preparer, self.rank, self.size, self.names = preparer, preparer.rank, preparer.size, names
         self.crowded, self.options = crowded, options
+        self._measured = options is not None and options.select == "measured"
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._prepared: dict[tuple[Any, ...], Prepared] = {}
         preparer.tell(self._forget)
@@ -71,7 +73,10 @@ class Builder:
         root = max(0, call.root)
         if call.refused:
             return by_default("barrier", 0, self.size, 0, self.crowded)
-        if not call.by:
+        if call.by.startswith(MEASURED) and not call.sends:
+            exact = self.options is not None and self.options.deterministic
+            return by_measurement(call.op, nbytes, self.size, root, exact)
+        if not call.by or (call.sends and call.by.startswith(MEASURED)):
             return by_default(call.op, nbytes, self.size, root, self.crowded)
         options = chosen(self.options)
         assert options is not None
@@ -101,9 +106,11 @@ class Builder:
     def _algorithm(self, op: str) -> str:
         """The algorithm chosen for this call, in the words that ranks compare; nothing for the default."""
         options = chosen(self.options)
-        if options is None or op in ("send", "recv"):
+        if op in ("send", "recv"):
             return ""
-        return options.words_for(op)
+        if options is not None:
+            return options.words_for(op)
+        return f"{MEASURED} {table_mark()}" if self._measured and op in ("all_reduce", *_EVEN) else ""
 
     def moving(
         self,

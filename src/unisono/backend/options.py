@@ -4,6 +4,7 @@
     new_group(..., pg_options=unisono.Options(algorithm="ring"))   calls of one group
     UNISONO_ALGORITHM=ring                                         calls of all groups
     UNISONO_ALGORITHM=all_reduce=ring,broadcast=chain              the same, by collective
+    Options(select="measured"), UNISONO_SELECT=measured            the fastest that `unisono tune` has measured
     UNISONO_DETERMINISTIC=1                                        sums in rank order, whatever the algorithm
     UNISONO_PIN=1, or Options(pin=True)                            each rank keeps to cores of its own
 
@@ -29,11 +30,13 @@ __all__ = ["Options", "algorithm", "chosen", "from_environment", "pinned"]
 class Options:
     """Choices for a group; pass it as ``pg_options``.
 
-    ``algorithm``: one name for every collective that has it, or a mapping of collective to name; None for the tuned
-    paths over shared memory. ``deterministic``: the algorithm sums in rank order, bit for bit as the default does.
-    ``chunks``: pieces per block, for algorithms that pipeline. ``strict``: collectives that the algorithm does not have
-    are refused. ``pin``: given for the default group, its ranks keep to their share of the cores, where these suffice
-    and nobody has set an affinity. Raises `UsageError` for a name that does not exist.
+    ``algorithm``: one name for every collective that has it, or a mapping of collective to name; None for what
+    ``select`` chooses: ``default``, by the table that `unisono plan --default` shows, or ``measured``, for every
+    collective and size the fastest schedule that `unisono tune` has measured on this machine or, for what it has not
+    measured, the one that the simulator finds fastest. ``deterministic``: the algorithm sums in rank order, bit for bit
+    as the default does. ``chunks``: pieces per block, for algorithms that pipeline. ``strict``: collectives that the
+    algorithm does not have are refused. ``pin``: given for the default group, its ranks keep to their share of the
+    cores, where these suffice and nobody has set an affinity. Raises `UsageError` for a name that does not exist.
     """
 
     algorithm: str | Mapping[str, str] | None = None
@@ -41,8 +44,11 @@ class Options:
     chunks: int = 1
     strict: bool = False
     pin: bool = False
+    select: str = "default"
 
     def __post_init__(self) -> None:
+        if self.select not in ("default", "measured"):
+            raise UsageError(f"Options(select={self.select!r}): expected 'default' or 'measured'")
         if isinstance(self.algorithm, str):
             if self.algorithm not in _known() and self.algorithm not in names():  # one made since
                 raise UsageError(f"unknown algorithm {self.algorithm!r}: there are {', '.join(names())}")
@@ -126,8 +132,11 @@ def _switched_on(name: str) -> bool:
 def from_environment() -> Options | None:
     """What the environment chooses, or None. Raises `UsageError` for a value or a name that does not exist."""
     text, exact = os.environ.get("UNISONO_ALGORITHM", ""), _switched_on("UNISONO_DETERMINISTIC")
+    how = os.environ.get("UNISONO_SELECT", "") or "default"
+    if how not in ("default", "measured"):
+        raise UsageError(f"UNISONO_SELECT is {how!r}, expected default or measured")
     if not text:
-        return None
+        return Options(deterministic=exact, select=how) if how == "measured" else None
     if "=" not in text:
         return Options(text.strip(), exact)
     pairs = [part.partition("=") for part in text.split(",")]

@@ -113,6 +113,8 @@ class PersistentCall:
             lane.hear()
 
     def _submit(self, background: bool) -> Task:
+        if not self._pg._group.joined:
+            self._pg._group.join(f"{self!r}")  # raises why it cannot be used any more
         part = (self._prepared, self._output, self._input)
         task = CollectiveTask(self._prepared.call, [part], self._tensors, self._seconds(None))
         self._lane.submit(task, background)

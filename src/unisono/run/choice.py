@@ -1,13 +1,21 @@
 """Which schedule carries a call out, and how it is placed: the table of defaults, or an algorithm by name."""
 
+import hashlib
 from dataclasses import dataclass
+from functools import cache
 
+from unisono.measured import Measured
 from unisono.program import best_staged, default, lower
 from unisono.program.lower import Unfit
 from unisono.run.front import named
-from unisono.schedule import Schedule
+from unisono.schedule import Schedule, preset
+from unisono.select import Selector
 
-__all__ = ["Choice", "by_default", "by_name"]
+__all__ = ["MEASURED", "Choice", "by_default", "by_measurement", "by_name", "table_mark"]
+
+MEASURED = "measured"
+"""What the guard compares first where measurements choose."""
+_OWNED = ("reduce_scatter", "all_gather", "all_to_all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +62,29 @@ def by_name(algorithm: str, collective: str, world_size: int, root: int, chunks:
             directly = ""
     above = 0 if placement == "mailbox" else 1 << 20
     return Choice(schedule, placement, deterministic, 1 << 62, directly, above)
+
+
+@cache
+def _table() -> Measured:
+    """What `unisono tune` has measured here; read once, so that a table made meanwhile changes no running program."""
+    return Measured.load()
+
+
+@cache
+def table_mark() -> str:
+    """Tells this machine's table from others: ranks that would choose by different ones find out at the first call."""
+    return hashlib.blake2b(repr(_table().rows).encode(), digest_size=4).hexdigest()
+
+
+@cache
+def _selector(collective: str, world_size: int) -> Selector:
+    return Selector(collective, preset("shared_memory", world_size), _table())
+
+
+def by_measurement(collective: str, nbytes: int, world_size: int, root: int, deterministic: bool) -> Choice:
+    """The fastest schedule for a size, as measured, or else as simulated; ``nbytes`` as in `by_default`."""
+    if world_size == 1:
+        return by_default(collective, nbytes, world_size, root, False)
+    whole = nbytes * world_size if collective in _OWNED else nbytes
+    best = _selector(collective, world_size).choose(whole).best
+    return by_name(best.candidate.entry.name, collective, world_size, root, best.chunks, deterministic)

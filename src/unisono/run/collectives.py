@@ -1,5 +1,7 @@
 """The lane of collectives: first come, first served, one meeting at a time, every call guarded."""
 
+import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,8 +15,9 @@ from unisono.run.lane import Lane
 from unisono.run.outcome import Agreed, broken, keep_shared
 from unisono.run.parley import parley
 from unisono.run.prepared import Places, Prepared, Preparer
+from unisono.run.progress import INLINE, AsyncProgress
 from unisono.run.reentry import interruption
-from unisono.run.task import Task, brief
+from unisono.run.task import Task, brief, telling
 from unisono.run.words import ABANDONED as LOST
 from unisono.run.words import DIFFERS, DONE, UNREADY, WAITS
 from unisono.run.zero_copy import ZeroCopy
@@ -61,6 +64,9 @@ class CollectiveLane(Lane):
         super().__init__(board.segment, board.rank, names, label)
         self._board = board
         self._queue: deque[CollectiveTask] = deque()
+        self._incoming: deque[CollectiveTask] = deque()  # issued, not taken in yet by whoever holds the lane
+        self._issuing = threading.RLock()
+        self._numbers = itertools.count(1)
         self.calls = 0  # completed
         self._longs, self._issued = board.segment.longs, 0
         self._abandoned_at = board.segment.field(board.rank, ABANDONED)
@@ -69,22 +75,51 @@ class CollectiveLane(Lane):
         self._control = Control(board, self._flight, self.zero_copy.neighbours.bases)
         self._at = self._control.address
         self.preparer = Preparer(board, self._control)
+        self._progress = AsyncProgress(board.segment)
+        self.ahead = self._progress.on
 
     def busy(self) -> bool:
         """Whether any collective is under way."""
-        return bool(self._queue)
+        return bool(self._queue or self._incoming)
 
     def _enqueue(self, task: Task) -> None:
         assert isinstance(task, CollectiveTask)
-        number = self._issue(task.call)
-        self.preparer.issued(self._at, number)
-        self._queue.append(task)
+        self._issue(task.call)
+        self._incoming.append(task)
+        self._take_in()
 
-    def _issue(self, call: Call) -> int:
-        """One more call issued; its number."""
-        calls, number = self._flight.calls, self._issued + 1
+    def _issue(self, call: Call) -> None:
+        """One more call issued."""
+        calls, number = self._flight.calls, next(self._numbers)
         self._issued, calls[number % len(calls)] = number, call
-        return number
+        self.preparer.issued(self._at, number)
+
+    def _take_in(self) -> None:
+        """Queues what was issued while another thread held the lane. Lock held."""
+        while self._incoming:
+            self._queue.append(self._incoming.popleft())
+
+    def submit(self, task: Task, background: bool) -> None:
+        """Takes a call in, see `Lane`; where cores are free for the worker it is left to that at once."""
+        if not background or telling() or not self._makes_progress():
+            super().submit(task, background)
+            return
+        assert isinstance(task, CollectiveTask)
+        self._alone(task.call)
+        task.site = call_site()
+        with self._issuing:
+            self._refuse_if_failed()
+            self._issue(task.call)
+            self._flight.locate(self._issued, task.site)
+            self._incoming.append(task)
+        self._wake_worker()
+
+    def _makes_progress(self) -> bool:
+        """Whether calls of the background are left to the worker at once."""
+        if not self._progress.decided:
+            self._progress.decide()
+            self.ahead = self._progress.on
+        return self.ahead
 
     def at_once(
         self,
@@ -104,13 +139,15 @@ class CollectiveLane(Lane):
         """
         if self.entered():
             self._alone(prepared.call)
+        if background and prepared.nbytes > INLINE and self._makes_progress():
+            return None
         task: CollectiveTask | None = None
         try:
             with self._lock:
-                if self._queue or self.failed is not None:
+                if self._queue or self._incoming or self.failed is not None:
                     return None
                 try:
-                    calls, number = self._flight.calls, self._issued + 1
+                    calls, number = self._flight.calls, next(self._numbers)
                     self._issued, calls[number % len(calls)] = number, prepared.call
                     patience = brief(prepared.call) if background else LINGER
                     into = output.data_ptr()
@@ -153,11 +190,11 @@ class CollectiveLane(Lane):
     def _locate(self, task: Task, site: Site) -> None:
         queue = self._queue
         newest = not queue or task is queue[-1]
-        self._flight.locate(self._issued if newest else self.calls + 1 + self._ahead(task), site)
+        self._flight.locate(self._issued if newest else self._number_of(task), site)
 
-    def _ahead(self, task: Task) -> int:
-        """How many calls of the queue come before ``task``."""
-        return next((k for k, other in enumerate(self._queue) if other is task), 0)
+    def _number_of(self, task: Task) -> int:
+        """Counted from 1."""
+        return self.calls + 1 + next((k for k, other in enumerate(self._under_way()) if other is task), 0)
 
     def _interrupt(self, task: Task) -> UnisonoError | None:
         """The others will come to this call, so it goes on in the background."""
@@ -167,15 +204,17 @@ class CollectiveLane(Lane):
         return error
 
     def _under_way(self) -> Sequence[Task]:
-        return list(self._queue)
+        return [*self._queue, *self._incoming]
 
     @outside_inference
     def _carry(self, linger: bool) -> None:
         queue = self._queue
+        self._take_in()
         while queue:
             self._go_on(queue[0], None, linger)
-            if queue and queue[0].begun:
+            if self.ahead or (queue and queue[0].begun):  # others wait for the lane, or for the call just done
                 return
+            self._take_in()
 
     def _go_on(self, task: CollectiveTask, outcome: int | None, linger: bool) -> None:
         """Carries the head of the queue as far as it goes, after ``outcome`` of its last run, if there was one."""
@@ -283,9 +322,13 @@ class CollectiveLane(Lane):
         return meet
 
     def _nap(self, seconds: float) -> None:
-        self._board.sleep(seconds)
+        queue = self._queue
+        if not queue or queue[0].begun:  # else there is something to do
+            self._board.sleep(seconds)
 
     def _look_around(self) -> None:
+        if not self._queue:
+            return
         task, board = self._queue[0], self._board
         gone = losses(board.segment, board.missing(), self._names)
         if board.full():  # they came in the meantime
@@ -308,7 +351,7 @@ class CollectiveLane(Lane):
         missing = board.missing()
         absent = [self._names[r] for r in missing]
         here = [n for n in self._names if n not in absent]
-        number = self.calls + 1 + self._ahead(task)
+        number = self._number_of(task)
         late = (
             f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} missing" if absent else "all ranks are there"
         )
@@ -325,6 +368,8 @@ class CollectiveLane(Lane):
 
     def _fail_all(self, error: UnisonoError) -> None:
         self._longs[self._abandoned_at] = self.calls + 1
+        with self._issuing:
+            self._take_in()
         while self._queue:
             task = self._queue.popleft()
             keep_shared(task.outputs)

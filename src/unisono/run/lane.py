@@ -12,27 +12,29 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
 from unisono.run.grace import Grace
 from unisono.run.outcome import save_records
-from unisono.run.reentry import Flag, interruption, reentered
+from unisono.run.reentry import interruption, reentered
 from unisono.run.refusals import Refusals
 from unisono.run.task import Task, others_tell, tell, telling
+from unisono.run.worker import Worker
 from unisono.transport.process import Identity
 from unisono.transport.segment import FAREWELL, GAVE_UP, REFUSED, STATE, Segment
 from unisono.watch.call import Call, Site, call_site, site_text
 from unisono.watch.farewell import farewell, first_line, same
 from unisono.watch.page import watch
-from unisono.watch.threads import OwnThread
 from unisono.watch.vigil import Vigil
 
 __all__ = ["Lane", "any_listeners"]
 
 _lanes: "weakref.WeakSet[Lane]" = weakref.WeakSet()
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
+_GLANCE = 0.0002  # s: how often somebody who waits for the lock looks whether the call is done
 _SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
 
 
@@ -45,11 +47,12 @@ class Lane(ABC):
         self.failed: UnisonoError | None = None
         self._new_locks()
         self._settled: deque[Task] = deque()
-        self._worker: threading.Thread | None = None
-        self._work_there = Flag()
         self._grace = Grace()
+        self._worker = Worker(self, self._grace, label)
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the lane to them
         self._closed = False
+        self.ahead = False
+        """Whether cores are free for the worker: it carries calls of the background from the first moment on."""
         self.refusals: Refusals | None = None
         at = segment.field(rank, REFUSED)
         self.refused = segment.longs[at : at + 1]
@@ -58,7 +61,7 @@ class Lane(ABC):
 
     def _new_locks(self) -> None:
         self._lock = threading.RLock()
-        self._starting = threading.RLock()  # held while the worker is made
+        self._marking = threading.RLock()  # held while a call is marked as done, or its waiters are counted
         self.entered: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         """Whether this thread holds the lane; true where a signal handler or finalizer asks in the midst of a call."""
 
@@ -188,11 +191,11 @@ class Lane(ABC):
         vigil: Vigil | None = None
         waiting = 0
         try:
-            with self._lock:
+            with self._marking:
                 self._grace.visits += 1
                 waiting, self._waiters = 1, self._waiters + 1
-            while True:
-                with self._lock:
+            while self._enter(task):
+                with self._entered():
                     self._go(linger=not task.done)
                     if not task.done and time.monotonic() >= look:
                         if self.refused[0] and (error := self._interrupt(task)):
@@ -213,13 +216,29 @@ class Lane(ABC):
                         return self._late(task, f"did not end within the timeout of {timeout:g} s of this wait")
                     slice_ = min(slice_, left)
                 self._nap(slice_)
+            return None
         finally:
-            with self._lock:
+            with self._marking:
                 self._waiters -= waiting
-                if self._worker is not None and self.busy():
-                    self._work_there.set()
+            if self.busy():
+                self._worker.remind()
             if vigil is not None:
                 vigil.end()
+
+    def _enter(self, task: Task) -> bool:
+        """Takes the lock, or returns False once the worker, which may hold it for long, has done ``task``."""
+        while not self._lock.acquire(timeout=_GLANCE):
+            if task.done:
+                return False
+        return True
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Lets the lock go in the end."""
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _late(self, task: Task, what: str) -> CollectiveTimeout:
         error = CollectiveTimeout(self.explain(task, what))
@@ -264,8 +283,8 @@ class Lane(ABC):
         """A call that did not end: what it is (if ``placed``, where) and who is missing (unless ``briefly``, where)."""
 
     def poll(self, task: Task) -> bool:
-        """Carries the lane without waiting; whether ``task`` is done."""
-        if not task.done and not self.entered() and self._lock.acquire(blocking=False):
+        """Carries the lane without waiting, unless the worker does so anyway; whether ``task`` is done."""
+        if not task.done and not self.ahead and not self.entered() and self._lock.acquire(blocking=False):
             try:
                 self._go(linger=False)
             finally:
@@ -275,13 +294,15 @@ class Lane(ABC):
 
     def listen(self, task: Task, listener: Callable[[Task], None]) -> None:
         """Calls ``listener(task)`` once the call is done, from whichever thread carries it then."""
-        with self._lock:
-            if not task.done:
+        with self._marking:
+            waits = not task.done
+            if waits:
                 task.listeners.append(listener)
-                self._wake_worker()
-                self._grace.hurry()
-                return
-        listener(task)
+        if not waits:
+            listener(task)
+            return
+        self._wake_worker()
+        self._grace.hurry()
 
     def close(self, error: UnisonoError) -> None:
         """Ends every call under way with ``error``, and the worker.
@@ -295,11 +316,7 @@ class Lane(ABC):
             if not inside:
                 self._fail_all(error)
         self._settle()
-        worker, self._worker = self._worker, None
-        if worker is not None and worker is not threading.current_thread():
-            self._work_there.set()
-            if not inside:
-                worker.join(2.0)
+        self._worker.end(wait=not inside)
 
     @abstractmethod
     def _fail_all(self, error: UnisonoError) -> None:
@@ -307,9 +324,10 @@ class Lane(ABC):
 
     def _end(self, task: Task, error: BaseException | None = None) -> None:
         """Marks a call done. Lock held."""
-        task.error, task.done = error, True
-        if task.listeners:
-            self._settled.append(task)
+        with self._marking:
+            task.error, task.done = error, True
+            if task.listeners:
+                self._settled.append(task)
 
     def _settle(self) -> None:
         """Tells the listeners of calls that are done; outside the lock, since they may issue calls of their own."""
@@ -322,62 +340,38 @@ class Lane(ABC):
 
     def _wake_worker(self) -> None:
         self._grace.visits += 1
-        if self._work_there.is_set():
-            return
-        with self._starting:
-            worker = OwnThread(target=self._run_worker, name=f"unisono {self._label}", daemon=True)
-            if self._worker is None and not self._closed:
-                self._worker = worker
-                try:
-                    worker.start()
-                except RuntimeError as error:
-                    self._worker = None
-                    raise UnisonoError(
-                        f"{self._label}: no thread to carry calls in the background: {error}; raise the limits of "
-                        "its processes (ulimit -u) or container"
-                    ) from error
-        self._work_there.set()
-
-    def _run_worker(self) -> None:
-        """Never dies of what a call does: an error that nothing else catches ends the calls of this lane."""
-        while not self._closed:
-            try:
-                self._work()
-            except Exception as error:
-                with self._lock:
-                    self._give_up(UnisonoError(f"the worker broke off: {type(error).__name__}: {error}"))
-                self._settle()
+        self._worker.wake()
 
     def disown(self) -> None:
         """In a forked child: the calls and the lock are the parent's, whose threads do not exist here."""
         self._new_locks()
-        self._closed, self._worker = True, None
+        self._closed = True
         self.failed = UsageError(f"{self._label} belongs to the process that this one was forked from")
         _lanes.discard(self)
 
-    def _work(self) -> None:
-        look, grace = 0.0, self._grace
-        while not self._closed:
-            self._work_there.wait()
-            urgent, visited = grace.sleep()
-            works = grace.over(self._idle(), visited) or urgent
-            if grace.rests:
-                self._work_there.clear()
-                if not self._idle():  # a call that came before this word was cleared
-                    self._work_there.set()
-            while works and not self._idle() and not self._closed:
-                with self._lock:
-                    self._carry(linger=False)
-                    if self.busy() and time.monotonic() >= look:
-                        self._look_around()
-                        look = time.monotonic() + _SLICE
-                self._settle()
-                if not self._idle():
-                    self._nap(_SLICE)
-
-    def _idle(self) -> bool:
+    def idle(self) -> bool:
         """Whether there is nothing here for the worker."""
-        return bool(self._waiters) or not self.busy()
+        return bool(self._waiters) or self._closed or not self.busy()
+
+    def work(self, look: float) -> float:
+        """A piece of the worker's work: carries calls, and looks around if the time for that, ``look``, has come.
+
+        Returns when to look around next. An error that nothing else catches ends the calls of this lane.
+        """
+        try:
+            with self._lock:
+                self._carry(linger=self.ahead)
+                if self.busy() and time.monotonic() >= look:
+                    self._look_around()
+                    look = time.monotonic() + _SLICE
+            self._settle()
+            if not self.idle():
+                self._nap(_SLICE)
+        except Exception as error:
+            with self._lock:
+                self._give_up(UnisonoError(f"the worker broke off: {type(error).__name__}: {error}"))
+            self._settle()
+        return look
 
     def _save_record(self, error: BaseException) -> None:
         save_records(error, self._segment, self._rank, self._watch)

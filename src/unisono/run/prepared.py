@@ -110,12 +110,14 @@ class Prepared:
     """A kind of call, ready to be run: ``run(address, control, ...)``, see `Interpreter`."""
 
     __slots__ = (
-        "_adapted", "_apart", "_kept", "_kind", "_maker", "_reach", "_words", "address", "call", "root_read", "run",
+        "_adapted", "_apart", "_kept", "_kind", "_maker", "_reach", "_words", "address", "call", "nbytes", "root_read",
+        "run",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, maker: "Preparer", run: Callable[..., int]) -> None:
         self.call, self.run, self.root_read = kind.call, run, kind.choice.direct_root
         self._kind, self._maker = kind, maker
+        self.nbytes = sum(kind.sizes) * kind.dtype.itemsize
         self._apart, self._reach = kind.apart, kind.reach
         self._adapted: dict[bytes, tuple[tuple[int, ...], Any]] = {}
         self._words = array("q", bytes(8 * w.CALL_WORDS))

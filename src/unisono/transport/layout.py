@@ -6,6 +6,7 @@ from dataclasses import dataclass
 __all__ = [
     "ABANDONED",
     "ABSENT",
+    "AFFINITY",
     "ARENA",
     "ARENA_NBYTES",
     "ARENA_NONCE",
@@ -48,9 +49,9 @@ PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER, NAME, RE
 """Words of a rank's record: its process; whether it is there; meetings begun; calls issued and completed; when the last
 one was (``time.monotonic_ns``); where in the segment its newest header lies; its global rank; whether a peer refused a
 message of its."""
-ARENA, ARENA_NBYTES, ARENA_NONCE, ABANDONED = range(10, 14)
+ARENA, ARENA_NBYTES, ARENA_NONCE, ABANDONED, AFFINITY = range(10, 15)
 """More of them: the descriptor, plus 1, of the memory of its process's shared tensors (0: none), its bytes, the number
-it begins with; the collective call that the rank has given up, counted from 1."""
+it begins with; the collective call that the rank has given up, counted from 1; a mark of the cores it may use."""
 ISSUED_AT, MOMENTS = 16, 16
 """Words ``ISSUED_AT + k % MOMENTS`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)

@@ -1,12 +1,13 @@
 """Who the ranks are, as processes of this host, and whether they still live."""
 
+import hashlib
 import os
 import signal
 import time
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Identity", "alive", "boot_id", "cores", "fate", "pin", "start_time", "stopped", "ticks"]
+__all__ = ["Identity", "affinity_mark", "alive", "boot_id", "cores", "fate", "pin", "start_time", "stopped", "ticks"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,17 @@ class Identity:
 
 @cache
 def cores() -> int:
-    """How many cores this process could use when this was first asked: before it kept to a share of them."""
-    return len(os.sched_getaffinity(0))
+    """How many cores the ranks of this host have, as it was when this was first asked.
+
+    They are those of this process or, if it has been given a share of them, of its parent.
+    """
+    return max(len(os.sched_getaffinity(pid)) for pid in (0, os.getppid()))
+
+
+def affinity_mark() -> int:
+    """Tells the set of cores that this process may use from other sets: 63 bits, not 0."""
+    told = repr(sorted(os.sched_getaffinity(0))).encode()
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest()) >> 1 or 1
 
 
 def start_time(pid: int) -> int:
