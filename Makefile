@@ -2,7 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test install lint types unit soak bench format clean
+# Tests without rank processes and without torch.distributed: what is data (schedules, programs and their proofs), what
+# tells about it (verify, simulate, draw, select, plan), numbers, tables, texts, and the shape of the house. Two halves
+# of about equal length, side by side. Add a path here when it needs neither; `unit` runs everything.
+QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule run/test_front.py run/test_over_transport.py)
+QUICK_OTHERS := tests/draw $(patsubst %,tests/test_%.py,layers measured select simulate units verify) \
+	$(patsubst %,tests/cli/test_%.py,draw files list main pipeline plan simulate verify) \
+	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values) \
+	$(patsubst %,tests/parallel/test_pipeline_%.py,draw schedules simulate verify)
+
+.PHONY: run test quick quick-proofs quick-others install lint types unit soak bench format clean
 
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
@@ -26,6 +35,15 @@ types: install
 
 unit: install
 	$(BIN)/python -m pytest
+
+quick: install          ## the tests that start no ranks, in less than a minute
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync quick-proofs quick-others
+
+quick-proofs:
+	@$(BIN)/python -m pytest $(QUICK_PROOFS)
+
+quick-others:
+	@$(BIN)/python -m pytest $(QUICK_OTHERS)
 
 soak: install           ## 100,000 random calls on 4 ranks, every value checked (about 5 minutes)
 	$(BIN)/python benchmarks/soak/soak.py

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import unisono
+
 CALLS, ROUNDS, PATIENCE = 2000, 9, 60_000_000_000  # ns: the loops alone do not come back to wait longer
 
 
@@ -34,24 +36,25 @@ def layers(x: torch.Tensor) -> dict[str, Callable[[], object]]:
     outer = dist.distributed_c10d._get_default_group()
     options = dist.AllreduceOptions()
     options.asyncOp = False
-    lane, express = outer._group.collectives, outer._group.express
-    from unisono.backend.express import Express
+    lane, ways = outer._group.collectives, outer._group.fast_path
+    from unisono.backend.reducing import Reducing
 
-    order = express.ticket(Express.all_reduce, "SUM", x, x)
-    at, desk, board = x.data_ptr(), lane.desk, lane._board
+    prepared, persistent = ways.prepared(Reducing.all_reduce_kind, "SUM", x, x), unisono.prepare("all_reduce", x)
+    assert prepared is not None
+    at = x.data_ptr()
 
-    def loops() -> None:
-        lane._issued += 1
-        order.run(desk.address, order.address, order.header, lane._issued, lane.calls, board.meetings, PATIENCE, at, at)
-        board.meetings += order.meetings
+    def interpreter() -> None:
+        number = lane._issued = next(lane._numbers)
+        prepared.run(prepared.address, lane._at, number, lane.calls, PATIENCE, at, at, 0)
         lane.calls += 1
 
     return {
         "dist.all_reduce": lambda: dist.all_reduce(x),
         "dist.all_reduce, async_op=True, then wait": lambda: dist.all_reduce(x, async_op=True).wait(),
         "the group's method": lambda: outer.allreduce([x], options),
-        "the lane": lambda: lane.at_once(order, x, x, outer._seconds, options),
-        "the compiled loops": loops,
+        "unisono.prepare, called": persistent,
+        "the lane": lambda: lane.at_once(prepared, x, x, outer._seconds, options),
+        "the compiled interpreter": interpreter,
     }
 
 

@@ -22,7 +22,6 @@ def test_a_ring_is_what_the_docstring_of_ring_shows() -> None:
     assert [step.sends for step in mine.steps] == [(Message(2, (Span(c, 1),)),) for c in (0, 2, 1, 0)]
     assert [step.receives for step in mine.steps] == [(Message(0, (Span(c, 1),)),) for c in (2, 1, 0, 2)]
     assert [step.landings[0].reduce for step in mine.steps] == [True, True, False, False]
-    assert (mine.chunks, mine.busiest, mine.writes) == ((0, 1, 2), 1, True)
 
 
 def test_neighbouring_chunks_travel_and_land_as_one() -> None:
@@ -47,7 +46,7 @@ def test_reductions_that_meet_are_one_landing_in_rank_order() -> None:
 def test_what_one_sends_another_receives(entry: Entry, n: int, exact: bool, data: st.DataObject) -> None:
     schedule = entry.build(n, data.draw(st.integers(0, n - 1)) if entry.rooted else 0, data.draw(st.integers(1, 3)))
     shares = [plan(schedule, rank, exact) for rank in range(n)]
-    assert len({len(share.steps) for share in shares}) == len({share.busiest for share in shares}) == 1
+    assert len({len(share.steps) for share in shares}) == 1
     for step in zip(*(share.steps for share in shares), strict=True):
         sent = {(r, m.peer, m.spans) for r, share in enumerate(step) for m in share.sends}
         came = {(m.peer, r, m.spans) for r, share in enumerate(step) for m in share.receives}
@@ -59,18 +58,6 @@ def test_what_one_sends_another_receives(entry: Entry, n: int, exact: bool, data
                         message = next(m for m in share.receives if m.peer == part.peer)
                         assert chunks_of(message.spans)[part.place + i] == one.span.chunk + i
                         assert chunks_of(step[part.peer].staged)[part.slot + i] == one.span.chunk + i
-    for share in shares:
-        touched = {c for s in share.steps for c in chunks_of((*s.staged, *(one.span for one in s.landings)))}
-        assert touched <= set(share.chunks)
-        assert {*share.before, *share.after} <= set(share.chunks)
-
-
-def test_memory_is_kept_for_what_a_rank_handles_and_no_more() -> None:
-    n = 6
-    assert len(plan(build("direct", "all_to_all", n), 2).chunks) == 2 * n - 1
-    assert plan(build("star", "gather", n, root=1), 3).chunks == (3,)
-    assert plan(build("chain", "gather", n, root=0), 3).chunks == (3, 4, 5)
-    assert not plan(build("tree", "reduce", n), n - 1).writes
 
 
 def test_contributions_travel_unreduced_and_are_summed_where_the_schedule_ends_the_sum() -> None:

@@ -31,12 +31,12 @@ class Options:
     """Choices for a group; pass it as ``pg_options``.
 
     ``algorithm``: one name for every collective that has it, or a mapping of collective to name; None for what
-    ``select`` chooses: ``default``, by the table that `unisono plan --default` shows, or ``measured``, for every
-    collective and size the fastest schedule that `unisono tune` has measured on this machine or, for what it has not
-    measured, the one that the simulator finds fastest. ``deterministic``: the algorithm sums in rank order, bit for bit
-    as the default does. ``chunks``: pieces per block, for algorithms that pipeline. ``strict``: collectives that the
-    algorithm does not have are refused. ``pin``: given for the default group, its ranks keep to their share of the
-    cores, where these suffice and nobody has set an affinity. Raises `UsageError` for a name that does not exist.
+    ``select`` chooses: ``default``, by the table that `unisono plan --default` shows, or ``measured``, for collectives
+    of equal pieces and every size the fastest schedule that `unisono tune` has measured on this machine or, for what it
+    has not measured, the one that the simulator finds fastest. ``deterministic``: the algorithm sums in rank order, bit
+    for bit as the default does. ``chunks``: pieces per block, for algorithms that pipeline. ``strict``: collectives
+    that the algorithm does not have are refused. ``pin``: given for the default group, its ranks keep to their share of
+    the cores, where these suffice and nobody has set an affinity. Raises `UsageError` for a name that does not exist.
     """
 
     algorithm: str | Mapping[str, str] | None = None

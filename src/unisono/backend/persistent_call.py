@@ -1,5 +1,6 @@
 """The object that `unisono.prepare` returns."""
 
+import contextvars
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ class PersistentCall:
         self._seconds = pg._seconds
         self._task: Task | None = None
         self._prepared: Prepared
+        self._around = contextvars.copy_context()  # with the algorithm of the block that this is made in
         self._prepare()
         self._lane.preparer.tell(self._prepare)
 
@@ -83,6 +85,9 @@ class PersistentCall:
 
     def _prepare(self) -> None:
         """Again when faster ways of running calls are there."""
+        self._around.copy().run(self._find)
+
+    def _find(self) -> None:
         ways, name = self._pg._group.fast_path, self._collective
         output, source = self._output, self._input
         if not self._tensors:

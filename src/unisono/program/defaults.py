@@ -64,7 +64,8 @@ class Default:
 
 TABLE = (
     Default("barrier", _ANY, "one_shot"),
-    Default("all_reduce", 128 * KIB, "one_shot", times_ranks=True),
+    Default("all_reduce", 8 * KIB, "one_shot", crowded=False, times_ranks=True),
+    Default("all_reduce", 128 * KIB, "one_shot", crowded=True, times_ranks=True),
     Default("all_reduce", _ANY, "two_phase", "mailbox", directly="direct"),
     Default("reduce", 128 * KIB, "star", times_ranks=True),
     Default("reduce", _ANY, "two_phase", "mailbox"),

@@ -77,9 +77,8 @@ class Plan:
     """One rank's share of a schedule.
 
     Chunk ids are the schedule's. In a deterministic plan of a collective that sums, with C chunks and n ranks, id
-    j * C + c is rank j's contribution to chunk c and n * C + c is its sum; `sums` tells when to add up.
-    `chunks`: the ids that this rank ever holds, sorted; all else needs no memory. `busiest`: the most chunks that any
-    rank stages in one step, equal on all ranks.
+    j * C + c is rank j's contribution to chunk c and n * C + c is its sum; `sums` tells when to add up. `before`,
+    `after`: the ids that the rank contributes, and those that it shall have.
     """
 
     name: str
@@ -87,35 +86,8 @@ class Plan:
     rank: int
     deterministic: bool
     steps: tuple[PlanStep, ...]
-    chunks: tuple[int, ...]
-    busiest: int
     before: tuple[int, ...] = field(repr=False)
     after: tuple[int, ...] = field(repr=False)
-
-    @property
-    def writes(self) -> bool:
-        """Whether anything ever lands here; if not, the rank only sends what it has."""
-        return any(step.landings or step.sums for step in self.steps)
-
-    @property
-    def first_before(self) -> int:
-        """The id of this rank's contribution to chunk 0."""
-        return self.rank * self.collective.num_chunks if self.deterministic else 0
-
-    @property
-    def first_after(self) -> int:
-        """The id of chunk 0 as it shall be at the end."""
-        return self.collective.world_size * self.collective.num_chunks if self.deterministic else 0
-
-    @property
-    def blocks_before(self) -> list[int]:
-        """The blocks (chunks // pieces) that this rank contributes to."""
-        return sorted({(chunk - self.first_before) // self.collective.pieces for chunk in self.before})
-
-    @property
-    def blocks_after(self) -> list[int]:
-        """The blocks that this rank shall have."""
-        return sorted({(chunk - self.first_after) // self.collective.pieces for chunk in self.after})
 
 
 @lru_cache(maxsize=512)
@@ -138,9 +110,7 @@ def plan(schedule: Schedule, rank: int, deterministic: bool = False) -> Plan:
     steps = tuple(_share(step, rank) for step in moves)
     before = _ids(c.held_before()[rank], rank * c.num_chunks if deterministic else 0)
     after = _ids(c.held_after()[rank], c.world_size * c.num_chunks if deterministic else 0)
-    held = {*before, *after}.union(*(_held(step, c) for step in steps))
-    busiest = max((step.busiest for step in moves), default=0)
-    return Plan(schedule.name, c, rank, deterministic, steps, tuple(sorted(held)), busiest, before, after)
+    return Plan(schedule.name, c, rank, deterministic, steps, before, after)
 
 
 def _ids(held: NDArray[np.bool_], offset: int) -> tuple[int, ...]:
@@ -248,11 +218,3 @@ def _spans(ids: Sequence[int]) -> tuple[Span, ...]:
         else:
             runs.append([chunk])
     return tuple(Span(run[0], len(run)) for run in runs)
-
-
-def _held(step: PlanStep, collective: Collective) -> Iterator[int]:
-    for span in (*step.staged, *(landing.span for landing in step.landings)):
-        yield from range(span.chunk, span.chunk + span.count)
-    for span in step.sums:
-        for chunk in range(span.chunk, span.chunk + span.count):
-            yield from range(chunk, chunk + (collective.world_size + 1) * collective.num_chunks, collective.num_chunks)

@@ -1,10 +1,11 @@
 """Lanes: where calls wait for their turn, and the one loop that carries them forward.
 
-A lane holds the calls of one rank in one group that are under way. Whoever needs a call done carries the lane forward:
-the caller inside a synchronous call, `wait` or `is_completed`; a worker thread, started when a call is asynchronous, is
-only the fallback that keeps an un-waited call from blocking the others (handing a call to a thread and back costs more
-than most calls). Carrying forward holds the lane while it waits for a millisecond or moves data for some; longer
-sleeping is done outside.
+A lane holds the calls of one rank in one group that are under way: its collectives (collectives.py), or its messages
+(point_to_point.py, mail_lane.py). Whoever needs a call done carries the lane forward: the caller inside a synchronous
+call, `wait` or `is_completed`; or a worker thread (worker.py), started when a call is asynchronous. The worker carries
+calls from the beginning where a core is free for it (progress.py); else it only keeps a call that nobody waits for from
+blocking the others, since handing a call to a thread and back costs more than most calls. Carrying forward holds the
+lane while it waits for a millisecond or moves data for some; longer sleeping is done outside.
 """
 
 import threading
@@ -39,7 +40,7 @@ _SHORT = 0.001  # s: the same when several threads wait, one of whom may have ca
 
 
 class Lane(ABC):
-    """Calls under way, the lock that guards them, and the worker of last resort."""
+    """Calls under way, the lock that guards them, and the worker."""
 
     def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str) -> None:
         self._segment, self._rank, self._names, self._label = segment, rank, names, label

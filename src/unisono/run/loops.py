@@ -15,7 +15,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from unisono.errors import UsageError
 from unisono.watch.threads import OwnThread
@@ -29,10 +29,6 @@ KINDS = ("uint8", "float32", "float64", "uint16", "int16", "int32", "int64", MES
 """What loops there are: collectives by numpy's name of a dtype (uint8 moves whatever it is; uint16 is bfloat16, int16
 float16), and those of messages."""
 _MODES = {"": 1, "0": 0, "1": 1, "now": 2}
-
-
-class _User(Protocol):
-    def change(self) -> None: ...
 
 
 def wanted() -> int:

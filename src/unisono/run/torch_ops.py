@@ -14,15 +14,20 @@ import torch
 from unisono.run.interpreter import Interpreter, Primitives, interpreter
 from unisono.run.reduce import Reducer
 from unisono.transport import futex
+from unisono.transport.inference import outside_inference
 
-__all__ = ["TORCH", "memory"]
+__all__ = ["TORCH"]
 
-memory = memoryview((ctypes.c_ubyte * (1 << 62)).from_address(0)).cast("B")
-"""The addresses of this process, as bytes."""
+_BYTES = memoryview((ctypes.c_ubyte * (1 << 62)).from_address(0)).cast("B")
+"""The addresses of this process, as bytes; and as words, which lie at multiples of their length."""
+_WORDS32, _WORDS64 = _BYTES.cast("I"), _BYTES.cast("q")
 
 
+@lru_cache(maxsize=4096)
+@outside_inference
 def _tensor(address: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.frombuffer(memory[address : address + nbytes], dtype=torch.uint8).view(dtype)
+    """Cached, since calls repeat; it keeps no memory, and is used while its memory is there."""
+    return torch.frombuffer(_BYTES[address : address + nbytes], dtype=torch.uint8).view(dtype)
 
 
 def _numbers(address: int, numel: int, wide: bool, sample: Reducer) -> torch.Tensor:
@@ -31,29 +36,28 @@ def _numbers(address: int, numel: int, wide: bool, sample: Reducer) -> torch.Ten
     return _tensor(address, numel * dtype.itemsize, dtype)
 
 
-@lru_cache(maxsize=1024)
 def _words(address: int, count: int) -> Any:
-    return memory[address : address + 8 * count].cast("q")
+    return _WORDS64[address >> 3 : (address >> 3) + count]
 
 
 def _load32(address: int) -> int:
-    value = int(memory[address : address + 4].cast("I")[0])
+    value: int = _WORDS32[address >> 2]
     futex.acquire()
     return value
 
 
 def _release32(address: int, value: int) -> None:
     futex.release()
-    memory[address : address + 4].cast("I")[0] = value
+    _WORDS32[address >> 2] = value
 
 
 def _release64(address: int, value: int) -> None:
     futex.release()
-    _store(address, value)
+    _WORDS64[address >> 3] = value
 
 
 def _store(address: int, value: int) -> None:
-    memory[address : address + 8].cast("q")[0] = value
+    _WORDS64[address >> 3] = value
 
 
 def _pause(address: int, seen: int, limit: int, crowded: int) -> None:
@@ -62,7 +66,7 @@ def _pause(address: int, seen: int, limit: int, crowded: int) -> None:
 
 
 def _equal(one: int, other: int, nbytes: int) -> bool:
-    return memory[one : one + nbytes] == memory[other : other + nbytes]
+    return _BYTES[one : one + nbytes] == _BYTES[other : other + nbytes]
 
 
 def _widen(target: int, source: int, nbytes: int, sample: Reducer) -> None:

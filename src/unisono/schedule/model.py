@@ -3,11 +3,11 @@
 A schedule is a sequence of steps; a step is a set of transfers that may all be under way at once; a transfer says
 *chunks c .. c+count-1 go from rank a to rank b and are copied over, or reduced into, what is there*.
 
-The rules of a step, which verify proves and the executor relies on:
+The rules of a step, which verify proves and programs rely on:
 
 - A transfer carries the value its source held **when the step began**.
 - Transfers of one step from a to b travel together as one message.
-- Reductions take effect after all reads of the step, in the order of the transfers; several may meet in one chunk.
+- Reductions take effect after all reads of the step; several may meet in one chunk, and are combined in rank order.
 - A copy may land while others still read, so nothing else in the step may touch the chunk that a copy overwrites.
 
 Steps are held as NumPy arrays and may be compact: `repeat=k` stands for k steps in a row, in the i-th of which every

@@ -1,4 +1,4 @@
-"""The wire, as the executor sees it: post the messages of a step, then wait for each. All there is to a transport.
+"""A transport between ranks: post the messages of a step, then wait for each. Programs of messages run over it.
 
 Between two ranks messages arrive in the order in which they were posted, and both ends know their sizes, so that a
 transport needs no envelopes. Posting never waits for a peer: whatever order the ranks post and wait in, a schedule that

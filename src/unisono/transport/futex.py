@@ -76,25 +76,19 @@ class Counter:
     """One 32-bit word of shared memory: incremented by the kernel, slept on by ranks.
 
     ``words`` is the segment as a memoryview of format ``I``, ``index`` the word's place in it, ``address`` the
-    segment's address in this process. With ``full`` given, only the increment that makes the word equal ``full`` wakes
-    the sleepers (a meeting: the last to arrive wakes all); else every increment does (a door bell).
+    segment's address in this process. Every increment wakes the sleepers.
     """
 
     __slots__ = ("_add_args", "_sleep_args", "_words", "index")
 
-    def __init__(self, words: memoryview, index: int, address: int, full: int | None = None) -> None:
-        number = _number()
-        here, spare = address + 4 * index, address + 4 * (index + 1)
+    def __init__(self, words: memoryview, index: int, address: int) -> None:
+        number, here = _number(), address + 4 * index
         # FUTEX_WAKE_OP wakes the sleepers of its first word always, those of the second if the comparison holds.
-        first = here if full is None else spare
-        compare = 0 if full is None else full - 1
-        if compare > 2047:
-            raise UsageError(f"a meeting of {full} ranks on one host is beyond the 2048 that a futex comparison holds")
-        operation = (_OP_ADD << 28) | (_CMP_EQ << 24) | (1 << 12) | compare
+        operation = (_OP_ADD << 28) | (_CMP_EQ << 24) | (1 << 12)
         self._words, self.index = words, index
         self._add_args = (
             number,
-            ctypes.c_void_p(first),
+            ctypes.c_void_p(here),
             ctypes.c_int(_FUTEX_WAKE_OP),
             ctypes.c_int(EVERYBODY),
             ctypes.c_void_p(EVERYBODY),
@@ -108,7 +102,7 @@ class Counter:
         return int(self._words[self.index])
 
     def add(self) -> None:
-        """Adds one and wakes the sleepers, as told at construction; a release (see the module's text)."""
+        """Adds one and wakes the sleepers; a release (see the module's text)."""
         _quick(*self._add_args)
 
     def sleep(self, seen: int, seconds: float) -> None:
@@ -117,7 +111,7 @@ class Counter:
         _blocking(*self._sleep_args, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _arrival(address: int, full: int) -> tuple[Any, ...]:
     """The arguments of `arrive`."""
     if full > 2048:

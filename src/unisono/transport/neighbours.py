@@ -53,10 +53,6 @@ class Neighbours:
         self.bases = (ctypes.c_int64 * world_size)()
         """Addresses of the arenas of all ranks here, 0 where there is none; compiled loops read them too."""
 
-    def ready(self, ranks: Iterable[int]) -> bool:
-        """Whether the arenas of ``ranks`` are mapped; this rank's own need not be."""
-        return all(self.bases[rank] or rank == self._rank for rank in ranks)
-
     def learn(self, ranks: Iterable[int]) -> None:
         """Maps the arenas of ``ranks`` that are not mapped yet; what was refused once is not tried again."""
         for rank in ranks:
@@ -76,10 +72,6 @@ class Neighbours:
                 self._refused.add(rank)
                 continue
             self._mapped[rank], self.bases[rank] = found, found.base
-
-    def view(self, rank: int, start: int, nbytes: int) -> torch.Tensor:
-        """Bytes of the arena of ``rank``, which is mapped, from ``start`` on: a flat tensor of uint8."""
-        return self._mapped[rank].bytes[start : start + nbytes]
 
     def forget(self) -> None:
         """Ends the mappings that no other group of this process needs."""

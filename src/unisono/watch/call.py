@@ -51,12 +51,8 @@ class Call:
     words: str = ""  # how the arguments read, where dtype and shape do not say it
     parts: tuple[int, ...] = ()
     """Elements of each, if these are several tensors."""
-    accepted: dict[bytes, int] = field(default_factory=dict, repr=False)
-    """Headers of all ranks that were found to agree before, with the longest piece that goes between two ranks."""
-    longest: int = 0
-    """Elements of the longest piece any rank sends to another; known once the headers have been compared."""
-    hopes: bool = False
-    """Whether the last call of this kind went directly from tensor to tensor (run/offers.py)."""
+    accepted: set[bytes] = field(default_factory=set, repr=False)
+    """Headers of all ranks that were found to agree before."""
 
     @cached_property
     def numel(self) -> int:
@@ -67,11 +63,6 @@ class Call:
     def nbytes(self) -> int:
         """Bytes of this rank's tensor."""
         return self.numel * (self.dtype.itemsize if self.dtype else 0)
-
-    @property
-    def longest_nbytes(self) -> int:
-        """Bytes of the `longest` piece."""
-        return self.longest * (self.dtype.itemsize if self.dtype else 1)
 
     @cached_property
     def signature(self) -> bytes:

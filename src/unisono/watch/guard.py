@@ -30,7 +30,6 @@ def disagreement(call: Call, headers: bytes, size: int, names: Sequence[int]) ->
     each = len(headers) // size
     mine = [headers[r * each : (r + 1) * each] for r in range(size)]
     if headers in call.accepted:
-        call.longest = call.accepted[headers]
         return None
     signatures = [m[: SIGNATURE.size] for m in mine]
     if signatures.count(signatures[0]) != size:
@@ -56,8 +55,7 @@ def disagreement(call: Call, headers: bytes, size: int, names: Sequence[int]) ->
         return Disagreement(sorted(set(odd)), lines[:20])
     if len(call.accepted) >= _REMEMBERED:
         call.accepted.clear()
-    call.longest = max((piece_numel(sends[a][b]) for a in range(size) for b in range(size) if a != b), default=0)
-    call.accepted[headers] = call.longest
+    call.accepted.add(headers)
     return None
 
 
