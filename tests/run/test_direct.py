@@ -14,6 +14,7 @@ import torch.distributed as dist
 import unisono
 from hangs.job import Fault, Job, attempt, hurry, tell
 from ranks import ranks
+from unisono.algorithms import entries
 from unisono.program import defaults
 from unisono.run import prepared
 from unisono.run.agreement import DIRECT, PUSHED
@@ -24,6 +25,7 @@ from unisono.transport import neighbours
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 PIECE = 1_200_000  # bytes of one rank's piece: more than a staging area holds
+OF_ALL_SHARED = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 Make = Callable[..., torch.Tensor]
 
 
@@ -115,6 +117,49 @@ def test_the_bits_of_staged_calls(world_size: int, tmp_path: Path) -> None:
         assert PUSHED in together
         assert [how for how in apart if how >= DIRECT] == [DIRECT]  # a broadcast, whose root shares
         assert len(together) > 8
+
+
+def by_every_algorithm(rank: int, world_size: int, count: int) -> list[str]:
+    """Algorithms that give something else on shared tensors than on others, or change what they shall only read."""
+    wrong, data = [], inputs(torch.float32, count * world_size, world_size)[rank]
+    for entry in entries():
+        if entry.simulation_only or entry.collective not in OF_ALL_SHARED:
+            continue
+        found = []
+        for make in (torch.empty, unisono.empty):
+            for _ in range(3 if make is unisono.empty else 1):  # the first of which only finds out
+                whole, part = make(count * world_size).copy_(data), make(count).copy_(data[:count])
+                with unisono.algorithm(entry.name):
+                    try:
+                        match entry.collective:
+                            case "all_reduce":
+                                dist.all_reduce(whole)
+                                found.append(whole)
+                                continue
+                            case "reduce_scatter":
+                                reduce_scatter_single(part, whole)
+                                found.append(part)
+                            case "all_gather":
+                                result = make(count * world_size)
+                                all_gather_single(result, part)
+                                found.append(result)
+                            case "all_to_all":
+                                result = make(count * world_size)
+                                dist.all_to_all_single(result, whole)
+                                found.append(result)
+                    except unisono.UsageError:  # it does not fit so many ranks
+                        break
+                if not torch.equal(whole, data):
+                    wrong.append(f"{entry.name} {entry.collective} has changed its input")
+        if not all(torch.equal(other, found[0]) for other in found):
+            wrong.append(f"{entry.name} {entry.collective}")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_algorithm_on_shared_tensors(world_size: int) -> None:
+    for count in (5, 300_000):
+        assert ranks(world_size).run(by_every_algorithm, count) == [[]] * world_size
 
 
 def in_several_rounds(rank: int, world_size: int) -> bool:

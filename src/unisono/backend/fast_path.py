@@ -22,7 +22,7 @@ from unisono.transport.inference import outside_inference
 
 __all__ = ["FastPath", "Maker"]
 
-_KEPT = 512  # kinds of calls kept for reuse
+_KEPT = 2048  # kinds of calls kept for reuse
 
 Maker = Callable[[Any, torch.Tensor, torch.Tensor, Any], Prepared | None]
 _Placed = torch.Tensor | Places

@@ -24,7 +24,7 @@ __all__ = ["NOTHING", "Builder", "Operation", "Shape", "Tensors", "apart", "same
 
 Tensors = Sequence[torch.Tensor]
 Shape = Sequence[int]
-_KEPT = 1024  # calls kept for reuse
+_KEPT = 4096  # calls kept for reuse
 NOTHING = Places([])
 """The memory of a call that has none."""
 _EVEN = ("reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all")

@@ -17,7 +17,7 @@ class Caller(Protocol):
     ``barrier`` and ``everybody``.
     """
 
-    def call(self, case: Case, asynchronous: bool) -> Callable[[], Any]:
+    def call(self, case: Case, asynchronous: bool, persistent: bool = False) -> Callable[[], Any]:
         """A function that makes one call on the case's buffers and is back when it is done."""
 
     def output(self, case: Case) -> torch.Tensor:

@@ -21,7 +21,7 @@ from unisono.bench.caller import Caller
 from unisono.bench.cases import Case
 from unisono.bench.machine import bound_seconds, limit_of, measure_rates
 from unisono.bench.result import Rates, Row
-from unisono.bench.settings import REDUCING, Contender, Settings
+from unisono.bench.settings import PERSISTENT, REDUCING, Contender, Settings
 from unisono.bench.torch_calls import torch_callers
 from unisono.bench.values import Tables
 
@@ -113,7 +113,8 @@ class _Walk:
         return max(self._everybody(number))
 
     def _by(self, contender: Contender) -> AbstractContextManager[None]:
-        return unisono.algorithm(contender.algorithm) if contender.algorithm else nullcontext()
+        named = contender.algorithm not in ("", PERSISTENT)
+        return unisono.algorithm(contender.algorithm) if named else nullcontext()
 
     def _enter(self, case: Case) -> list[_Entrant]:
         """Every contender, checked; one that refuses the call, on any rank, says so and is left out."""
@@ -124,7 +125,8 @@ class _Walk:
                 refused = f"torch {torch.__version__} is built without it"
                 entrants.append(_Entrant(contender, lambda: None, refused=refused))
                 continue
-            entrant = _Entrant(contender, caller.call(case, self.settings.asynchronous))
+            persistent = contender.algorithm == PERSISTENT
+            entrant = _Entrant(contender, caller.call(case, self.settings.asynchronous, persistent))
             try:
                 case.fill()
                 began = time.perf_counter()

@@ -18,6 +18,7 @@ __all__ = [
     "MPI_DTYPES",
     "MPI_OPS",
     "OPS",
+    "PERSISTENT",
     "PLACES",
     "REDUCING",
     "Contender",
@@ -40,6 +41,8 @@ DTYPES = {name: size for name, size in header.DTYPES.items() if name not in ("co
 PLACES = ("in", "out")
 MEMORIES = ("ordinary", "shared")
 BACKENDS = ("unisono", "gloo", "mpi")
+PERSISTENT = "persistent"
+"""In an algorithm's place: the call is prepared once (`unisono.prepare`) and made without torch's wrapper."""
 MPI_DTYPES = {
     "uint8": "UINT8_T", "uint16": "UINT16_T", "uint32": "UINT32_T", "uint64": "UINT64_T", "int8": "INT8_T",
     "int16": "INT16_T", "int32": "INT32_T", "int64": "INT64_T", "float32": "FLOAT", "float64": "DOUBLE",
@@ -150,7 +153,7 @@ class Settings:
             raise UsageError(f"the contenders are {', '.join(found)}: name each one once")
         for contender in self.contenders:
             _one_of("backend", contender.backend, BACKENDS)
-            if contender.algorithm and contender.algorithm not in names():
+            if contender.algorithm and contender.algorithm not in (PERSISTENT, *names()):
                 raise UsageError(f"unknown algorithm {contender.algorithm!r}, expected one of: {', '.join(names())}")
         if self.by_mpiexec:
             self._validate_mpi()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import unisono
 from unisono.bench.cases import Case
 from unisono.bench.settings import Settings
 from unisono.bench.values import FACTOR
@@ -24,8 +25,10 @@ class TorchCaller:
     def __init__(self, group: Any = None) -> None:
         self.group = group
 
-    def call(self, case: Case, asynchronous: bool) -> Callable[[], Any]:
+    def call(self, case: Case, asynchronous: bool, persistent: bool = False) -> Callable[[], Any]:
         """A function that makes one call and is back when it is done."""
+        if persistent:
+            return _persistent(case, self.group, asynchronous)
         start = _CALLS[case.collective](case, self.group, asynchronous)
         if not asynchronous or case.collective == "send_recv":
             return start
@@ -88,6 +91,25 @@ def _copied(case: Case, call: Callable[[], Any]) -> Callable[[], Any]:
         return call()
 
     return copy_and_call
+
+
+def _persistent(case: Case, group: Any, asynchronous: bool) -> Callable[[], Any]:
+    """A call that is prepared by the first of its calls, which is where a collective that cannot be is refused."""
+    tensors = {"all_reduce": 1, "reduce": 1, "broadcast": 1, "barrier": 0}.get(case.collective, 2)
+    made: Any = None
+
+    def call() -> None:
+        nonlocal made
+        if made is None:
+            given = (case.output, case.input)[:tensors]
+            made = unisono.prepare(case.collective, *given, op=_op(case), root=case.root, group=group)
+        if asynchronous:
+            made.start()
+            made.wait()
+        else:
+            made()
+
+    return _copied(case, call) if tensors == 1 else call
 
 
 def _all_reduce(case: Case, group: Any, wait: bool) -> Callable[[], Any]:

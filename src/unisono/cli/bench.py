@@ -55,7 +55,8 @@ _Against = Annotated[
     str, typer.Option(metavar="BACKENDS", help="As --backend, by comma; measured in the same processes, taking turns.")
 ]
 _Algorithm = Annotated[
-    str, typer.Option(metavar="NAMES", help="Algorithms of unisono to measure, by comma; `default` is its own way.")
+    str,
+    typer.Option(metavar="NAMES", help="Ways of unisono, by comma: algorithms; default; persistent."),
 ]
 _Async = Annotated[bool, typer.Option("--async", help="async_op=True, then wait.")]
 _Memory = Annotated[str, typer.Option(help=f"Tensors: {' or '.join(MEMORIES)} (unisono.empty).")]

@@ -130,9 +130,7 @@ class Table:
     @cached_property
     def lags(self) -> int:
         """Iterations beyond the number of pieces."""
-        rows = self.rows[np.isin(self.rows[:, KIND], (COPY, SUM, WIDEN, NARROW))]
-        beyond = self.rows[self.rows[:, KIND] == MEET][:, LEFT]
-        return int(max(rows[:, LAG].max(initial=0), beyond.max(initial=0)))
+        return max((row[LEFT] if row[KIND] == MEET else row[LAG] for row in self.rows.tolist()), default=0)
 
     @property
     def meetings(self) -> int:

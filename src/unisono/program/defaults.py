@@ -79,7 +79,6 @@ TABLE = (
 """The first row that fits counts."""
 
 
-@lru_cache(maxsize=1024)
 def default(collective: str, nbytes: int, world_size: int, crowded: bool = False) -> Default:
     """The row for a call.
 

@@ -28,7 +28,6 @@ from unisono.transport.ring import UNIT
 
 __all__ = ["LOOPS"]
 
-_SPINS = 100
 _UNIT, _WORDS = UNIT, len(words.JOB)
 _PIECE = 64 * 1024  # bytes moved before the peer is told
 _LONGEST = 50_000_000  # ns
@@ -137,7 +136,7 @@ def _move(table: Any, jobs: Any, patience: int) -> None:
             spins = limit = 0
             continue
         spins += 1
-        if spins < _SPINS:
+        if spins < table[words.SPINS]:
             continue
         if limit == 0:
             limit = now() + patience

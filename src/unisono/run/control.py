@@ -16,6 +16,10 @@ from unisono.watch.flight import CollectiveRecord
 
 __all__ = ["Control"]
 
+_SPINS, _CROWDED_SPINS = 20_000, 100
+"""How often a counter is read before the core is yielded: for some ten microseconds where every rank has a core, for a
+yield may hand it to another program for a slice of the scheduler's; hardly at all where ranks share cores."""
+
 
 class Control:
     """See words.py; ``address`` is what interpreters are given."""
@@ -54,6 +58,7 @@ class Control:
             "record": layout.RECORD,
             "bases": self._bases.buffer_info()[0],
             "position": board.position.buffer_info()[0],
+            "spins": _CROWDED_SPINS if segment.crowded else _SPINS,
         }
         self._words = array("q", [places.get(name, 0) for name in CONTROL])
         self.address = self._words.buffer_info()[0]

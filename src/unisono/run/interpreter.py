@@ -37,7 +37,6 @@ from unisono.run.agreement import AGAIN, DIRECT, PUSHED, STAGED, agreement
 
 __all__ = ["Interpreter", "Primitives", "interpreter"]
 
-_SPINS = 100
 _CONTROL = len(w.CONTROL)
 
 
@@ -53,7 +52,8 @@ class Primitives:
     ``(target, source, nbytes, sample)`` bring elements of the user's dtype, ``nbytes`` of them, into accumulators and
     back. ``combine(scratch, places, parts, targets, nbytes, op, size, sample)`` combines the first ``parts`` of the
     addresses ``places``, in that order, into the ``targets`` that follow; each is followed, ``parts + targets`` words
-    on, by whether it holds accumulators; an AVG is divided by ``size``, if that is not 0.
+    on, by whether it holds accumulators; an AVG is divided by ``size``, if that is not 0. ``slowness``: how many
+    times as long as compiled loops these take.
     """
 
     inner: Callable[[Any], Any]
@@ -70,6 +70,7 @@ class Primitives:
     widen: Callable[..., Any]
     narrow: Callable[..., Any]
     combine: Callable[..., Any]
+    slowness: int = 1
 
 
 class Interpreter(NamedTuple):
@@ -244,7 +245,7 @@ def _walking(p: Primitives) -> Any:
 
 def _meeting(p: Primitives) -> Any:
     """What comes to a meeting."""
-    arrive, load, now, pause = p.arrive, p.load_acquire32, p.now, p.pause
+    arrive, load, now, pause, slowness = p.arrive, p.load_acquire32, p.now, p.pause, p.slowness
     store_release32, store_release64 = p.store_release32, p.store_release64
 
     @p.inner
@@ -256,10 +257,10 @@ def _meeting(p: Primitives) -> Any:
             arrive(here, size)  # first: a rank that is killed in between must not pass for one that has come
             store_release64(control[w.BEGUN], meeting + 1)
             control[w.COUNTED] = 1
-        spins = 0
-        while spins < _SPINS and load(here) != size:
+        spins, most = 0, control[w.SPINS] // slowness
+        while spins < most and load(here) != size:
             spins += 1
-        if spins == _SPINS:
+        if spins == most:
             limit = now() + patience
             there = load(here)
             while there != size:

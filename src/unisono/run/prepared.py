@@ -141,7 +141,7 @@ class Prepared:
     def _expect(self, headers: bytes, each: bool) -> None:
         expected = np.frombuffer(headers, np.uint8)
         self._kept = (*self._kept, expected)
-        self._words[w.HEADER_AT] = int(expected.ctypes.data)
+        self._words[w.HEADER_AT] = _address(expected)
         self._words[w.STRIDE] = self._maker.header_nbytes if each else 0
 
     def fits(self, output: int, tensor: int) -> bool:
@@ -262,7 +262,7 @@ class Preparer:
             blocks_in = program.blocks_out[self.rank]
         in_sizes = np.array([nbytes[block] for block in blocks_in], np.int64)
         arrays = [_laid_out(table) for table in (staged, *direct) if table is not None]
-        addresses = iter(int(a.ctypes.data) for a in arrays)
+        addresses = iter(_address(a) for a in arrays)
         places = [next(addresses) if table is not None else 0 for table in (staged, *direct)]
         told = (
             *places,
@@ -271,7 +271,7 @@ class Preparer:
             int(not uneven or self._long(call, choice)),
             len(blocks_in),
             len(program.blocks_out[self.rank]),
-            int(in_sizes.ctypes.data),
+            _address(in_sizes),
         )
         return told, (in_sizes, *arrays)
 
@@ -284,5 +284,13 @@ class Preparer:
 
 def _laid_out(table: Table) -> Any:
     """A table as an interpreter reads it: scalars, then rows."""
-    scalars = np.array([len(table.rows), table.pieces, table.meets, table.lags], np.int64)
-    return np.concatenate([scalars, table.rows.reshape(-1)])
+    words = np.empty(w.SCALARS + table.rows.size, np.int64)
+    words[: w.SCALARS] = len(table.rows), table.pieces, table.meets, table.lags
+    words[w.SCALARS :] = table.rows.ravel()
+    return words
+
+
+def _address(memory: Any) -> int:
+    """Of a NumPy array; quicker than by its ctypes."""
+    found: int = memory.__array_interface__["data"][0]
+    return found

@@ -105,5 +105,6 @@ TORCH: Interpreter = interpreter(
         widen=_widen,
         narrow=_narrow,
         combine=_combine,
+        slowness=200,
     )
 )

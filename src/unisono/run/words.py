@@ -9,25 +9,26 @@ __all__ = [
     "EXCLUSIVE", "FIRST", "HEADER", "HEADERS", "HEADER_AT", "HEADER_PLACE", "HOPES", "INPUTS", "IN_BLOCKS",
     "IN_SIZES", "ISSUED", "ISSUED_AT", "ISSUED_KEPT", "ITERATION", "KEPT", "LARGE", "LISTED", "MAPPED", "MODE",
     "MOMENTS", "OFFERED", "OFFERS", "OP", "OUTPUTS", "OUT_BLOCKS", "PHASE", "PLACES", "POSITION", "PUSHED", "RANK",
-    "RECORD", "ROOT", "ROW", "SCALARS", "SCRATCH", "SIZE", "STAGED", "STRIDE", "TABLE", "TABLE_LAGS", "TABLE_MEETS",
-    "TABLE_PIECES", "TABLE_ROWS", "TEMP", "UNMAPPED", "UNREADY", "WAITS",
+    "RECORD", "ROOT", "ROW", "SCALARS", "SCRATCH", "SIZE", "SPINS", "STAGED", "STRIDE", "TABLE", "TABLE_LAGS",
+    "TABLE_MEETS", "TABLE_PIECES", "TABLE_ROWS", "TEMP", "UNMAPPED", "UNREADY", "WAITS",
 ]  # fmt: skip
 
 CONTROL = (
     "rank", "size", "counters", "headers", "header", "begun", "issued", "completed", "completed_at", "header_place",
     "issued_at", "issued_kept", "moments", "ends", "kept", "base", "scratch", "places", "crowded", "offers", "bounds",
-    "mapped", "abandoned", "record", "bases", "position",
+    "mapped", "abandoned", "record", "bases", "position", "spins",
     "table", "iteration", "row", "first", "counted", "phase", "again", "mode", "unready",
 )  # fmt: skip
 """The words of a control block. Who this is among how many; where counters, headers and books lie; bytes of a header
 and of a rank's record; how many moments the books keep; scratch memory; where offers lie and what peers' memory is
-mapped; the table of base addresses; the number of the next meeting. Then the state of the call under way, which is all
-that is needed to go on with it: its table; iteration and row (in words); the number of its first meeting; whether this
-rank has been counted at the meeting it waits at; `PHASE`; whether it began anew; how it goes; what is to be mapped."""
+mapped; the table of base addresses; where the number of the next meeting lies; how often a counter is read before the
+core is yielded. Then the state of the call under way, which is all that is needed to go on with it: its table;
+iteration and row (in words); the number of its first meeting; whether this rank has been counted at the meeting it
+waits at; `PHASE`; whether it began anew; how it goes; what is to be mapped."""
 RANK, SIZE, COUNTERS, HEADERS, HEADER, BEGUN, ISSUED, COMPLETED, COMPLETED_AT, HEADER_PLACE = range(10)
 ISSUED_AT, ISSUED_KEPT, MOMENTS, ENDS, KEPT, BASE, SCRATCH, PLACES, CROWDED, OFFERS, BOUNDS = range(10, 21)
-MAPPED, ABANDONED_AT, RECORD, BASES, POSITION = range(21, 26)
-TABLE, ITERATION, ROW, FIRST, COUNTED, PHASE, AGAIN, MODE, UNMAPPED = range(26, 35)
+MAPPED, ABANDONED_AT, RECORD, BASES, POSITION, SPINS = range(21, 27)
+TABLE, ITERATION, ROW, FIRST, COUNTED, PHASE, AGAIN, MODE, UNMAPPED = range(27, 36)
 
 CALL_WORDS = 17
 STAGED, DIRECT, PUSHED, HEADER_AT, STRIDE, OP, ROOT, LISTED, TEMP, OFFERED, LARGE, HOPES = range(12)
