@@ -56,9 +56,9 @@ def borders(row: Default, n: int) -> list[int]:
         return [0]
     found = {0, 4, LINE + 4}
     past = 1 << 26 if row.upto == _ANY else row.upto // n
-    (*_, tables) = default_tables(row.collective, past, n, area=Layout(n).stage).values()
-    staged = default_tables(row.collective, past, n, area=Layout(n).stage)[row.placement][0]
-    for table in {tables[0], staged}:
+    by_placement = default_tables(row.collective, past, n, area=Layout(n).stage, crowded=bool(row.crowded))
+    (*_, tables) = by_placement.values()
+    for table in {tables[0], by_placement[row.placement][0]}:
         window = table.part * table.program.collective.pieces
         found |= {k * window + d for k in (1, 2) for d in (-LINE, -4, 0, 4, LINE)}
     edges = {row.directly_above, 0 if row.upto == _ANY else row.upto // n}
@@ -75,8 +75,8 @@ def test_every_default_holds_around_every_border(row: Default, n: int) -> None:
             for in_place in (False, True):
                 for parity in (0, 1) if n == 2 else ((k + in_place) & 1,):
                     proofs = prove_default(
-                        row.collective, nbytes, n, area=Layout(n).stage, root=root, in_place=in_place,
-                        first_meeting=parity,
+                        row.collective, nbytes, n, area=Layout(n).stage, root=root, crowded=bool(row.crowded),
+                        in_place=in_place, first_meeting=parity,
                     )  # fmt: skip
                     placements |= proofs.keys()
                     for proof in proofs.values():

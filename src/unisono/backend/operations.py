@@ -27,7 +27,7 @@ Shape = Sequence[int]
 _KEPT = 4096  # calls kept for reuse
 NOTHING = Places([])
 """The memory of a call that has none."""
-_EVEN = ("reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all")
+_BY_MEASUREMENT = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
 _TOLD = 300  # characters of a call's parts that people read
 
 
@@ -48,6 +48,7 @@ class Builder:
         self.preparer, self.rank, self.size, self.names = preparer, preparer.rank, preparer.size, names
         self.crowded, self.options = crowded, options
         self._measured = options is not None and options.select == "measured"
+        self._exact = options is not None and options.deterministic
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._prepared: dict[tuple[Any, ...], Prepared] = {}
         preparer.tell(self._forget)
@@ -73,10 +74,9 @@ class Builder:
         root = max(0, call.root)
         if call.refused:
             return by_default("barrier", 0, self.size, 0, self.crowded)
-        if call.by.startswith(MEASURED) and not call.sends:
-            exact = self.options is not None and self.options.deterministic
-            return by_measurement(call.op, nbytes, self.size, root, exact)
-        if not call.by or (call.sends and call.by.startswith(MEASURED)):
+        if call.by.startswith(MEASURED):
+            return by_measurement(call.op, nbytes, self.size, root, self._exact, self.crowded)
+        if not call.by:
             return by_default(call.op, nbytes, self.size, root, self.crowded)
         options = chosen(self.options)
         assert options is not None
@@ -103,14 +103,19 @@ class Builder:
             self._keep(key, call)
         return call
 
-    def _algorithm(self, op: str) -> str:
-        """The algorithm chosen for this call, in the words that ranks compare; nothing for the default."""
+    def _algorithm(self, op: str, pieces: bool = False) -> str:
+        """The algorithm chosen for this call, in the words that ranks compare; nothing for the default.
+
+        ``pieces``: whether sizes may differ by rank, so that no size that all ranks know could choose.
+        """
         options = chosen(self.options)
         if op in ("send", "recv"):
             return ""
         if options is not None:
             return options.words_for(op)
-        return f"{MEASURED} {table_mark()}" if self._measured and op in ("all_reduce", *_EVEN) else ""
+        if pieces or not self._measured or op not in _BY_MEASUREMENT:
+            return ""
+        return f"{MEASURED} {table_mark()}{' in rank order' if self._exact else ''}"
 
     def moving(
         self,
@@ -122,7 +127,7 @@ class Builder:
         root: int = -1,
     ) -> Call:
         """The call for pieces whose shapes may differ by rank; None where nothing goes between two ranks."""
-        by = self._algorithm(op)
+        by = self._algorithm(op, pieces=True)
         key = (op, dtype, root, tuple(sends), tuple(expects), by)
         call = self._calls.get(key)
         if call is None:

@@ -136,5 +136,8 @@ class PersistentCall:
         """Returns once the call that `start` made is done; raises `CollectiveTimeout` after ``timeout`` seconds."""
         if self._task is None:
             raise UsageError(f"{self!r} has not been started: call start() first")
-        self._lane.finish(self._task, timeout)
-        self._task = None
+        try:
+            self._lane.finish(self._task, timeout)
+        finally:
+            if self._task.done:
+                self._task = None

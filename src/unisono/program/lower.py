@@ -265,6 +265,8 @@ class _Lowering:
         if self.plan.deterministic:
             raise Unfit("contributions that travel apart are kept in memory that is not mapped: staged")
         boxes = _has_mailboxes(self.moves)
+        if boxes and self.c.name not in ("all_reduce", "barrier"):
+            raise Unfit("sums are pushed into outputs, which peers offer only where they are inputs as well: staged")
         landed = _landed_before(self.moves)
         if not boxes:
             self._check_direct()

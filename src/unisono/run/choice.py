@@ -15,6 +15,8 @@ __all__ = ["MEASURED", "Choice", "by_default", "by_measurement", "by_name", "tab
 
 MEASURED = "measured"
 """What the guard compares first where measurements choose."""
+DEFAULT = "default"
+"""What `unisono tune` calls the table's choice among the algorithms that it measures."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")
 
 
@@ -47,12 +49,14 @@ def by_default(collective: str, nbytes: int, world_size: int, root: int, crowded
     return Choice(schedule, row.placement, False, row.cap, row.directly, row.directly_above)
 
 
-def by_name(algorithm: str, collective: str, world_size: int, root: int, chunks: int, deterministic: bool) -> Choice:
+def by_name(
+    algorithm: str, collective: str, world_size: int, root: int, chunks: int, deterministic: bool, **options: object
+) -> Choice:
     """An algorithm, placed as well as it can be: with mailboxes, and directly where that takes two meetings.
 
     Raises UsageError if there is no such algorithm for the collective, or it does not fit the number of ranks.
     """
-    schedule = named(algorithm, collective, world_size, root, chunks)
+    schedule = named(algorithm, collective, world_size, root, chunks, **options)
     placement = best_staged(schedule, deterministic)
     directly = ""
     if not deterministic and collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
@@ -78,13 +82,23 @@ def table_mark() -> str:
 
 @cache
 def _selector(collective: str, world_size: int) -> Selector:
-    return Selector(collective, preset("shared_memory", world_size), _table())
+    """By what was measured, or, if no schedule was, by the model."""
+    table = _table()
+    named = set(table.algorithms(collective, world_size)) - {DEFAULT}
+    return Selector(collective, preset("shared_memory", world_size), table if named else None)
 
 
-def by_measurement(collective: str, nbytes: int, world_size: int, root: int, deterministic: bool) -> Choice:
+def by_measurement(
+    collective: str, nbytes: int, world_size: int, root: int, deterministic: bool, crowded: bool
+) -> Choice:
     """The fastest schedule for a size, as measured, or else as simulated; ``nbytes`` as in `by_default`."""
     if world_size == 1:
-        return by_default(collective, nbytes, world_size, root, False)
+        return by_default(collective, nbytes, world_size, root, crowded)
     whole = nbytes * world_size if collective in _OWNED else nbytes
-    best = _selector(collective, world_size).choose(whole).best
-    return by_name(best.candidate.entry.name, collective, world_size, root, best.chunks, deterministic)
+    best, table = _selector(collective, world_size).choose(whole).best, _table()
+    if DEFAULT in table.algorithms(collective, world_size):
+        usual = table.seconds(collective, world_size, DEFAULT, whole)
+        if not best.measured or usual <= best.seconds:
+            return by_default(collective, nbytes, world_size, root, crowded)
+    made = best.candidate
+    return by_name(made.entry.name, collective, world_size, root, best.chunks, deterministic, **dict(made.options))
