@@ -50,6 +50,8 @@ soak: install           ## 100,000 random calls on 4 ranks, every value checked 
 
 bench: install          ## measure every claim on this machine, write the records in benchmarks/ (about 20 minutes)
 	$(BIN)/python benchmarks/speed_against_gloo/speed_against_gloo.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BIN)/python benchmarks/speed_against_mpi/speed_against_mpi.py
 	$(BIN)/python benchmarks/training_steps/training_steps.py
 	$(BIN)/python benchmarks/call_budget/call_budget.py
 	$(BIN)/python benchmarks/guard/guard.py --ways loops

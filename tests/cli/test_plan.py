@@ -90,7 +90,7 @@ def test_the_table_of_defaults_has_a_line_per_row_and_fits_a_terminal() -> None:
     result = CliRunner().invoke(app, ["plan", "--default"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
     head, *lines = result.stdout.splitlines()
-    assert head.split()[:2] == ["collective", "bytes"]
+    assert head.split()[:3] == ["collective", "up", "to"]
     rows = lines[: lines.index("")]
     assert all(want.schedule in row.split() for row, want in zip(rows, TABLE, strict=True))
     assert {row.split()[0] for row in rows} >= set(COLLECTIVES)
@@ -109,10 +109,10 @@ def test_the_table_of_one_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unisono.cli.defaults.TABLE", table)
     lines = CliRunner().invoke(app, ["plan", "--default", "all_reduce"], env={"COLUMNS": "120"}).stdout.splitlines()
     assert lines[:4] == [
-        "collective  bytes           cores   schedule   placement  chunks  at most  shared tensors",
-        "all_reduce  to 128 KiB / n          one_shot   staged     1",
-        "            any             shared  ring       staged     n       256 KiB",
-        "            any             own     two_phase  mailbox    1                direct from 1 MiB",
+        "collective  up to      cores   schedule   placement  chunks  at most  shared",
+        "all_reduce  128 KiB/n          one_shot   staged     1",
+        "            any        shared  ring       staged     n       256 KiB",
+        "            any        own     two_phase  mailbox    1                direct >1MiB",
     ]
     assert lines[-1] == "Cores: each rank has its own, or there are more ranks than cores."
 

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
+import unisono
 from contract.test_refusals import messages
 from ranks import ranks
 
@@ -117,3 +118,40 @@ def test_dtypes_that_torch_knows_little_of() -> None:
         assert "quantised" in said["quantised"]
         assert said["mistaken"].startswith("MismatchError")
         assert "bits8 [4]" in said["mistaken"]
+
+
+def fitting_for_nobody(rank: int, world_size: int) -> list[str]:
+    """Every rank makes the same call, whose pieces do not fit together; then in-place exchanges by name."""
+    x = torch.arange(3.0) + 10 * rank
+    said = messages(
+        {
+            "exchange": lambda: dist.all_to_all_single(torch.zeros(3), x, [1, 2], [1, 2]),
+            "gathering": lambda: dist.all_gather([torch.empty(1), torch.empty(2)], torch.ones(1)),
+        }
+    )
+    dist.barrier()
+    return [said["exchange"], said["gathering"]]
+
+
+def test_the_same_call_everywhere_that_does_not_fit_together() -> None:
+    for exchange, gathering in ranks(2).run(fitting_for_nobody):
+        assert exchange.startswith("MismatchError")
+        assert "rank 0 sends 2 elements to rank 1, which expects 1" in exchange
+        assert gathering.startswith("MismatchError")
+
+
+def in_place_by_name(rank: int, world_size: int) -> list[list[float]]:
+    found = []
+    for name in ("bruck", "shift", "pairwise", "direct"):
+        x = torch.arange(2.0 * world_size) + 100 * rank
+        with unisono.algorithm(name):
+            dist.all_to_all_single(x, x)
+        found.append(x.tolist())
+    return found
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_exchanges_in_place_by_name(world_size: int) -> None:
+    for rank, results in enumerate(ranks(world_size).run(in_place_by_name)):
+        expected = [100.0 * peer + 2 * rank + k for peer in range(world_size) for k in (0, 1)]
+        assert results == [expected] * 4

@@ -57,13 +57,14 @@ class FastPath:
 
     @outside_inference
     def _make(self, whole: Any, make: Callable[..., Prepared | None], *given: Any) -> Prepared | None:
-        if len(self._kinds) >= _KEPT:
-            self._kinds.clear()
+        kinds = self._kinds  # which others may begin anew meanwhile
+        if len(kinds) >= _KEPT:
+            kinds.clear()
         try:
             found = make(self._ops, *given)
         except UsageError:
             found = None  # refused the long way, where the peers hear of it
-        self._kinds[whole] = found
+        kinds[whole] = found
         return found
 
     def barrier(self) -> Prepared | None:

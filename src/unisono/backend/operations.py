@@ -60,13 +60,14 @@ class Builder:
     def prepare(self, call: Call, dtype: torch.dtype, sizes: Sequence[int], **kind: Any) -> Prepared:
         """The call, prepared; the rest as in `Kind`. Cached with the call."""
         key = (id(call), dtype, kind.get("listed"), kind.get("guarded"), kind.get("completes"))
-        found = self._prepared.get(key)
+        kept = self._prepared  # which others may begin anew meanwhile
+        found = kept.get(key)
         if found is None or found.call is not call:
-            if len(self._prepared) >= _KEPT:
-                self._prepared.clear()
+            if len(kept) >= _KEPT:
+                kept.clear()
             choice = self._choice(call, max(sizes, default=0) * dtype.itemsize)
             made = Kind(call, choice, dtype, tuple(sizes), **kind)
-            found = self._prepared[key] = self.preparer.prepare(made)
+            found = kept[key] = self.preparer.prepare(made)
         return found
 
     def _choice(self, call: Call, nbytes: int) -> Choice:

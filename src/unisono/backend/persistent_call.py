@@ -1,6 +1,7 @@
 """The object that `unisono.prepare` returns."""
 
 import contextvars
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -78,13 +79,20 @@ class PersistentCall:
         self._prepared: Prepared
         self._around = contextvars.copy_context()  # with the algorithm of the block that this is made in
         self._prepare()
-        self._lane.preparer.tell(self._prepare)
+        self._lane.preparer.tell(self._again)
 
     def __repr__(self) -> str:
         return f"<persistent {self._prepared.call.describe(self._pg._group.names)}>"
 
+    def _again(self) -> None:
+        """Faster ways of running calls are there. Where they can not be used (the group has been left, a tensor has
+        lost its memory) the next call says so, not whoever brings them.
+        """
+        if self._pg._group.joined:
+            with suppress(UsageError, AttributeError):  # the group may be left meanwhile
+                self._prepare()
+
     def _prepare(self) -> None:
-        """Again when faster ways of running calls are there."""
         self._around.copy().run(self._find)
 
     def _find(self) -> None:
@@ -112,6 +120,8 @@ class PersistentCall:
     def __call__(self) -> None:
         """Makes the call and returns when it is done."""
         prepared, lane = self._prepared, self._lane
+        if self._tensors and not self._output.data_ptr():
+            raise UsageError(f"{self!r}: the tensor has lost its memory")
         if lane.at_once(prepared, self._output, self._input, self._seconds, None) is None:
             self._submit(False)
         if self._refused[0]:

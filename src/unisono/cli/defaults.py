@@ -23,18 +23,18 @@ def default_table(collective: str | None = None) -> Table:
     rows = [row for row in TABLE if collective in (None, row.collective)]
     cells = {
         "collective": [row.collective for row in rows],
-        "bytes": [_sizes(row) for row in rows],
+        "up to": [_sizes(row) for row in rows],
         "cores": [_CORES[row.crowded] for row in rows],
         "schedule": [row.schedule for row in rows],
         "placement": [row.placement for row in rows],
         "chunks": [str(row.chunks or "n") for row in rows],
         "at most": [show_nbytes(row.cap) if row.cap < _LARGEST else "" for row in rows],
-        "shared tensors": [_shared(row) for row in rows],
+        "shared": [_shared(row) for row in rows],
     }
     table = Table(box=None, pad_edge=False)
     for heading, words in cells.items():
         if any(words):
-            table.add_column(heading, no_wrap=heading in ("collective", "schedule"), header_style="bold")
+            table.add_column(heading, no_wrap=True, header_style="bold")
     before = ""  # the collective of the row above, which need not be repeated
     for row in zip(*(words for words in cells.values() if any(words)), strict=True):
         table.add_row(row[0] if row[0] != before else "", *row[1:])
@@ -46,8 +46,8 @@ def default_notes() -> list[str]:
     """What the columns mean."""
     same = all(row.crowded is None for row in TABLE)
     return [
-        "The first row that fits counts. Bytes: of the tensor, or of a rank's piece where",
-        "each has its own; n ranks. Shared tensors: if every rank's is of unisono.empty.",
+        "The first row that fits counts. Up to: bytes of the tensor, or of a rank's piece",
+        "where each has its own; n ranks. Shared: if all tensors are of unisono.empty.",
         "Whether each rank has a core of its own makes no difference."
         if same
         else "Cores: each rank has its own, or there are more ranks than cores.",
@@ -57,11 +57,11 @@ def default_notes() -> list[str]:
 def _sizes(row: Default) -> str:
     if row.collective == "barrier":
         return ""
-    return "any" if row.upto >= _LARGEST else f"to {show_nbytes(row.upto)}" + (" / n" if row.times_ranks else "")
+    return "any" if row.upto >= _LARGEST else show_nbytes(row.upto) + ("/n" if row.times_ranks else "")
 
 
 def _shared(row: Default) -> str:
-    return row.directly + (f" from {show_nbytes(row.directly_above)}" if row.directly_above else "")
+    return row.directly + (f" >{show_nbytes(row.directly_above).replace(' ', '')}" if row.directly_above else "")
 
 
 def describe_default(collective: str, nbytes: str | None, ranks: int, crowded: bool | None = None) -> list[str]:

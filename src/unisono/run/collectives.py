@@ -278,9 +278,9 @@ class CollectiveLane(Lane):
 
     def _next(self, task: CollectiveTask, error: UnisonoError | None = None) -> None:
         """One more call completed."""
-        self._queue.popleft()
         self.calls += 1
-        self._end(task, error)
+        self._end(task, error)  # first: an exception in between must not leave a task that nobody ends
+        self._queue.popleft()
         if self.calls == self.preparer.open_at:
             self.preparer.warm()
 
@@ -371,9 +371,11 @@ class CollectiveLane(Lane):
         with self._issuing:
             self._take_in()
         while self._queue:
-            task = self._queue.popleft()
-            keep_shared(task.outputs)
-            self._end(task, error)
+            task = self._queue[0]
+            if not task.done:
+                keep_shared(task.outputs)
+                self._end(task, error)
+            self._queue.popleft()
 
 
 _ENDED = Task(Call("barrier"), [], 0.0)

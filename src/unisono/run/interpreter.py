@@ -152,7 +152,7 @@ def _beginning(p: Primitives) -> Any:
         """Publishes the header and the offer of a call, and notes where its tensors lie."""
         meeting, size = words(control[w.POSITION], 1)[0], control[w.SIZE]
         control[w.FIRST], control[w.ITERATION], control[w.ROW], control[w.COUNTED] = meeting, 0, 0, 0
-        control[w.PHASE], control[w.AGAIN], control[w.MODE], control[w.UNMAPPED] = 0, 0, STAGED, 0
+        control[w.PHASE], control[w.MODE], control[w.UNMAPPED] = 0, STAGED, 0
         control[w.TABLE] = call[w.STAGED]
         bases = words(control[w.BASES], 7 * size + 1)
         bases[0], bases[size], bases[2 * size] = source, target, call[w.TEMP]
@@ -188,7 +188,7 @@ def _choosing(p: Primitives) -> Any:
             mode = agree(call, control, words(control[w.BASES], 7 * size + 1), meeting)
         control[w.MODE] = mode
         if mode == AGAIN:
-            control[w.AGAIN], control[w.FIRST], control[w.ROW] = 1, meeting + 1, 0
+            control[w.FIRST], control[w.ROW] = meeting + 1, 0
             control[w.TABLE] = call[w.STAGED]
             return
         table = call[w.STAGED]

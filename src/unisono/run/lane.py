@@ -348,6 +348,9 @@ class Lane(ABC):
         self._new_locks()
         self._closed = True
         self.failed = UsageError(f"{self._label} belongs to the process that this one was forked from")
+        self._settled.clear()
+        for task in self._under_way():  # not `_fail_all`: what is shared is the parent's
+            task.error, task.done = self.failed, True
         _lanes.discard(self)
 
     def idle(self) -> bool:

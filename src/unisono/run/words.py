@@ -4,7 +4,7 @@ The compiled loops hold these numbers.
 """
 
 __all__ = [
-    "ABANDONED", "ABANDONED_AT", "AGAIN", "BASE", "BASES", "BEGUN", "BLOCK", "BOUNDS", "CALL_WORDS", "COMPLETED",
+    "ABANDONED", "ABANDONED_AT", "BASE", "BASES", "BEGUN", "BLOCK", "BOUNDS", "CALL_WORDS", "COMPLETED",
     "COMPLETED_AT", "COMPLETES", "CONTROL", "COUNTED", "COUNTERS", "CROWDED", "DIFFERS", "DIRECT", "DONE", "ENDS",
     "EXCLUSIVE", "FIRST", "HEADER", "HEADERS", "HEADER_AT", "HEADER_PLACE", "HOPES", "INPUTS", "IN_BLOCKS",
     "IN_SIZES", "ISSUED", "ISSUED_AT", "ISSUED_KEPT", "ITERATION", "KEPT", "LARGE", "LISTED", "MAPPED", "MODE",
@@ -17,18 +17,18 @@ CONTROL = (
     "rank", "size", "counters", "headers", "header", "begun", "issued", "completed", "completed_at", "header_place",
     "issued_at", "issued_kept", "moments", "ends", "kept", "base", "scratch", "places", "crowded", "offers", "bounds",
     "mapped", "abandoned", "record", "bases", "position", "spins",
-    "table", "iteration", "row", "first", "counted", "phase", "again", "mode", "unready",
+    "table", "iteration", "row", "first", "counted", "phase", "mode", "unmapped",
 )  # fmt: skip
 """The words of a control block. Who this is among how many; where counters, headers and books lie; bytes of a header
 and of a rank's record; how many moments the books keep; scratch memory; where offers lie and what peers' memory is
 mapped; the table of base addresses; where the number of the next meeting lies; how often a counter is read before the
 core is yielded. Then the state of the call under way, which is all that is needed to go on with it: its table;
 iteration and row (in words); the number of its first meeting; whether this rank has been counted at the meeting it
-waits at; `PHASE`; whether it began anew; how it goes; what is to be mapped."""
+waits at; `PHASE`; how it goes; whether memory is to be mapped."""
 RANK, SIZE, COUNTERS, HEADERS, HEADER, BEGUN, ISSUED, COMPLETED, COMPLETED_AT, HEADER_PLACE = range(10)
 ISSUED_AT, ISSUED_KEPT, MOMENTS, ENDS, KEPT, BASE, SCRATCH, PLACES, CROWDED, OFFERS, BOUNDS = range(10, 21)
 MAPPED, ABANDONED_AT, RECORD, BASES, POSITION, SPINS = range(21, 27)
-TABLE, ITERATION, ROW, FIRST, COUNTED, PHASE, AGAIN, MODE, UNMAPPED = range(27, 36)
+TABLE, ITERATION, ROW, FIRST, COUNTED, PHASE, MODE, UNMAPPED = range(27, 35)
 
 CALL_WORDS = 17
 STAGED, DIRECT, PUSHED, HEADER_AT, STRIDE, OP, ROOT, LISTED, TEMP, OFFERED, LARGE, HOPES = range(12)

@@ -28,7 +28,8 @@ class Worker:
     """Started when it is first needed."""
 
     def __init__(self, lane: _Lane, grace: Grace, label: str) -> None:
-        self._lane, self._grace, self._label = lane, grace, label
+        self._lane: _Lane | None = lane  # until the end, for the lane has this worker
+        self._grace, self._label = grace, label
         self._thread: threading.Thread | None = None
         self._there = Flag()  # there may be something to do
         self._starting = threading.RLock()
@@ -59,7 +60,7 @@ class Worker:
     def end(self, wait: bool) -> None:
         """The lane is closed; ``wait``: for the thread to end."""
         self._ended = True
-        thread, self._thread = self._thread, None
+        thread, self._thread, self._lane = self._thread, None, None
         if thread is not None and thread is not threading.current_thread():
             self._there.set()
             if wait:
@@ -67,23 +68,23 @@ class Worker:
 
     def _run(self) -> None:
         look, lane = 0.0, self._lane
-        while not self._ended:
+        while lane is not None and not self._ended:
             self._there.wait()
             if lane.ahead:
                 self._there.clear()
                 while not lane.idle():
                     look = lane.work(look)
-            elif self._is_wanted():
+            elif self._is_wanted(lane):
                 while not lane.idle():
                     look = lane.work(look)
 
-    def _is_wanted(self) -> bool:
+    def _is_wanted(self, lane: _Lane) -> bool:
         """Sleeps for a grace; whether nobody has come back for what there is."""
         grace = self._grace
         urgent, visited = grace.sleep()
-        works = grace.over(self._lane.idle(), visited) or urgent
+        works = grace.over(lane.idle(), visited) or urgent
         if grace.rests:
             self._there.clear()
-            if not self._lane.idle():  # a call that came before this word was cleared
+            if not lane.idle():  # a call that came before this word was cleared
                 self._there.set()
         return works

@@ -97,9 +97,11 @@ class Arena:
         if any(birth <= before for _, before in self._children):
             self._withheld.append((start, stop, birth))
             return
-        with suppress(OSError):  # where that can not be, the memory is kept, for the next tensor
-            self._raw.madvise(mmap.MADV_REMOVE, start, stop - start)
-        self._returned.append((start, stop))
+        try:
+            with suppress(OSError):  # where that can not be, the memory is kept, for the next tensor
+                self._raw.madvise(mmap.MADV_REMOVE, start, stop - start)
+        finally:
+            self._returned.append((start, stop))
 
     def _collect(self) -> None:
         """Makes what has been released free. Lock held."""
