@@ -21,6 +21,7 @@ from unisono.transport.atomics import (
     load_acquire64,
     on_stack,
     pointer,
+    relax,
     store_release64,
 )
 from unisono.transport.native import copy, now, pause, sleep, store, wake
@@ -137,6 +138,7 @@ def _move(table: Any, jobs: Any, patience: int) -> None:
             continue
         spins += 1
         if spins < table[words.SPINS]:
+            relax()
             continue
         if limit == 0:
             limit = now() + patience

@@ -46,20 +46,21 @@ class Primitives:
 
     ``inner`` decorates a function of the loop. ``words(address, count)``: 64-bit words, to be indexed.
     ``arrive(address, full)`` adds one to a 32-bit word, after everything before, and wakes its sleepers if that makes
-    it full. ``store(address, value)`` stores a 64-bit word that others may see at any time. ``now()``:
-    ``time.monotonic_ns``. ``pause(address, seen, limit, crowded)`` yields the core once, or sleeps on a word that is
-    still ``seen``. ``equal(one, other, nbytes)``, ``copy(target, source, nbytes)``: of bytes. ``widen`` and ``narrow``
-    ``(target, source, nbytes, sample)`` bring elements of the user's dtype, ``nbytes`` of them, into accumulators and
-    back. ``combine(scratch, places, parts, targets, nbytes, op, size, sample)`` combines the first ``parts`` of the
-    addresses ``places``, in that order, into the ``targets`` that follow; each is followed, ``parts + targets`` words
-    on, by whether it holds accumulators; an AVG is divided by ``size``, if that is not 0. ``slowness``: how many
-    times as long as compiled loops these take.
+    it full. ``relax()`` is called between looks at a word. ``store(address, value)`` stores a 64-bit word that others
+    may see at any time. ``now()``: ``time.monotonic_ns``. ``pause(address, seen, limit, crowded)`` yields the core
+    once, or sleeps on a word that is still ``seen``. ``equal(one, other, nbytes)``, ``copy(target, source, nbytes)``:
+    of bytes. ``widen`` and ``narrow`` ``(target, source, nbytes, sample)`` bring elements of the user's dtype,
+    ``nbytes`` of them, into accumulators and back. ``combine(scratch, places, parts, targets, nbytes, op, size,
+    sample)`` combines the first ``parts`` of the addresses ``places``, in that order, into the ``targets`` that follow;
+    each is followed, ``parts + targets`` words on, by whether it holds accumulators; an AVG is divided by ``size``, if
+    that is not 0. ``slowness``: how many times as long as compiled loops these take.
     """
 
     inner: Callable[[Any], Any]
     words: Callable[[int, int], Any]
     arrive: Callable[[int, int], Any]
     load_acquire32: Callable[[int], int]
+    relax: Callable[[], Any]
     store_release32: Callable[[int, int], Any]
     store_release64: Callable[[int, int], Any]
     store: Callable[[int, int], Any]
@@ -245,7 +246,8 @@ def _walking(p: Primitives) -> Any:
 
 def _meeting(p: Primitives) -> Any:
     """What comes to a meeting."""
-    arrive, load, now, pause, slowness = p.arrive, p.load_acquire32, p.now, p.pause, p.slowness
+    arrive, load, now, pause = p.arrive, p.load_acquire32, p.now, p.pause
+    relax, slowness = p.relax, p.slowness
     store_release32, store_release64 = p.store_release32, p.store_release64
 
     @p.inner
@@ -259,6 +261,7 @@ def _meeting(p: Primitives) -> Any:
             control[w.COUNTED] = 1
         spins, most = 0, control[w.SPINS] // slowness
         while spins < most and load(here) != size:
+            relax()
             spins += 1
         if spins == most:
             limit = now() + patience

@@ -95,6 +95,7 @@ TORCH: Interpreter = interpreter(
         words=_words,
         arrive=futex.arrive,
         load_acquire32=_load32,
+        relax=lambda: None,
         store_release32=_release32,
         store_release64=_release64,
         store=_store,
@@ -105,6 +106,6 @@ TORCH: Interpreter = interpreter(
         widen=_widen,
         narrow=_narrow,
         combine=_combine,
-        slowness=200,
+        slowness=10,
     )
 )

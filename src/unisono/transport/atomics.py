@@ -5,6 +5,7 @@ them what the CPU needs, on x86-64 as on weakly ordered ones. Needs numba. The l
 cached: whoever changes something here changes them too.
 """
 
+import platform
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -15,7 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
 __all__ = [
-    "fetch_add", "inner", "intrinsic", "load_acquire32", "load_acquire64", "on_stack", "pointer", "store_release32",
+    "fetch_add", "inner", "intrinsic", "load_acquire32", "load_acquire64", "on_stack", "pointer", "relax",
+    "store_release32",
     "store_release64", "types",
 ]  # fmt: skip
 
@@ -23,6 +25,12 @@ types: Any = numba_types  # numba's own annotations speak of something else than
 intrinsic: Any = numba_intrinsic
 _F = TypeVar("_F", bound=Callable[..., Any])
 _alloca: Any = cgutils.alloca_once
+_function: Any = cgutils.get_or_insert_function
+_RELAX: tuple[Any, ...] = {
+    "x86_64": ("llvm.x86.sse2.pause",),
+    "aarch64": ("llvm.aarch64.hint", 1),  # yield
+}.get(platform.machine(), ())
+"""LLVM's function of a CPU, and its arguments."""
 
 
 def inner(function: _F) -> _F:
@@ -54,6 +62,21 @@ def on_stack(context: Any, count: Any) -> Any:
         return builder.ptrtoint(_alloca(builder, ir.IntType(64), length), ir.IntType(64))
 
     return types.intp(count), build
+
+
+@intrinsic
+def relax(context: Any) -> Any:
+    """Tells the CPU that this is a loop that waits: a thread of the same core gets what it does not need."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if _RELAX:
+            name, *given = _RELAX
+            words = [ir.Constant(ir.IntType(32), number) for number in given]
+            kind = ir.FunctionType(ir.VoidType(), [word.type for word in words])
+            builder.call(_function(builder.module, kind, name), words)
+        return context.get_dummy_value()
+
+    return types.none(), build
 
 
 @intrinsic
