@@ -44,8 +44,9 @@ same in every column but for the process group. "None" is the same model and bat
 Times in ms. The three ways take turns block by block in the same processes, one thread per rank. "left" is what
 unisono's step takes beyond the step without communication, as a share of that; FSDP2 also splits the optimizer's work
 over the ranks, which no communication at all does not. DDP in itself, with a hook that sends nothing, took 3 to 8% more
-than "none" for the main job at 2 ranks. The table of 16 cores was taken before DDP's calls, for whose end it only
-listens, were freed of the few ms for which the worker thread leaves a call to its caller.
+than "none" for the main job at 2 ranks. Each rank keeps to an equal share of the cores. The table of 16 cores was taken
+with a worker thread that spun for a millisecond wherever a peer was late, and so took a part of its rank's cores from
+the computation; since then it sleeps, which has not been measured there yet.
 
     python benchmarks/training_steps/training_steps.py --ranks 2,4
 

@@ -407,3 +407,36 @@ def test_where_cores_are_free(tmp_path: Path) -> None:
         for ahead, cores, value in ranks(n, group=False).run(by_the_cores, str(tmp_path / f"meeting{n}")):
             assert ahead == (cores >= 2 * n)
             assert value == n
+
+
+def forked_in_between(rank: int, world_size: int, path: str, wish: str) -> tuple[str, list[float]]:
+    """Rank 0 forks while its calls wait; the child waits for one of them, which is not its own."""
+    begin(rank, world_size, path, wish)
+    if rank == 1:
+        time.sleep(0.5)
+    inputs = [torch.full((LARGE,), float(rank + k)) for k in range(3)]
+    works = [dist.all_reduce(x, async_op=True) for x in inputs]
+    said = ""
+    if rank == 0:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            fault = attempt(works[-1].wait)
+            os.write(writer, f"{fault.kind} {fault.text}".encode()[:500])
+            os._exit(0)
+        os.close(writer)
+        said = os.read(reader, 500).decode()
+        os.close(reader)
+        os.waitpid(child, 0)
+    for work in works:
+        work.wait()
+    dist.barrier()
+    dist.destroy_process_group()
+    return said, [x[-1].item() for x in inputs]
+
+
+@pytest.mark.parametrize("wish", ["0", "1"])
+def test_a_forked_child_leaves_the_calls_of_its_parent_alone(wish: str, tmp_path: Path) -> None:
+    (said, first), (_, second) = ranks(2, group=False).run(forked_in_between, str(tmp_path / "meeting"), wish)
+    assert "belongs to the process that this one was forked from" in said
+    assert first == second == [1.0, 3.0, 5.0]

@@ -364,7 +364,7 @@ class Lane(ABC):
         """
         try:
             with self._lock:
-                self._carry(linger=self.ahead)
+                self._carry(linger=False)  # a worker that spins takes a part of the core from who computes
                 if self.busy() and time.monotonic() >= look:
                     self._look_around()
                     look = time.monotonic() + _SLICE

@@ -1,7 +1,7 @@
 """The worker of a lane: a thread that carries calls which nobody waits for.
 
-Where cores are free for it (`Lane.ahead`) it takes calls up at once, and waits for the peers as a caller does: they go
-on while the caller computes. Where ranks and their threads fill the cores it is only the fallback that keeps an
+Where cores are free for it (`Lane.ahead`) it takes calls up at once: they go on while the caller computes. It sleeps
+while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that keeps an
 un-waited call from blocking the others (grace.py): two threads that take turns at one call would make it slower.
 """
 
