@@ -35,6 +35,7 @@ from unisono.watch.guard import Disagreement, disagreement
 
 __all__ = ["CollectiveLane", "CollectiveTask", "Part"]
 
+_PATIENCE = int(1e9 * LINGER)  # ns
 _Memory = torch.Tensor | Places
 Part = tuple[Prepared, _Memory, _Memory]
 """A program of a call, its output and its input."""
@@ -149,10 +150,10 @@ class CollectiveLane(Lane):
                 try:
                     calls, number = self._flight.calls, next(self._numbers)
                     self._issued, calls[number % len(calls)] = number, prepared.call
-                    patience = brief(prepared.call) if background else LINGER
+                    patience = int(1e9 * brief(prepared.call)) if background else _PATIENCE
                     into = output.data_ptr()
                     outcome = prepared.run(
-                        prepared.address, self._at, number, self.calls, int(1e9 * patience),
+                        prepared.address, self._at, number, self.calls, patience,
                         into, into if tensor is output else tensor.data_ptr(), 0,
                     )  # fmt: skip
                     if outcome == DONE:
@@ -334,7 +335,7 @@ class CollectiveLane(Lane):
         if board.full():  # they came in the meantime
             return
         if gone:
-            self._fail(task, lost(self.explain(task, "can not end", briefly=True), gone))
+            self._lose(task, lost(self.explain(task, "can not end", briefly=True), gone))
         elif time.monotonic() > task.deadline:
             waited = task.deadline - task.issued
             self._fail(task, CollectiveTimeout(self.explain(task, f"did not end within its timeout of {waited:g} s")))

@@ -13,8 +13,8 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
@@ -52,6 +52,7 @@ class Lane(ABC):
         self._worker = Worker(self, self._grace, label)
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the lane to them
         self._closed = False
+        self._waited: tuple[Task, Vigil] | None = None  # the wait of the thread that looks around
         self.ahead = False
         """Whether cores are free for the worker: it carries calls of the background from the first moment on."""
         self.refusals: Refusals | None = None
@@ -196,7 +197,8 @@ class Lane(ABC):
                 self._grace.visits += 1
                 waiting, self._waiters = 1, self._waiters + 1
             while self._enter(task):
-                with self._entered():
+                with ExitStack() as held:
+                    held.callback(self._lock.release)
                     self._go(linger=not task.done)
                     if not task.done and time.monotonic() >= look:
                         if self.refused[0] and (error := self._interrupt(task)):
@@ -205,7 +207,9 @@ class Lane(ABC):
                         if words := vigil.look(self._needs(task)):  # first, for a peer may have ended over it already
                             self._fail(task, DeadlockError(words))
                         else:
+                            self._waited = task, vigil
                             self._look_around()
+                            self._waited = None
                         look = time.monotonic() + _SLICE
                 self._settle()
                 if task.done:
@@ -233,13 +237,10 @@ class Lane(ABC):
                 return False
         return True
 
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
-        """Lets the lock go in the end."""
-        try:
-            yield
-        finally:
-            self._lock.release()
+    def _lose(self, task: Task, error: UnisonoError) -> None:
+        """Ends ``task``, whose peer is gone; one that ended over a deadlock of both has said so before. Lock held."""
+        words = self._waited[1].look(self._needs(task)) if self._waited and self._waited[0] is task else ""
+        self._fail(task, DeadlockError(words) if words else error)
 
     def _late(self, task: Task, what: str) -> CollectiveTimeout:
         error = CollectiveTimeout(self.explain(task, what))

@@ -251,7 +251,7 @@ class PointToPointLane(Lane):
                 inbox.current.refused = False  # the rest will never come
         for message in self._messages():
             if gone := losses.get(id(message)):
-                self._fail(message, lost(self.explain(message, "can not end", briefly=True), gone))
+                self._lose(message, lost(self.explain(message, "can not end", briefly=True), gone))
             elif now > message.deadline:
                 waited = message.deadline - message.issued
                 what = f"did not end within its timeout of {waited:g} s"
