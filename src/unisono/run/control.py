@@ -16,7 +16,7 @@ from unisono.watch.flight import CollectiveRecord
 
 __all__ = ["Control"]
 
-_SPINS, _CROWDED_SPINS = 500, 50
+_SPINS, _CROWDED_SPINS = 500, 2
 """How often a counter is read before the core is yielded: for some ten microseconds where every rank has a core, for a
 yield may hand it to another program for a slice of the scheduler's; hardly at all where ranks share cores."""
 

@@ -70,7 +70,7 @@ class Mail:
             "rank": self._rank,
             "size": layout.world_size,
             "crowded": ctypes.addressof(CROWDED),
-            "spins": 50 if self._segment.crowded else 500,
+            "spins": 20 if self._segment.crowded else 500,
             "heard": 0,
         }
         self._table = np.array([places[name] for name in TABLE], np.int64)
