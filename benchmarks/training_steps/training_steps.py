@@ -1,9 +1,10 @@
 """Training steps with DDP and FSDP2 on unisono, on Gloo and without communication; writes README.md here.
 
-python benchmarks/training_steps/training_steps.py [--ranks 2,4] [--rounds 5]
+python benchmarks/training_steps/training_steps.py [--ranks 2,4] [--seconds 20]
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -28,11 +29,12 @@ from unisono.train.model import ByteTransformer
 from unisono.train.settings import ModelShape
 
 HERE = Path(__file__).parent
-MODELS = {  # shape, sequences of all ranks together, steps of a block
-    "main job": (ModelShape(), 16, 10),
-    "25 million": (ModelShape(width=512, layers=8, heads=8, context=64), 4, 1),
+MODELS = {  # shape, sequences of all ranks together
+    "main job": (ModelShape(), 16),
+    "25 million": (ModelShape(width=512, layers=8, heads=8, context=64), 4),
 }
-WAYS = ("none", "unisono", "gloo")
+KINDS = {"DDP": ("none", "silent", "unisono", "gloo"), "FSDP2": ("none", "unisono", "gloo")}
+FEWEST = 12  # steps of each way
 
 TEXT = """# Training steps: unisono, Gloo, no communication
 
@@ -41,12 +43,12 @@ backward, gradients averaged, AdamW; plain torch DDP and FSDP2 (`fully_shard` on
 same in every column but for the process group. "None" is the same model and batch, unwrapped.
 
 {tables}
-Times in ms. The three ways take turns block by block in the same processes, one thread per rank. "left" is what
-unisono's step takes beyond the step without communication, as a share of that; FSDP2 also splits the optimizer's work
-over the ranks, which no communication at all does not. DDP in itself, with a hook that sends nothing, took 3 to 8% more
-than "none" for the main job at 2 ranks. Each rank keeps to an equal share of the cores. The table of 16 cores was taken
-with a worker thread that spun for a millisecond wherever a peer was late, and so took a part of its rank's cores from
-the computation; since then it sleeps, which has not been measured there yet.
+Times in ms. The ways take turns step by step in the same processes, each step after a barrier, in an order that turns
+round; a step's time is that of its slowest rank, the number its median over all rounds. One thread per rank, and each
+rank keeps to an equal share of the cores. "silent" is DDP with a hook that sends nothing: what DDP itself takes. "left"
+is what unisono's step takes beyond the step without communication, as a share of that; FSDP2 also splits the
+optimizer's work over the ranks, which no communication at all does not. Tables without "silent" are older: there each
+way made a block of steps at a time, so that a slow moment of the machine fell on one way.
 
     python benchmarks/training_steps/training_steps.py --ranks 2,4
 
@@ -62,13 +64,22 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, windows
     optimizer.zero_grad()
 
 
+def send_nothing(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook of DDP's that leaves the gradients as they are."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 def stepper(kind: str, way: str, name: str, groups: dict[str, Any], rank: int, size: int) -> Callable[[], None]:
     """A function that makes one step."""
-    shape, batch, _ = MODELS[name]
+    shape, batch = MODELS[name]
     torch.manual_seed(0)
     model: torch.nn.Module = ByteTransformer(shape)
     if way != "none" and kind == "DDP":
-        model = DistributedDataParallel(model, process_group=groups[way])
+        model = DistributedDataParallel(model, process_group=groups["unisono" if way == "silent" else way])
+        if way == "silent":
+            model.register_comm_hook(None, send_nothing)
     elif way != "none":
         mesh = DeviceMesh.from_group(groups[way], "cpu")
         for block in model.blocks:
@@ -79,7 +90,7 @@ def stepper(kind: str, way: str, name: str, groups: dict[str, Any], rank: int, s
     return lambda: train_step(model, optimizer, windows)
 
 
-def rank_main(rank: int, size: int, store: str, rounds: int, pipe: Any) -> None:
+def rank_main(rank: int, size: int, store: str, seconds: float, pipe: Any) -> None:
     """Measure on one rank; rank 0 sends {(model, kind, way): seconds of a step}."""
     torch.set_num_threads(1)
     share = len(cores()) // size
@@ -88,34 +99,43 @@ def rank_main(rank: int, size: int, store: str, rounds: int, pipe: Any) -> None:
     dist.init_process_group("unisono", init_method=f"file://{store}", rank=rank, world_size=size)
     groups = {"unisono": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     found = {}
-    for name, (_, _, block) in MODELS.items():
-        for kind in ("DDP", "FSDP2"):
-            steps = {way: stepper(kind, way, name, groups, rank, size) for way in WAYS}
-            for step in steps.values():
-                step()
-                step()
-            times: dict[str, list[float]] = {way: [] for way in WAYS}
-            for _ in range(rounds):
-                for way, step in steps.items():
-                    dist.barrier()
-                    began = time.perf_counter()
-                    for _ in range(block):
-                        step()
-                    taken = torch.tensor([(time.perf_counter() - began) / block], dtype=torch.float64)
-                    dist.all_reduce(taken, dist.ReduceOp.MAX)
-                    times[way].append(taken.item())
-            found.update({(name, kind, way): statistics.median(seconds) for way, seconds in times.items()})
+    for name in MODELS:
+        for kind, ways in KINDS.items():
+            steps = {way: stepper(kind, way, name, groups, rank, size) for way in ways}
+            for way in ways * 2:
+                timed(steps[way])
+            rounds = FEWEST
+            times: dict[str, list[float]] = {way: [] for way in ways}
+            for count in itertools.count():
+                turn = count % len(ways)
+                for way in ways[turn:] + ways[:turn]:
+                    times[way].append(timed(steps[way]))
+                if count == 0:  # the same on all ranks, as the times are
+                    rounds = max(FEWEST, int(seconds / sum(map(sum, times.values()))))
+                if count == rounds:
+                    break
+            found.update({(name, kind, way): statistics.median(taken) for way, taken in times.items()})
     if rank == 0:
         pipe.send(found)
     dist.destroy_process_group()
 
 
-def measure(size: int, rounds: int) -> dict[tuple[str, str, str], float]:
+def timed(step: Callable[[], None]) -> float:
+    """Seconds that the slowest rank takes."""
+    dist.barrier()
+    began = time.perf_counter()
+    step()
+    taken = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return taken.item()
+
+
+def measure(size: int, seconds: float) -> dict[tuple[str, str, str], float]:
     """Start ``size`` ranks and return rank 0's numbers."""
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [(rank, size, f"{folder}/store", rounds, writer) for rank in range(size)]
+        arguments = [(rank, size, f"{folder}/store", seconds, writer) for rank in range(size)]
         processes = [context.Process(target=rank_main, args=some, daemon=True) for some in arguments]
         for process in processes:
             process.start()
@@ -130,22 +150,20 @@ def table(file: Path) -> str:
     """The numbers in ``file``, and what they were measured on."""
     data = json.loads(file.read_text())
     lines = [
-        "| model | | ranks | none | unisono | gloo | gloo / unisono | left |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| model | | ranks | none | silent | unisono | gloo | gloo / unisono | left |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in data["rows"]:
-        none, mine, gloo = (1e3 * row[way] for way in WAYS)
+        none, mine, gloo = (1e3 * row[way] for way in KINDS["FSDP2"])
+        silent = f"{1e3 * row['silent']:.1f}" if "silent" in row else ""
         lines.append(
             f"| {row['model']}, {row['parameters']:,} parameters | {row['kind']} | {row['ranks']} | {none:.1f} | "
-            f"{mine:.1f} | {gloo:.1f} | **{gloo / mine:.2f}** | {mine / none - 1:+.0%} |"
+            f"{silent} | {mine:.1f} | {gloo:.1f} | **{gloo / mine:.2f}** | {mine / none - 1:+.0%} |"
         )
     machine = Machine(**data["machine"])
     fitting = [str(n) for n in sorted({row["ranks"] for row in data["rows"]}) if n <= machine.cores]
     pinned = f"a core for each at {' and '.join(fitting)} ranks" if fitting else "not pinned"
-    return (
-        "\n".join(lines) + f"\n\n{machine.words()}; {pinned}; load before the run {machine.load:.1f}; medians over "
-        f"{data['rounds']} blocks of steps.\n"
-    )
+    return "\n".join(lines) + f"\n\n{machine.words()}; {pinned}; load before the run {machine.load:.1f}.\n"
 
 
 def write() -> None:
@@ -157,20 +175,20 @@ def main() -> None:
     """Measure and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", default="2,4", help="rank counts, by comma")
-    parser.add_argument("--rounds", type=int, default=5, help="blocks of steps per way")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each model and kind")
     arguments = parser.parse_args()
     machine, rows = this_machine(), []
     parameters = {
         name: sum(p.numel() for p in ByteTransformer(shape).parameters()) for name, (shape, *_) in MODELS.items()
     }
     for size in map(int, arguments.ranks.split(",")):
-        found = measure(size, arguments.rounds)
+        found = measure(size, arguments.seconds)
         for name in MODELS:
-            for kind in ("DDP", "FSDP2"):
-                times = {way: found[name, kind, way] for way in WAYS}
+            for kind, ways in KINDS.items():
+                times = {way: found[name, kind, way] for way in ways}
                 rows.append({"model": name, "parameters": parameters[name], "kind": kind, "ranks": size, **times})
                 print(rows[-1], flush=True)
-    data = {"machine": asdict(machine), "rounds": arguments.rounds, "rows": rows}
+    data = {"machine": asdict(machine), "rows": rows}
     (HERE / "steps.json").write_text(json.dumps(data, indent=1) + "\n")
     write()
 
