@@ -11,7 +11,7 @@ from unisono.transport.segment import Segment
 
 __all__ = ["INLINE", "AsyncProgress"]
 
-INLINE = 64 * 1024
+INLINE = 256 * 1024
 """Bytes up to which a call of the background is tried at once even where a core is free for the worker."""
 _sharers: dict[int, int] = {}  # of a set of cores, the most ranks of a group that have been seen to share it
 
