@@ -239,7 +239,7 @@ def test_a_mismatch_is_named_and_the_object_stays_usable() -> None:
 
 def wrong_uses(rank: int, world_size: int) -> list[str]:
     """What `prepare` says of arguments that do not suit; it asks no peer."""
-    x, ints = torch.ones(4), torch.ones(4, dtype=torch.int64)
+    x, truths = torch.ones(4), torch.ones(4, dtype=torch.bool)
     strided, premul = torch.ones(4, 2)[:, 0], dist._make_nccl_premul_sum(2.0)
     gloo = dist.new_group(backend="gloo")
     said = [
@@ -252,7 +252,7 @@ def wrong_uses(rank: int, world_size: int) -> list[str]:
         attempt(lambda: unisono.prepare("all_reduce", torch.ones(0))),
         attempt(lambda: unisono.prepare("all_reduce", x.to("meta"))),
         attempt(lambda: unisono.prepare("all_reduce", x, op=dist.ReduceOp.BAND)),
-        attempt(lambda: unisono.prepare("all_reduce", ints, op=dist.ReduceOp.AVG)),
+        attempt(lambda: unisono.prepare("all_reduce", truths, op=dist.ReduceOp.AVG)),
         attempt(lambda: unisono.prepare("all_reduce", x, op=premul)),
         attempt(lambda: unisono.prepare("broadcast", x, root=world_size)),
         attempt(lambda: unisono.prepare("all_gather", torch.ones(4 * world_size + 1), x)),
@@ -272,7 +272,7 @@ REFUSALS = [
     "UsageError: prepare all_reduce on float32 [4]: tensors must be contiguous CPU tensors",
     "UsageError: prepare all_reduce on float32 [0]: tensors must be contiguous CPU tensors, not empty",
     *["UsageError: prepare all_reduce on float32 [4]: tensors must be contiguous CPU tensors"] * 2,
-    "UsageError: prepare all_reduce on int64 [4]: ",
+    "UsageError: prepare all_reduce on bool [4]: ",
     "UsageError: prepare all_reduce: PREMUL_SUM multiplies a copy of its input; multiply, then use SUM",
     "UsageError: prepare broadcast",
     "UsageError: prepare all_gather on float32 [9], float32 [4]: ",

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from contract.values import reduce_op
 from ranks import ranks
 from unisono.errors import UsageError
 
@@ -65,7 +66,7 @@ def messages(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
 
 
 def refused_ops(rank: int, world_size: int, op: str, dtype: torch.dtype) -> dict[str, str]:
-    return messages(reductions(torch.ones(4, dtype=dtype), getattr(dist.ReduceOp, op)))
+    return messages(reductions(torch.ones(4, dtype=dtype), reduce_op(op)))
 
 
 def refused_results(rank: int, world_size: int) -> dict[str, str]:
@@ -155,9 +156,9 @@ def global_rank_as_group_rank(rank: int, world_size: int) -> str:
 
 several = pytest.mark.parametrize("world_size", [1, 2, 3], indirect=True)
 MEANINGLESS = [
-    ("AVG", torch.int32, "AVG"),
-    ("AVG", torch.uint8, "AVG"),
     ("AVG", torch.bool, "AVG"),
+    ("PREMUL_SUM", torch.int32, "PREMUL_SUM"),
+    ("PREMUL_SUM", torch.bool, "PREMUL_SUM"),
     ("BAND", torch.float32, "BAND"),
     ("BOR", torch.bfloat16, "BOR"),
     ("BXOR", torch.float64, "BXOR"),

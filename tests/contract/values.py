@@ -30,7 +30,7 @@ DTYPES = (*FLOATS, *INTEGERS, torch.bool, *COMPLEX, *FLOAT8)
 
 REDUCIBLE = {
     "SUM": (*FLOATS, *INTEGERS, torch.bool, *COMPLEX),
-    "AVG": (*FLOATS, *COMPLEX),
+    "AVG": (*FLOATS, *INTEGERS, *COMPLEX),
     "PRODUCT": (*FLOATS, *INTEGERS, torch.bool, *COMPLEX),
     "MIN": (*FLOATS, *INTEGERS, torch.bool),
     "MAX": (*FLOATS, *INTEGERS, torch.bool),

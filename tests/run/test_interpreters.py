@@ -29,16 +29,18 @@ OPS = {
     torch.float64: ("SUM", "MAX", "AVG", "PREMUL_SUM"),
     torch.bfloat16: FLOATING,
     torch.float16: FLOATING,
-    torch.int32: ("SUM", "PRODUCT"),
-    torch.int64: (*ORDERED, "BOR"),
-    torch.uint8: ("SUM", "MIN", *BITS),
-    torch.int8: ("SUM", "MIN"),
+    torch.int32: ("SUM", "PRODUCT", "AVG"),
+    torch.int64: (*ORDERED, "AVG", "BOR"),
+    torch.uint8: ("SUM", "AVG", "MIN", *BITS),
+    torch.int8: ("SUM", "AVG", "MIN"),
     torch.int16: BITS,
     torch.bool: ("MAX", "BOR"),
-    torch.uint32: ("SUM", "MAX"),
+    torch.uint32: ("SUM", "AVG", "MAX"),
     torch.complex64: ("SUM", "AVG", "PREMUL_SUM"),
 }
-BY_TORCH = ((torch.int8, "MIN"), (torch.uint32, "MAX"), (torch.complex64, "AVG"))
+BY_TORCH = (
+    (torch.int8, "MIN"), (torch.int8, "AVG"), (torch.uint32, "MAX"), (torch.uint32, "AVG"), (torch.complex64, "AVG"),
+)  # fmt: skip
 COUNTS = (0, 1, 2049, 200_001)
 
 
@@ -265,7 +267,7 @@ def by_name(rank: int, world_size: int, path: str, modes: list[str]) -> list[byt
                 for deterministic in (False, True) if count < 10_000 else (False,):
                     with unisono.algorithm(name, deterministic=deterministic):
                         x = mine.clone()
-                        dist.all_reduce(x, dist.ReduceOp.AVG if dtype.is_floating_point else dist.ReduceOp.SUM)
+                        dist.all_reduce(x, dist.ReduceOp.AVG)
                     found.append(hashlib.blake2b(x.view(torch.uint8).numpy()).digest())
     dist.destroy_process_group()
     return found

@@ -108,7 +108,7 @@ def lines(draw: st.DrawFn, n: int, collective: str) -> Line:
     assert verify(schedule).ok, schedule.to_text()
     c = schedule.collective
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))
-    op = draw(st.sampled_from(["SUM", "MAX", "AVG"] if dtype.is_floating_point else ["SUM", "MIN"]))
+    op = draw(st.sampled_from(["SUM", "MAX", "AVG"] if dtype.is_floating_point else ["SUM", "MIN", "AVG"]))
     deterministic = c.reduces and draw(st.booleans())
     numel = draw(st.sampled_from([1, 7, 1000, 5003, 60_000 // n, 400_000 // n]))
     text = schedule.to_text().partition(" ")[2].partition(" ")[2]

@@ -110,10 +110,10 @@ class Settings:
         whole = "float" not in self.dtype and "complex" not in self.dtype
         if self.op in ("band", "bor", "bxor") and not whole:
             raise UsageError(f"--op {self.op} is for whole numbers: choose a --dtype such as int32, not {self.dtype}")
-        if self.op in ("avg", "premul_sum") and whole:
-            raise UsageError(
-                f"--op {self.op} is for floating point: choose a --dtype such as float32, not {self.dtype}"
-            )
+        if self.op == "avg" and self.dtype == "bool":
+            raise UsageError("--op avg is for numbers: choose a --dtype such as float32, not bool")
+        if self.op == "premul_sum" and whole:
+            raise UsageError(f"--op premul_sum is for floating point: choose a --dtype like float32, not {self.dtype}")
         if self.op in ("min", "max") and "complex" in self.dtype:
             raise UsageError(f"--op {self.op} is for numbers with an order: choose a --dtype other than {self.dtype}")
         if self.ranks < 1:

@@ -32,7 +32,7 @@ class Tables:
     """The inputs of all ranks and their reduction, ``PERIOD`` elements each, repeated once so that slices never wrap.
 
     ``inputs[r]`` and ``reduced`` have ``dtype``. The reduction is worked out in int64 and cast, independently of any
-    backend; an average is divided in float64.
+    backend; an average is divided in float64, that of whole numbers once the sum has wrapped.
     """
 
     def __init__(self, world_size: int, dtype: torch.dtype, op: str) -> None:
@@ -45,7 +45,8 @@ class Tables:
             total = _REDUCE[op](total, table)
         if op == "product" and dtype.is_floating_point:
             total = total.clamp(max=1 << 62)
-        exact = {"avg": total.double() / world_size, "premul_sum": total * FACTOR}.get(op, total)
+        whole_sum = total if dtype.is_floating_point or dtype.is_complex else total.to(dtype)
+        exact = {"avg": whole_sum.double() / world_size, "premul_sum": total * FACTOR}.get(op, total)
         unit = 1 + 1j if dtype.is_complex and op != "product" else 1
         self.inputs = [_twice(table * unit).to(dtype) for table in whole]
         self.reduced = _twice(exact * unit).to(dtype)

@@ -51,6 +51,16 @@ def _bits_of(context: Any, value: Any) -> Any:
     return types.uint32(types.float32), build
 
 
+@intrinsic
+def _quotient(context: Any, value: Any, by: Any) -> Any:
+    """64 bits divided by others, cut towards zero."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.sdiv(*args)
+
+    return types.int64(types.int64, types.int64), build
+
+
 @inner
 def _widened(half: int) -> Any:
     """The float32 that 16 bits are as float16."""
@@ -180,13 +190,18 @@ def _combine_bits_typed(acc: Any, part: Any, op: Any) -> Any:
 
 
 def _divide(acc: Any, n: int, size: int) -> None:
-    """Divides the first ``n`` of ``acc`` by ``size``; integers have no AVG."""
+    """Divides the first ``n`` of ``acc`` by ``size``; integers are cut towards zero."""
 
 
 @overload(_divide, strict=False)
 def _divide_typed(acc: Any, n: Any, size: Any) -> Any:
     if isinstance(acc.dtype, types.Integer):
-        return lambda acc, n, size: None
+
+        def cut(acc: Any, n: Any, size: Any) -> None:
+            for i in range(n):
+                acc[i] = _quotient(np.int64(acc[i]), size)
+
+        return cut
 
     def divide(acc: Any, n: Any, size: Any) -> None:
         by = acc.dtype.type(size)

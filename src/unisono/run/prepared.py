@@ -33,15 +33,15 @@ from unisono.watch.call import SIGNATURE, Call, piece_numel
 __all__ = ["Kind", "Places", "Prepared", "Preparer"]
 
 _FLOATING = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM")
-_ORDERED, _BITS = ("SUM", "PRODUCT", "MIN", "MAX"), ("BAND", "BOR", "BXOR")
+_WHOLE, _BITS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG"), ("BAND", "BOR", "BXOR")
 _LOOPS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...]], ...] = (
     ("float32", _FLOATING, (torch.float32,)),
     ("float64", _FLOATING, (torch.float64,)),
     ("uint16", _FLOATING, (torch.bfloat16,)),
     ("int16", _FLOATING, (torch.float16,)),
-    ("int32", _ORDERED, (torch.int32,)),
-    ("int64", _ORDERED, (torch.int64,)),
-    ("uint8", _ORDERED, (torch.uint8,)),
+    ("int32", _WHOLE, (torch.int32,)),
+    ("int64", _WHOLE, (torch.int64,)),
+    ("uint8", _WHOLE, (torch.uint8,)),
     ("uint8", _BITS, (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)),
     ("uint8", (*_BITS, "MIN", "MAX"), (torch.bool,)),
     ("uint8", _BITS, (torch.uint16, torch.uint32, torch.uint64)),

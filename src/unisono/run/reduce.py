@@ -3,7 +3,8 @@
 All ranks' parts are combined in rank order, ``((p0 + p1) + p2) + ...``, one tensor operation per part. The order is the
 same whatever the size, chunking or algorithm, so all ranks hold the same bits, run after run. bfloat16, float16 and
 float8 accumulate in float32 (complex32 in complex64) and are rounded once. Unsigned integers that torch cannot add are
-added as signed ones: the bits are the same. NaN propagates in MIN and MAX.
+added as signed ones: the bits are the same. NaN propagates in MIN and MAX. AVG of integers is NCCL's: the sum, wrapped
+to the dtype as SUM's, divided and cut towards zero.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ class Reducer:
         self._combine = _COMBINE[op]
         self.wide = _WIDE.get(dtype)
         self._signed = _SIGNED.get(dtype)
+        self._floating = dtype.is_floating_point or dtype.is_complex
         self._plain = self.wide is None and self._signed is None and op not in ("AVG", "PREMUL_SUM")
 
     def __call__(self, parts: Sequence[torch.Tensor], out: torch.Tensor, complete: int = 0) -> None:
@@ -65,7 +67,7 @@ class Reducer:
         if self._plain and len(parts) == 2:
             self._combine(parts[0], parts[1], out=out)
         elif self._signed is not None:
-            self._as_signed(parts, out)
+            self._as_signed(parts, out, complete)
         else:
             self._in_order(parts, out, complete)
 
@@ -86,10 +88,10 @@ class Reducer:
         for part in parts[2:]:
             combine(total, part.to(self.wide) if self.wide else part, out=total)
         if self.op == "AVG" and complete:
-            total.div_(complete)
+            total = total.div_(complete) if self._floating else _quotient(total, complete)
         out.copy_(total)
 
-    def _as_signed(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    def _as_signed(self, parts: Sequence[torch.Tensor], out: torch.Tensor, complete: int) -> None:
         """Two's complement sums, products and bits are the same for both; for MIN and MAX the order is turned first."""
         signed = self._signed
         assert signed is not None
@@ -98,7 +100,22 @@ class Reducer:
         total = views[0] ^ turn
         for view in views[1:]:
             self._combine(total, view ^ turn if turn else view, out=total)
-        out.view(signed).copy_(total ^ turn if turn else total)
+        if self.op == "AVG" and complete:
+            out.copy_(_unsigned_quotient(total.view(self.dtype), complete))
+        else:
+            out.view(signed).copy_(total ^ turn if turn else total)
+
+
+def _quotient(total: torch.Tensor, size: int) -> torch.Tensor:
+    """Integers divided by ``size``, which their dtype need not hold, and cut towards zero; int64."""
+    return torch.div(total.to(torch.int64), size, rounding_mode="trunc")
+
+
+def _unsigned_quotient(total: torch.Tensor, size: int) -> torch.Tensor:
+    """As `_quotient` for unsigned integers, of which int64 has the bits: first half of each is divided."""
+    bits = total.to(torch.int64)
+    found = _quotient(bits >> 1 & torch.iinfo(torch.int64).max, size) << 1
+    return found + (bits - found * size >= size)
 
 
 @lru_cache(maxsize=512)
@@ -110,10 +127,12 @@ def reducer(dtype: torch.dtype, op: str, factor: float = 1.0) -> Reducer:
         raise UsageError(f"reduce op {op or 'UNUSED'} is not one of {', '.join(_COMBINE)}")
     if dtype not in _NUMBERS:
         raise UsageError(f"{op} is not defined for {name}: its elements can only be moved; give .view(torch.uint8)")
-    if op in ("AVG", "PREMUL_SUM") and not floating:
+    if op == "AVG" and dtype == torch.bool:
+        raise UsageError("AVG is not defined for bool: truth values have no mean; convert to a dtype of numbers")
+    if op == "PREMUL_SUM" and not floating:
         raise UsageError(
-            f"{op} is not defined for {name}: the {'mean' if op == 'AVG' else 'scaled sum'} of integers is not an "
-            "integer; use SUM and divide, or convert to a floating point dtype"
+            f"PREMUL_SUM is not defined for {name}: the factor is a float, and so must be what it scales; use SUM and "
+            "multiply, or convert to a floating point dtype"
         )
     if op in ("MIN", "MAX") and dtype.is_complex:
         raise UsageError(f"{op} is not defined for {name}: complex numbers have no order")
