@@ -15,8 +15,7 @@ import pytest
 
 import agents
 from ranks import ranks
-from unisono.backend import roll
-from unisono.transport import segment
+from unisono.transport import host as hosts
 
 FOLDER = Path(__file__).parent.parent / "examples"
 BACKENDS = ("unisono", "gloo")
@@ -123,8 +122,7 @@ def test_example(example: Example, backend: str, tmp_path: Path, monkeypatch: py
 
 def another_host(host: int) -> None:
     """Has a boot id of its own, as hosts do."""
-    for module in (segment, roll):
-        module.boot_id = lambda: f"host-{host}"
+    hosts._boot_id = lambda: f"host-{host}"
 
 
 def test_two_hosts(tmp_path: Path) -> None:

@@ -5,13 +5,16 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
 
 from hangs.job import Job, tell
 from unisono.backend.roll import Roll
-from unisono.errors import UnisonoError
+from unisono.errors import UnisonoError, UsageError
+from unisono.transport.host import Host
 
 
 def roll(meeting: str, rank: int) -> Roll:
@@ -68,3 +71,46 @@ def test_an_error_from_elsewhere_is_no_lack(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="a watchdog"), mine.able():
         raise TimeoutError("a watchdog")
     assert not mine.gone(0).words
+
+
+def elsewhere(number: int) -> Any:
+    return patch.object(Host, "mine", lambda: Host("boot", number, 1, 1))
+
+
+def announces_elsewhere(_: int, __: int, meeting: str) -> str:
+    """Waits for rank 1, and tells what it hears of it."""
+    with elsewhere(1):
+        mine = roll(meeting, 0)
+        tell("ready")
+        while True:
+            try:
+                mine.check_host()
+            except UsageError as error:
+                return str(error)
+            time.sleep(0.01)
+
+
+def listens_elsewhere(_: int, __: int, meeting: str) -> list[str]:
+    with elsewhere(2):
+        return listens(_, __, meeting)
+
+
+def test_a_container_of_an_earlier_attempt_is_no_other_host(tmp_path: Path) -> None:
+    """Whether it has ended can not be seen from here: it counts once it says again that it is there."""
+    meeting = str(tmp_path / "meeting")
+    with Job(announces_elsewhere, 1, meeting, group=False) as first:
+        first.hear("ready")
+        time.sleep(0.03)
+    with Job(listens_elsewhere, 1, meeting, group=False) as second:
+        assert second.result(0) == ["", ""]
+
+
+def test_a_container_that_has_been_there_for_long_is_another_host(tmp_path: Path) -> None:
+    meeting = str(tmp_path / "meeting")
+    with Job(announces_elsewhere, 1, meeting, group=False) as first:
+        first.hear("ready")
+        time.sleep(0.03)
+        with Job(listens_elsewhere, 1, meeting, group=False) as second:
+            *_, heard = second.result(0)
+        assert "runs in another PID namespace" in heard
+        assert "rank 1 (pid" in first.result(0)

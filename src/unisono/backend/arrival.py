@@ -4,7 +4,7 @@ import socket
 import time
 
 from unisono.backend.roll import Roll
-from unisono.errors import CollectiveTimeout, DeadlockError
+from unisono.errors import CollectiveTimeout, DeadlockError, UsageError
 from unisono.run.lane import any_listeners
 from unisono.watch.account import now
 from unisono.watch.call import call_site, site_text
@@ -41,6 +41,10 @@ class Arrival:
             self._vigil = Vigil(page, lambda: text, any_listeners)
         if words := self._vigil.look([who] if who.pid else []):
             raise DeadlockError(words)
+
+    def barred(self, pid: int) -> UsageError:
+        """See `Roll.barred`."""
+        return self._roll.barred(pid)
 
     def late(self) -> CollectiveTimeout:
         """The first rank has not come in time; says where it is instead."""

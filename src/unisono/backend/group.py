@@ -187,9 +187,9 @@ class Group:
 
         `UsageError` if it is on another host.
         """
-        self._roll.check_host()
         absent = [rank for rank in range(self.size) if segment.state(rank) == ABSENT]
         gone = [(rank, loss) for rank in absent if (loss := self._roll.gone(rank)).words]
+        self._roll.check_host()  # whatever keeps a rank away, this explains it
         if losses := [loss for rank, loss in gone if segment.state(rank) == ABSENT]:
             raise lost(f"{self.label} can not be joined", losses)
         if words := self._roll.complaint():

@@ -6,14 +6,16 @@ different numbers of groups would wait for each other under different names for 
 the roll whether it lives, and whether it made a group of other ranks at this point instead: then no waiting helps.
 
 A job that is started again may meet at the same store (torchrun keeps one over all attempts). What was written before
-this process was started, by one that has died and was never seen alive from here, is left over from an earlier attempt:
-its rank may still come. No count of attempts is asked, for the launchers of one job count each its own.
+this process was started, by one that has died and was never seen alive from here, or that can not be seen from here, is
+left over from an earlier attempt: its rank may still come. No count of attempts is asked, for the launchers of one job
+count each its own.
 """
 
 import errno
 import json
 import os
 import socket
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +23,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
-from unisono.transport.process import Identity, alive, boot_id, fate, ticks
-from unisono.transport.segment import ABSENT, FAREWELL, JOINED, LEFT, ONE_HOST, PID, Layout, Segment, StoreLike
+from unisono.transport.host import Host, barred, unseen
+from unisono.transport.process import Identity, alive, fate, ticks
+from unisono.transport.segment import ABSENT, FAREWELL, JOINED, LEFT, PID, Layout, Segment, StoreLike
 from unisono.units import show_nbytes
 from unisono.watch.account import REPLACED
 from unisono.watch.farewell import Loss, lost, read_farewell
@@ -31,6 +34,7 @@ from unisono.watch.page import watch
 __all__ = ["JobStore", "Roll", "forget_default"]
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC}
+_READING = 0.3  # s
 _default: "Roll | None" = None  # of the default group, where every process of the job is known
 _seen: set[Identity] = set()  # processes that have lived beside this one
 _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
@@ -90,12 +94,15 @@ def forget_default() -> None:
 
 
 class _Note(NamedTuple):
-    """A process's announcement as a rank; ``moment``: when, in `ticks`; ``trouble``: why it does not join, if so."""
+    """A process's announcement as a rank; ``moment``: when, in `ticks`; ``trouble``: why it does not join, if so.
+
+    ``place``: its `Host` as text, nothing if that is not known.
+    """
 
     pid: int
     started: int
-    boot: str
-    host: str
+    place: str
+    hostname: str
     trouble: str
     moment: int
 
@@ -103,19 +110,24 @@ class _Note(NamedTuple):
     def who(self) -> Identity:
         return Identity(self.pid, self.started)
 
+    @property
+    def host(self) -> Host:
+        return Host.from_text(self.place) if self.place else Host.mine()
+
     def here(self) -> bool:
         """Whether on this host, if that is known."""
-        return self.boot in ("", boot_id())
+        return self.host == Host.mine()
 
 
 def _fresh(found: Sequence[Any]) -> _Note | None:
     """A note as it was read, unless it is left over from an earlier attempt."""
-    note = _Note(*found)
-    if note.here() and alive(note.who):
+    note, mine = _Note(*found), Host.mine()
+    if mine.boot != note.host.boot:
+        return note
+    seen = mine.sees(note.host) and (alive(note.who) or note.who in _seen)
+    if seen:
         _seen.add(note.who)
-    elif note.here() and note.who not in _seen and note.moment < Identity.mine().started:
-        return None
-    return note
+    return note if seen or note.moment >= Identity.mine().started else None
 
 
 def _short_of(error: OSError | MemoryError) -> bool:
@@ -142,13 +154,15 @@ class Roll:
         self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, names))}/{number}")
         """Where this group's ranks meet."""
         self._memory: Callable[[], Segment | None] = lambda: None
+        if words := unseen():
+            raise self._refusal(words)
         # In this order: who reads a name without a process takes it for another group's.
         with self.able():
-            note = self._announce("", Identity.mine(), boot_id())
+            note = self._announce("", Identity.mine(), Host.mine().to_text())
             self._epoch.set(f"named/{label}/{names[rank]}", json.dumps([self._names, note]))
 
-    def _announce(self, trouble: str, me: Identity, boot: str) -> _Note:
-        note = _Note(me.pid, me.started, boot, socket.gethostname(), trouble, ticks())
+    def _announce(self, trouble: str, me: Identity, place: str) -> _Note:
+        note = _Note(me.pid, me.started, place, socket.gethostname(), trouble, ticks())
         self.store.set(f"who/{self._rank}", json.dumps(note))
         return note
 
@@ -172,11 +186,20 @@ class Roll:
     def _give_up(self, trouble: str) -> None:
         """Lets the others know why this rank does not join: it ``trouble``."""
         try:
-            me, boot = Identity.mine(), boot_id()
+            me, place = Identity.mine(), Host.mine().to_text()
         except OSError:
-            me, boot = Identity(os.getpid(), 0), ""
+            me, place = Identity(os.getpid(), 0), ""
         with suppress(PeerLostError, OSError):  # then nobody waits
-            self._announce(trouble, me, boot)
+            self._announce(trouble, me, place)
+
+    def barred(self, pid: int) -> UsageError:
+        """This rank may not open the memory of the first one, process ``pid``: the error, of which peers are told."""
+        return self._refusal(f"may not open the shared memory of rank {self._names[0]} (pid {pid}): {barred(pid)}")
+
+    def _refusal(self, words: str) -> UsageError:
+        """This rank ``words``, and so does not join."""
+        self._give_up(words)
+        return UsageError(f"rank {self._names[self._rank]} {words}")
 
     def serve_all(self, segment: Segment) -> None:
         """This is the default group's roll, over its memory: other groups look here for ranks that do not come."""
@@ -220,13 +243,20 @@ class Roll:
         """That ``note``, group rank ``rank``'s, is from another host; nothing if it is not."""
         if note is None or note.here():
             return ""
+        apart, remedy = Host.mine().apart(note.host)
         mine = f"rank {self._names[self._rank]} (on {socket.gethostname()})"
-        return f"rank {self._names[rank]} (pid {note.pid} on {note.host}) runs on another host than {mine}: {ONE_HOST}"
+        return f"rank {self._names[rank]} (pid {note.pid} on {note.hostname}) {apart} than {mine}: {remedy}"
 
     def check_host(self) -> None:
-        """Raises `UsageError` if a rank was announced from another host."""
+        """Raises `UsageError` if a rank was announced from another host.
+
+        Not before that rank, which may take this one's note for an old one, has had time to read a new one: the store
+        may end with this process.
+        """
         for rank in range(len(self._names)):
             if words := self._elsewhere(rank, self._note(rank)):
+                self._give_up(f"does not join: {words}")
+                time.sleep(_READING)
                 raise UsageError(f"group {self._label} {self._names}: {words}" if self._counted else words)
 
     def absent(self) -> list[int]:
@@ -238,10 +268,11 @@ class Roll:
 
         `UsageError` if one is on another host, `PeerLostError` if the first, which makes the group's memory, is gone.
         """
-        self.check_host()
+        first = self.gone(0)
+        self.check_host()  # whatever kept the first rank away, this explains it
         if words := self.complaint():
             raise MismatchError(words)
-        if (first := self.gone(0)).words:
+        if first.words:
             raise lost(f"rank {self._names[self._rank]} can not join group {self._label} {self._names}", [first])
 
     def late(self) -> CollectiveTimeout:
@@ -259,7 +290,9 @@ class Roll:
         if not others:
             return ""
         if not self._counted:
-            words = [f"rank {name} (pid {note.pid} on {note.host}) with {len(r)}" for name, (r, note) in others.items()]
+            words = [
+                f"rank {name} (pid {note.pid} on {note.hostname}) with {len(r)}" for name, (r, note) in others.items()
+            ]
             mine = f"rank {me} (pid {os.getpid()} on {socket.gethostname()})"
             return f"{mine} was started with world_size {len(self._names)}, {', '.join(words)}: give all ranks the same"
         lines = [f"\n  rank {name} made one of {ranks}" for name, (ranks, _) in others.items()]

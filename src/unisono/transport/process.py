@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Identity", "affinity_mark", "alive", "boot_id", "cores", "fate", "pin", "start_time", "stopped", "ticks"]
+__all__ = ["Identity", "affinity_mark", "alive", "cores", "fate", "pin", "start_time", "stopped", "ticks"]
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,6 @@ def stopped(identity: Identity) -> bool:
         raise
     except OSError:
         return False
-
-
-@cache
-def boot_id() -> str:
-    """Names this host until its next boot: equal for two processes exactly if they share the kernel."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
 
 
 def alive(identity: Identity) -> bool:

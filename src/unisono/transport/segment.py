@@ -18,6 +18,7 @@ import torch
 
 from unisono.errors import UnisonoError, UsageError
 from unisono.transport import futex
+from unisono.transport.host import Host
 from unisono.transport.inference import outside_inference
 from unisono.transport.layout import (
     ABSENT,
@@ -48,7 +49,7 @@ from unisono.transport.layout import (
     WRITING,
     Layout,
 )
-from unisono.transport.process import Identity, boot_id, cores
+from unisono.transport.process import Identity, cores
 
 __all__ = [
     "ABSENT",
@@ -67,7 +68,6 @@ __all__ = [
     "MIB",
     "MOMENTS",
     "NAME",
-    "ONE_HOST",
     "PID",
     "REFUSED",
     "STATE",
@@ -81,9 +81,6 @@ __all__ = [
     "create",
 ]
 
-
-ONE_HOST = "unisono serves the ranks of one host; make a unisono group on each and one of gloo between them"
-"""What to tell ranks on several hosts."""
 _TRIES = 50  # looks at a text that is being written
 
 
@@ -105,9 +102,13 @@ class Absentees(Protocol):
 
 
 class Founder(Protocol):
-    """What is known of the rank that makes a segment: `check` raises if it will never, `late` tells where it is."""
+    """What is known of the rank that makes a segment: `check` raises if it will never, `late` tells where it is.
+
+    `barred` gives the error where this rank may not open what that process has, and lets the peers know.
+    """
 
     def check(self) -> None: ...  # noqa: D102
+    def barred(self, pid: int) -> UnisonoError: ...  # noqa: D102
     def late(self) -> UnisonoError: ...  # noqa: D102
 
 
@@ -189,7 +190,7 @@ def create(store: StoreLike, world_size: int, name: str) -> tuple[Segment, int]:
     segment.raw[FIELDS * 8 : FIELDS * 8 + 16] = nonce.encode()
     segment.longs[3] = int(world_size > cores())
     segment.longs[1], segment.longs[2], segment.longs[0] = world_size, layout.mark, MAGIC
-    store.set("segment", f"{os.getpid()} {fd} {nonce} {boot_id()} {world_size}")
+    store.set("segment", f"{os.getpid()} {fd} {nonce} {Host.mine().to_text()} {world_size}")
     return segment, fd
 
 
@@ -197,8 +198,8 @@ def attach(store: StoreLike, rank: int, world_size: int, deadline: float, founde
     """Another rank waits for rank 0's segment and maps it.
 
     Raises ``founder.late()`` if rank 0 does not publish one before ``deadline`` (``time.monotonic`` seconds),
-    whatever ``founder.check`` raises, `UsageError` if it lives on another host, was made for another world size or by
-    another version of unisono, or may not be opened.
+    whatever ``founder.check`` raises, what ``founder.barred`` gives if it may not be opened, `UsageError` if it was
+    made for another world size or by another version of unisono.
     """
     pause = 0.0005
     while True:
@@ -216,17 +217,14 @@ def attach(store: StoreLike, rank: int, world_size: int, deadline: float, founde
 
 def _open(where: str, rank: int, world_size: int, founder: Founder) -> Segment | None:
     """The segment named in the store, or None if that note is a leftover of an earlier group."""
-    pid, fd_there, nonce, boot, made_for = where.split()
-    if boot != boot_id():
-        founder.check()  # knows the ranks' global numbers
-        raise UsageError(f"rank {rank} runs on another host than rank 0: {ONE_HOST}")
+    pid, fd_there, nonce, host, made_for = where.split()
+    if Host.from_text(host) != Host.mine():
+        founder.check()  # raises, if rank 0 is there now
+        return None
     try:
         fd = os.open(f"/proc/{pid}/fd/{fd_there}", os.O_RDWR | os.O_CLOEXEC)
-    except PermissionError as error:
-        raise UsageError(
-            f"rank {rank} (user {os.geteuid()}) may not open the shared memory of rank 0 (pid {pid}): {error}; run all "
-            "ranks as one user"
-        ) from None
+    except PermissionError:
+        raise founder.barred(int(pid)) from None
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise

@@ -1,0 +1,117 @@
+"""What a host is: where ranks can map each other's memory and see each other's processes.
+
+Both go through ``/proc`` (segment.py, neighbours.py, process.py), by pid. So two containers of one machine are two
+hosts, though they share a kernel, unless they share its PID namespace; and so are two user namespaces, and two users,
+who may not open each other's memory. IPC, mount and network namespaces make no difference: the memory has no name.
+"""
+
+import os
+from functools import cache
+from typing import NamedTuple
+
+__all__ = ["ONE_HOST", "Host", "barred", "unseen"]
+
+_APART = "make a unisono group on each and one of gloo between them"
+ONE_HOST = f"unisono serves the ranks of one host; {_APART}"
+"""What to tell ranks on several hosts."""
+_CONTAINERS = (
+    "start all ranks in one container, or in containers that share the host's (docker run --pid=host, --userns=host); "
+    f"or {_APART}"
+)
+
+
+class Host(NamedTuple):
+    """One host, as its processes tell each other of it; equal for two of them if they can share memory."""
+
+    boot: str  # names the kernel until its next boot
+    pid_namespace: int
+    user_namespace: int
+    user: int
+
+    @classmethod
+    def mine(cls) -> "Host":
+        """That of this process, which may change with its user."""
+        return cls(_boot_id(), _namespace("pid"), _namespace("user"), os.geteuid())
+
+    @classmethod
+    def from_text(cls, text: str) -> "Host":
+        """The host that `to_text` told of."""
+        boot, *numbers = text.split("/")
+        return cls(boot, *map(int, numbers))
+
+    def to_text(self) -> str:
+        """In one word."""
+        return "/".join(map(str, self))
+
+    def sees(self, other: "Host") -> bool:
+        """Whether processes there can be looked up by their pids here, be they another user's."""
+        return self[:2] == other[:2]
+
+    def apart(self, other: "Host") -> tuple[str, str]:
+        """How a rank there runs otherwise than one here, and what to do."""
+        if self.boot != other.boot:
+            return "runs on another host", ONE_HOST
+        kinds = [
+            f"another {kind} namespace"
+            for kind, mine, theirs in zip(("PID", "user"), self[1:3], other[1:3], strict=True)
+            if mine != theirs
+        ]
+        if kinds:
+            return f"runs in {' and '.join(kinds)} (containers, say)", _CONTAINERS
+        return f"runs as another user (uid {other.user}, not {self.user})", "run all ranks as one user"
+
+
+@cache
+def _boot_id() -> str:
+    """Equal for two processes exactly if they share the kernel."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def _namespace(kind: str) -> int:
+    """Names the namespace of a kind that this process is in; 0 where the kernel has none of that kind."""
+    try:
+        return os.stat(f"/proc/self/ns/{kind}").st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def unseen() -> str:
+    """Why this process can not be found by its pid, and what to do; nothing if it can."""
+    try:
+        shown = os.readlink("/proc/self")
+    except FileNotFoundError:
+        shown = ""
+    if shown == str(os.getpid()):
+        return ""
+    return (
+        f"can not be found by its peers: /proc shows another PID namespace, or none (pid {os.getpid()} is "
+        f"{shown or 'not there'}); mount its own there (unshare --mount-proc), or stay in the namespace of /proc"
+    )
+
+
+def barred(pid: int) -> str:
+    """Why this process may not open the memory of a process of its user, and what to do."""
+    try:
+        mine, theirs = _credentials("self"), _credentials(str(pid))
+    except (OSError, KeyError, IndexError):
+        return "the kernel forbids it"
+    for kind in ("Uid", "Gid"):
+        used = mine[kind][3]  # for files
+        if {used} != set(theirs[kind][:3]):
+            told = "/".join(theirs[kind][:3])
+            return (
+                f"its {kind.lower()} (real/effective/saved) is {told}, not {used}; run all ranks as one user and group"
+            )
+    if int(theirs["CapPrm"][0], 16) & ~int(mine["CapEff"][0], 16):
+        return "it has capabilities that this rank lacks; give all ranks the same"
+    return (
+        "it is not dumpable (prctl PR_SET_DUMPABLE 0, or its user was changed without an exec), or a security module "
+        "forbids it; call prctl(PR_SET_DUMPABLE, 1) there"
+    )
+
+
+def _credentials(pid: str) -> dict[str, list[str]]:
+    """The kernel's lines on a process: user and group ids, capabilities."""
+    with open(f"/proc/{pid}/status") as file:
+        return {name: rest.split() for name, _, rest in (line.partition(":") for line in file)}
