@@ -1,6 +1,9 @@
 """A call as bytes and as words, and whose line it came from."""
 
 import os
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -8,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import ranks
-from unisono.watch.call import Call, call_site, name_of_dtype, piece, piece_numel, site_text
+from unisono.watch.call import Call, Site, call_site, name_of_dtype, piece, piece_numel, site_text
 from unisono.watch.header import DTYPES, SIGNATURE, read_header
 
 
@@ -88,6 +91,36 @@ def test_a_site_in_a_working_directory_that_is_gone(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "getcwd", gone)
     assert site_text(("/elsewhere/a.py", 3, "f")) == "/elsewhere/a.py:3 in f"
+
+
+def on_a_thread(function: Callable[[], Site]) -> Site:
+    with ThreadPoolExecutor(1, "pool") as pool:
+        return pool.submit(function).result()
+
+
+def test_sites_on_other_threads() -> None:
+    """With the user's own code on the thread's stack, and without: then it is the line that waits for it."""
+
+    def code_of_its_own() -> Site:
+        return call_site()
+
+    file, _, function = on_a_thread(code_of_its_own)
+    assert (file, function) == (__file__, "code_of_its_own (thread pool_0)")
+    file, _, function = on_a_thread(call_site)
+    assert (file, function) == (__file__, "on_a_thread of the main thread (called by thread pool_0)")
+
+
+def on_threads(rank: int, world_size: int) -> str:
+    with ThreadPoolExecutor(1, "pool") as pool:
+        return str(pool.submit(dist.all_reduce, torch.zeros(2 + rank)).exception())
+
+
+def test_a_mistake_on_a_thread_names_it_and_the_users_line() -> None:
+    for text in ranks(2).run(on_threads):
+        assert (
+            len(re.findall(r"test_call\.py:\d+ in on_threads of the main thread \(called by thread pool_0\)", text))
+            == 2
+        )
 
 
 def sites(rank: int, world_size: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from importlib.util import find_spec
 from types import FrameType
 
@@ -44,11 +45,27 @@ def is_standard(file: str) -> bool:
 
 
 def call_site() -> Site:
-    """The nearest frame that is not `is_inner`."""
-    frame: FrameType | None = sys._getframe(1)
+    """The user's nearest line. A thread that is not the main one is named beside its function.
+
+    On a thread that only has a library's function to call (an executor's, say) that is the line of the main thread, for
+    nothing tells who gave it the function.
+    """
+    file, line, function = _users(sys._getframe(1))
+    me, main = threading.get_ident(), threading.main_thread().ident
+    if me == main:
+        return file, line, function
+    thread = next((f"thread {thread.name}" for thread in threading.enumerate() if thread.ident == me), f"thread {me}")
+    if file:
+        return file, line, f"{function} ({thread})"
+    file, line, function = _users(sys._current_frames().get(main or 0))
+    return file, line, f"{function} of the main thread (called by {thread})" if file else thread
+
+
+def _users(frame: FrameType | None) -> Site:
+    """The nearest line on a stack that is neither `is_inner` nor `is_standard`; an empty one if there is none."""
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_INNER):
+        if not code.co_filename.startswith(_INNER) and not is_standard(code.co_filename):
             return code.co_filename, frame.f_lineno, code.co_name
         frame = frame.f_back
     return "", 0, ""
@@ -83,7 +100,7 @@ def site_text(site: Site) -> str:
     """``file:line in function``, the file relative to the working directory if it lies below it."""
     file, line, function = site
     if not file:
-        return "no user code on the stack"
+        return f"no user code on the stack{f' of {function}' if function else ''}"
     return f"{from_here(file)}:{line} in {function}"
 
 
