@@ -83,7 +83,8 @@ def meets_others(rank: int, world_size: int, meeting: str, differs: int) -> Faul
     ],
 )
 def test_containers_and_users_are_hosts_of_their_own(differs: int, words: str, tmp_path: Path) -> None:
-    told = ranks(3, group=False).run(meets_others, str(tmp_path / "meeting"), differs)
+    with Job(meets_others, 3, str(tmp_path / "meeting"), differs, group=False) as job:
+        told = job.results()
     for rank, fault in enumerate(told):
         fault.says("UsageError", rf"^rank {'[12]' if rank == 0 else '0'} \(pid \d+ on \S+\) {words}")
         assert fault.seconds < 2.0
