@@ -9,6 +9,10 @@ normal end threads may still communicate, and nothing is said until they are don
 
 ``sys.excepthook`` may be replaced after ours (by rich, by a user's own) without a call of it. But before any hook is
 called Python notes the exception in ``sys``, where debuggers and test runners note those that they have caught as well.
+
+Once it has said so, a process that may be failing over lost peers stays until they have ended (see
+``unisono.watch.departure``). Whether the program ends by ``sys.exit(1)`` nobody is told; of a ``multiprocessing`` child
+it is known.
 """
 
 import atexit
@@ -17,8 +21,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
+from unisono.watch import departure
 from unisono.watch.farewell import short
 from unisono.watch.site import raised_at, site_text
 
@@ -64,11 +70,12 @@ def listen(farewell: Callable[[str], None]) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         global _words
         _words = _quote(error)
+        departure.put_off()
         before(kind, error, trace)
 
     sys.excepthook = hook
-    atexit.register(_say)
-    multiprocessing.util.Finalize(None, _say, exitpriority=100)
+    atexit.register(_end)
+    multiprocessing.util.Finalize(None, _end_child, exitpriority=100)
     before_threads = getattr(threading, "_register_atexit", None)  # what concurrent.futures ends its threads by
     if before_threads is not None:
         before_threads(_say_failed)
@@ -83,7 +90,21 @@ def _say() -> None:
 
 def _say_failed() -> None:
     if _said():
+        _end()
+
+
+def _end() -> None:
+    _say()
+    with suppress(BaseException):  # a signal's: enough of it
+        departure.stay()
+
+
+def _end_child() -> None:
+    error = sys.exc_info()[1]
+    if error is None or (isinstance(error, SystemExit) and not error.code):
         _say()
+    else:
+        _end()
 
 
 def _forked() -> None:

@@ -220,9 +220,11 @@ class Roll:
 
     def gone(self, rank: int) -> Loss:
         """Why group rank ``rank`` will not join any more: it said so, ended, or left the default group; else empty."""
-        who, note = self.identity(rank), self._note(rank)
-        if not who.pid:
-            return Loss("")
+        who = self.identity(rank)
+        return self._gone(rank, who)._replace(who=who) if who.pid else Loss("")
+
+    def _gone(self, rank: int, who: Identity) -> Loss:
+        note = self._note(rank)
         if words := self._elsewhere(rank, note):
             return Loss(words)
         dead, state, left = not alive(who), ABSENT, Loss("")

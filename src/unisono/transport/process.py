@@ -7,7 +7,18 @@ import time
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Identity", "affinity_mark", "alive", "cores", "fate", "pin", "start_time", "stopped", "ticks"]
+__all__ = [
+    "Identity",
+    "affinity_mark",
+    "alive",
+    "cores",
+    "fate",
+    "pin",
+    "start_time",
+    "stopped",
+    "ticks",
+    "uncollected",
+]
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,16 @@ def stopped(identity: Identity) -> bool:
         raise
     except OSError:
         return False
+
+
+def uncollected(identity: Identity) -> bool:
+    """Whether the process has ended and its parent, another than this one, has yet to ask how: it is a zombie."""
+    try:
+        with open(f"/proc/{identity.pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[0] == b"Z" and int(fields[19]) == identity.started and int(fields[1]) != os.getpid()
 
 
 def alive(identity: Identity) -> bool:

@@ -94,10 +94,10 @@ class StoreLike(Protocol):
 
 
 class Absentees(Protocol):
-    """What is known of ranks that have not joined a segment; of one that is ``gone`` the words and the first cause."""
+    """What is known of ranks that have not joined a segment; of one that is ``gone``: words, first cause, itself."""
 
     def identity(self, rank: int) -> Identity: ...  # noqa: D102
-    def gone(self, rank: int) -> tuple[str, str]: ...  # noqa: D102
+    def gone(self, rank: int) -> tuple[str, str, Identity | None]: ...  # noqa: D102
     def complaint(self) -> str: ...  # noqa: D102
 
 

@@ -34,9 +34,13 @@ def _who(segment: Segment, rank: int, name: int) -> str:
 
 def loss(segment: Segment, rank: int, name: int) -> Loss | None:
     """Why ``rank`` (global rank ``name``) will never come; None if it may still."""
-    who, state = segment.identity(rank), segment.state(rank)
-    if not who.pid:
-        return None
+    who = segment.identity(rank)
+    found = _loss(segment, rank, name, who) if who.pid else None
+    return found and found._replace(who=who)
+
+
+def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
+    state = segment.state(rank)
     if state == ABSENT and segment.absentees is not None:
         complaint = segment.absentees.complaint()
         absent = Loss(complaint) if complaint else Loss(*segment.absentees.gone(rank))
@@ -76,7 +80,7 @@ def _killed(segment: Segment, rank: int, name: int) -> Loss | None:
     who = segment.identity(rank)
     if alive(who) or segment.state(rank) != JOINED:
         return None
-    return Loss(f"{_who(segment, rank, name)} is dead: {fate(who)}; it had come to this call")
+    return Loss(f"{_who(segment, rank, name)} is dead: {fate(who)}; it had come to this call", who=who)
 
 
 def lateness(segment: Segment, watch: Watch, missing: Sequence[int], names: Sequence[int], patience: float) -> str:

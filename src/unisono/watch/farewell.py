@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unisono.errors import PeerLostError, UnisonoError
+from unisono.transport.process import Identity
+from unisono.watch.departure import follow
 
 __all__ = ["Loss", "farewell", "first_line", "lost", "read_farewell", "same", "short", "spoken"]
 
@@ -17,10 +19,14 @@ _LONG = 200  # characters that are not said twice
 
 
 class Loss(NamedTuple):
-    """Why a rank will never come: ``words`` on the rank; ``cause``, what it gave up over, empty if it is the first."""
+    """Why a rank will never come: ``words`` on the rank; ``cause``, what it gave up over, empty if it is the first.
+
+    ``who`` is its process, if known.
+    """
 
     words: str
     cause: str = ""
+    who: Identity | None = None
 
 
 def short(text: str, limit: int) -> str:
@@ -46,7 +52,7 @@ def read_farewell(text: str) -> Loss:
 
 def spoken(text: str) -> str:
     """A `farewell` as one sentence."""
-    words, cause = read_farewell(text)
+    words, cause, _ = read_farewell(text)
     return f"{words} ({cause})" if cause and cause not in words else words
 
 
@@ -63,7 +69,12 @@ def _once(texts: Sequence[str]) -> list[str]:
 
 
 def lost(what: str, losses: Sequence[Loss]) -> PeerLostError:
-    """The error of a call that can not end (``what`` says which): first causes first, then who gave up over them."""
+    """The error of a call that can not end (``what`` says which): first causes first, then who gave up over them.
+
+    If this process ends by it, it does so after those.
+    """
+    blamed = [loss for loss in losses if not loss.cause] or losses
+    follow(loss.who for loss in blamed if loss.who is not None)
     first = dict.fromkeys(loss.cause or loss.words for loss in losses)
     later = dict.fromkeys(loss.words for loss in losses if loss.cause)
     told = _once([*first, *(words for words in later if words not in first)])
