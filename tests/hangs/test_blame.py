@@ -7,6 +7,7 @@ or torchrun is slow to look.
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ import torch.multiprocessing as mp
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import agents
-from hangs.job import Job, init
+from hangs.job import init
 from ranks import FORKS
 
 GUILTY = 2
@@ -78,11 +79,14 @@ def job(way: str, how: str) -> None:
 
 
 def main() -> None:
-    """One rank under torchrun: how the guilty and the others end, and whether torch records it."""
-    way, how, recorded = sys.argv[1:]
+    """One rank: how the guilty and the others end; then whether torch records it, or a meeting and the rank."""
+    way, how, recorded, *rank = sys.argv[1:]
 
     def run() -> None:
-        dist.init_process_group("unisono")
+        if rank:
+            init(recorded, int(rank[0]), 3)
+        else:
+            dist.init_process_group("unisono")
         job(way, how)
 
     (record(run) if recorded == "record" else run)()
@@ -142,16 +146,17 @@ def test_torch_multiprocessing(way: str, start: str, tmp_path: Path) -> None:
     assert {"raise": "bad sample 17", "exit": "exit code 3", "kill": "SIGKILL"}[way] in words
 
 
-def polite(rank: int, world_size: int, way: str) -> None:
-    """One rank of a launcher that waits for its ranks in their order."""
-    job(way, "raise")
-
-
 def test_a_launcher_that_waits_in_order_is_not_kept(tmp_path: Path) -> None:
-    with Job(polite, 3, "kill") as ranks:
-        start = time.monotonic()
-        ranks.results(10)
-    assert time.monotonic() - start < 5
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    command = [sys.executable, __file__, "kill", "raise", str(tmp_path / "meeting")]
+    changed = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "errors").open("w") as errors:
+        ranks = [subprocess.Popen([*command, str(rank)], env=changed, stderr=errors) for rank in range(3)]
+    os.waitid(os.P_PID, ranks[GUILTY].pid, os.WEXITED | os.WNOWAIT)
+    start = time.monotonic()
+    assert [rank.wait(60) for rank in ranks] == [1, 1, CODES["kill"]]
+    assert 1.5 < time.monotonic() - start < 6
+    assert (tmp_path / "errors").read_text().count("killed by SIGKILL") >= 2
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Launchers go by what they see. torchrun polls its ranks, takes for the first failure the one with the earliest time, to
 the second, and among equals the one that it found ended first; ``multiprocessing`` takes the first process that it
-finds ended. A peer is read to be lost as soon as it says so or is dead, while it may take long to end, and longer to be
-seen. So a rank that ends over it stays until somebody has collected that process, or ended this one.
+finds ended. A rank reads of a lost peer as soon as that says so or is dead, while the peer may take long to end, and
+longer to be seen. So a rank that ends over it stays until somebody has collected that process, or ended this one.
 
 The time of a failure that went through torch's ``record`` is that in its error file; of any other it is when torchrun
 has found the process ended, which may be later than what a rank that read of it has recorded. So that is put off too.
@@ -54,12 +54,15 @@ def _date(path: str, moment: int) -> None:
 
 
 def stay() -> None:
-    """Returns once the lost peers have ended and been collected, or have had the time for it."""
+    """Returns once the lost peers have ended and been collected, or have had the time for it; a second time at once."""
     put_off()
-    ended = [peer for peer, read in _lost.items() if _until(_ended, peer, read + _ENDING)]
-    deadline = time.monotonic() + _SEEN
-    for peer in ended:
-        _until(_seen, peer, deadline)
+    try:
+        ended = [peer for peer, read in _lost.items() if _until(_ended, peer, read + _ENDING)]
+        deadline = time.monotonic() + _SEEN
+        for peer in ended:
+            _until(_seen, peer, deadline)
+    finally:
+        _lost.clear()
 
 
 def _until(true: Callable[[Identity], bool], peer: Identity, deadline: float) -> bool:
