@@ -15,6 +15,7 @@ from unisono.backend.moving import Moving
 from unisono.backend.options import Options
 from unisono.backend.reducing import Reducing
 from unisono.backend.roll import Roll
+from unisono.backend.stores import keep_inherited
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.run.collectives import CollectiveLane
 from unisono.run.mail_lane import MailLane
@@ -43,6 +44,7 @@ __all__ = ["Group", "Operations"]
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
 _ENDED = "ended (its program came to an end, at its last line or by sys.exit) without destroy_process_group"
+_watching = threading.RLock()  # held while it is found out whether this process needs its watch
 _trouble: UnisonoError | None = None  # what a group of this process has failed with, until the next one is made
 
 
@@ -86,8 +88,12 @@ class Group:
             raise reentered("a call", self.label)
         with self._joining:
             if not self.joined:
-                with self._roll.able():
-                    self._join(op)
+                try:
+                    with self._roll.able():
+                        self._join(op)
+                finally:
+                    if self._closed:
+                        self._roll.let_go()
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -97,7 +103,7 @@ class Group:
         self._refuse_if_closed()
         segment = self._segment = self._segment or self._attach(op)
         segment.absentees = self._roll
-        with self._or_told():
+        with self._or_told(), _watching:
             watch()  # first: who has joined can be asked where it is
         self._claim(segment)  # if that fails another process is this rank
         with self._or_told():
@@ -156,14 +162,16 @@ class Group:
         assert self._segment is not None
         self._roll.serve_all(self._segment)
 
-    @property
-    def nonce(self) -> str:
-        """Names this group's shared memory, the same on all ranks."""
-        return self._segment.nonce if self._segment is not None else ""
-
     def wait_for_all(self) -> None:
-        """Returns once every rank has joined; raises `CollectiveTimeout` naming those that have not."""
-        self.join()
+        """Returns once every rank has joined; raises `CollectiveTimeout` naming those that have not.
+
+        Whatever it raises, the group is left.
+        """
+        with self._or_told():
+            self.join()
+            self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
         segment, deadline, pause = self._segment, time.monotonic() + self.timeout, 0.0005
         assert segment is not None
         while True:
@@ -223,13 +231,22 @@ class Group:
             self._say_left(segment, words)
         else:
             self._leave_unjoined(words)
-        if self._fd >= 0 and segment is not None:
+        if self._fd >= 0 and segment is not None and self._roll.counted:
             # Ranks whose first call is still to come must find the memory: messages sent to them may lie in it.
             _left_open.append((self._fd, segment))
             self._fd = -1
+        self._forget_fd()
         self._segment = None
-        _close_joined()
+        if not self._joining._is_owned() and self._joining.acquire(blocking=False):  # type: ignore[attr-defined]
+            self._roll.let_go()  # else whoever joins does so
+            self._joining.release()
         _living.discard(self)
+        _close_joined()
+        _close_watch_if_alone()
+
+    def __del__(self) -> None:
+        """Leaves a group that nobody has any more."""
+        self.close("has dropped the group without destroy_process_group")
 
     def _close_lanes(self, error: UnisonoError, failing: bool) -> None:
         self.collectives.close(error)
@@ -264,18 +281,33 @@ class Group:
             "was forked: the group belongs to the process that this one was forked from; make a group of its own"
         )
         if self.joined:
+            self.joined = False
             self.collectives.disown()
             self.messages.disown()
-        self.joined = False
+            del self.collectives, self.messages, self.operations, self.fast_path
+        self._joining, self._segment = threading.RLock(), None
+        self._roll.let_go()
         self._forget_fd()
 
 
 def _close_joined() -> None:
-    """Closes the memory of groups that this process has left, once every rank has joined."""
+    """Closes the memory of groups that this process has left, once nobody needs it.
+
+    That is when every rank has joined, or when nobody has: then who comes learns from the default group who has left.
+    """
     for fd, segment in list(_left_open):
-        if all(segment.state(rank) != ABSENT for rank in range(segment.layout.world_size)):
+        ranks = range(segment.layout.world_size)
+        unused = not _living and not any(segment.longs[segment.field(rank, PID)] for rank in ranks)
+        if unused or all(segment.state(rank) != ABSENT for rank in ranks):
             _left_open.remove((fd, segment))
             os.close(fd)
+
+
+def _close_watch_if_alone() -> None:
+    """Ends this process's watch if it is in no group."""
+    with _watching:
+        if not _living:
+            close_watch()
 
 
 def _farewell(why: str) -> str:
@@ -300,8 +332,9 @@ def _leave_all(words: str) -> None:
 
 def _disown() -> None:
     """In a forked child: the groups belong to the parent; the child may neither use them nor say it left."""
-    global _trouble
-    _trouble = None
+    global _trouble, _watching
+    _trouble, _watching = None, threading.RLock()
+    keep_inherited()  # first: a group that is disowned lets its store go
     for fd, _ in _left_open:
         os.close(fd)
     _left_open.clear()

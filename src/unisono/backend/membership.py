@@ -73,6 +73,7 @@ class Membership(dist.ProcessGroup):
         return False
 
     def get_group_store(self) -> Any:
+        """None once the group is left."""
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -90,10 +91,12 @@ class Membership(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Leaves the group; called by ``destroy_process_group``."""
         self._group.close()
+        self._store = None
 
     def abort(self) -> None:
         """Leaves the group at once; calls under way end with an error."""
         self._group.close("was aborted")
+        self._store = None
 
 
 keep_from_dynamo(Membership)

@@ -13,7 +13,6 @@ __all__ = ["autoload", "before_first_group", "register"]
 NAME = "unisono"
 before_first_group: list[Callable[[], object]] = []
 """Called, each once, when this process makes its first group."""
-_world: Any = None  # the Group that is the default group, or was
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
@@ -24,11 +23,11 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     from unisono.backend.group import Group
     from unisono.backend.options import Options, from_environment, pinned
     from unisono.backend.process_group import UnisonoProcessGroup
-    from unisono.backend.roll import Roll, forget_default
+    from unisono.backend.roll import Roll, default_nonce
+    from unisono.backend.stores import shared_store
     from unisono.errors import UsageError
     from unisono.transport.process import pin
 
-    global _world
     while before_first_group:
         before_first_group.pop()()
     choices = backend_options if backend_options is not None else from_environment()
@@ -47,12 +46,8 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     label = "the default group" if default else f"group {options.group_id} {names}"
     # Tells this default group's sub-groups from those of an earlier one over the same store; nothing if it is of
     # another backend, whatever groups this process was in before.
-    epoch = _world.nonce if _world is not None else ""
-    if whole:
-        epoch = f"whole {options.group_id}"
-    elif not epoch:
-        forget_default()
-    store, rank = _shared_store(options.store), options.group_rank
+    epoch = f"whole {options.group_id}" if whole else default_nonce()
+    store, rank = shared_store(options.store), options.group_rank
     roll = Roll(store, epoch, options.group_id, label, names, rank, counted=not whole)
     group = Group(options.group_rank, names, label, seconds, roll, choices)
     if whole:
@@ -60,16 +55,8 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     if default:
         if pinned(choices) and (cores := pin(options.group_rank, len(names))):
             torch.set_num_threads(min(torch.get_num_threads(), len(cores)))  # more would wait for each other's core
-        _world = group
         group.serve_all()
     return UnisonoProcessGroup(group, options.store, timeout)
-
-
-def _shared_store(store: Any) -> Any:
-    """The store that all groups share: torch wraps it in a prefix for the group and one for the device."""
-    for _ in range(2):
-        store = getattr(store, "underlying_store", store)
-    return store
 
 
 def register() -> None:

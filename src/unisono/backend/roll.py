@@ -31,7 +31,7 @@ from unisono.watch.account import REPLACED
 from unisono.watch.farewell import Loss, lost, read_farewell
 from unisono.watch.page import watch
 
-__all__ = ["JobStore", "Roll", "forget_default"]
+__all__ = ["JobStore", "Roll", "default_nonce"]
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC}
 _READING = 0.3  # s
@@ -44,35 +44,41 @@ class JobStore:
     """The store that the job's ranks share, under a prefix; its failures say what they mean."""
 
     def __init__(self, store: StoreLike, prefix: str) -> None:
-        self._store, self._prefix = store, prefix
+        self._store: StoreLike | None = store
+        self._prefix = prefix
 
     def set(self, key: str, value: str) -> None:
         """Stores a value."""
-        try:
-            self._store.set(f"{self._prefix}/{key}", value)
-        except RuntimeError as error:
-            raise _gone(error) from None
+        with self._open() as store:
+            store.set(f"{self._prefix}/{key}", value)
 
     def get(self, key: str) -> bytes:
         """The value, once there is one."""
-        try:
-            return self._store.get(f"{self._prefix}/{key}")
-        except RuntimeError as error:
-            raise _gone(error) from None
+        with self._open() as store:
+            return store.get(f"{self._prefix}/{key}")
 
     def add(self, key: str, value: int) -> int:
         """Adds to a counter; returns the sum."""
-        try:
-            return self._store.add(f"{self._prefix}/{key}", value)
-        except RuntimeError as error:
-            raise _gone(error) from None
+        with self._open() as store:
+            return store.add(f"{self._prefix}/{key}", value)
 
     def check(self, keys: list[str]) -> bool:
         """Whether all these keys have values."""
+        with self._open() as store:
+            return store.check([f"{self._prefix}/{key}" for key in keys])
+
+    @contextmanager
+    def _open(self) -> Iterator[StoreLike]:
+        if self._store is None:
+            raise PeerLostError("this rank has left the group, and with it the job's store")
         try:
-            return self._store.check([f"{self._prefix}/{key}" for key in keys])
+            yield self._store
         except RuntimeError as error:
             raise _gone(error) from None
+
+    def let_go(self) -> None:
+        """The store is not needed any more: it may end, and what serves it with it."""
+        self._store = None
 
 
 def _gone(error: Exception) -> PeerLostError | OSError:
@@ -87,10 +93,10 @@ def _gone(error: Exception) -> PeerLostError | OSError:
     )
 
 
-def forget_default() -> None:
-    """There is no default group of unisono any more: who was in the last one says nothing of later groups."""
-    global _default
-    _default = None
+def default_nonce() -> str:
+    """Names the default group's memory, the same on all ranks; nothing if that is not a group of unisono."""
+    segment = _default.memory() if _default is not None else None
+    return segment.nonce if segment is not None else ""
 
 
 class _Note(NamedTuple):
@@ -147,13 +153,15 @@ class Roll:
         self, store: StoreLike, epoch: str, label: str, title: str, names: Sequence[int], rank: int, counted: bool
     ) -> None:
         self._title = title
-        self._names, self._rank, self._label, self._counted = list(names), rank, label, counted
+        self._names, self._rank, self._label = list(names), rank, label
+        self.counted = counted
         number = _made[epoch, tuple(names)] if counted else 0
         _made[epoch, tuple(names)] += counted
         self._epoch = JobStore(store, f"unisono/{epoch}")
         self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, names))}/{number}")
         """Where this group's ranks meet."""
-        self._memory: Callable[[], Segment | None] = lambda: None
+        self.memory: Callable[[], Segment | None] = lambda: None
+        """The memory of the default group, if this is its roll."""
         if words := unseen():
             raise self._refusal(words)
         # In this order: who reads a name without a process takes it for another group's.
@@ -180,10 +188,10 @@ class Roll:
                 f"can not share the memory of {self._title} ({show_nbytes(Layout(len(self._names)).total)}): {error}; "
                 "raise the limits of its processes (ulimit -v, -n, -f) or the memory of their container"
             )
-            self._give_up(words)
+            self.give_up(words)
             raise UnisonoError(f"rank {self._names[self._rank]} {words}") from error
 
-    def _give_up(self, trouble: str) -> None:
+    def give_up(self, trouble: str) -> None:
         """Lets the others know why this rank does not join: it ``trouble``."""
         try:
             me, place = Identity.mine(), Host.mine().to_text()
@@ -198,23 +206,31 @@ class Roll:
 
     def _refusal(self, words: str) -> UsageError:
         """This rank ``words``, and so does not join."""
-        self._give_up(words)
+        self.give_up(words)
         return UsageError(f"rank {self._names[self._rank]} {words}")
 
     def serve_all(self, segment: Segment) -> None:
         """This is the default group's roll, over its memory: other groups look here for ranks that do not come."""
         global _default
-        _default, self._memory = self, weakref.ref(segment)
+        _default, self.memory = self, weakref.ref(segment)
+
+    def let_go(self) -> None:
+        """The group is left: its store is not needed any more, and who was in it says nothing of later groups."""
+        global _default
+        if _default is self:
+            _default = None
+        self._epoch.let_go()
+        self.store.let_go()
 
     def identity(self, rank: int) -> Identity:
         """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was."""
-        world = self._memory()
+        world = self.memory()
         if world is not None and world.longs[world.field(rank, PID)]:
             return world.identity(rank)
         note = self._note(rank)
         if note is not None:
             return note.who
-        if self._counted and _default is not None:
+        if self.counted and _default is not None:
             return _default.identity(self._names[rank])
         return Identity(0, 0)
 
@@ -228,7 +244,7 @@ class Roll:
         if words := self._elsewhere(rank, note):
             return Loss(words)
         dead, state, left = not alive(who), ABSENT, Loss("")
-        world = _default._memory() if self._counted and _default is not None else None
+        world = _default.memory() if self.counted and _default is not None else None
         name = self._names[rank]
         if world is not None and name < world.layout.world_size and world.identity(name) == who:
             state, left = world.state(name), read_farewell(world.text(name, FAREWELL))
@@ -237,9 +253,11 @@ class Roll:
             return Loss(f"{start} {note.trouble}")
         if dead:
             return Loss(f"{start} is dead{'; it ' + left.words if left.words else ': ' + fate(who)}", left.cause)
-        if state == JOINED and watch().replaced(who):
-            return Loss(f"{start} {REPLACED}")
-        return Loss(f"{start} {left.words}", left.cause) if state == LEFT else Loss("")
+        if state == LEFT:
+            return Loss(f"{start} {left.words}", left.cause)
+        replaced = state == JOINED and watch().replaced(who)
+        # One that has left in the meantime has no page for that reason.
+        return Loss(f"{start} {REPLACED}") if replaced and world and world.state(name) == JOINED else Loss("")
 
     def _elsewhere(self, rank: int, note: _Note | None) -> str:
         """That ``note``, group rank ``rank``'s, is from another host; nothing if it is not."""
@@ -257,9 +275,9 @@ class Roll:
         """
         for rank in range(len(self._names)):
             if words := self._elsewhere(rank, self._note(rank)):
-                self._give_up(f"does not join: {words}")
+                self.give_up(f"does not join: {words}")
                 time.sleep(_READING)
-                raise UsageError(f"group {self._label} {self._names}: {words}" if self._counted else words)
+                raise UsageError(f"group {self._label} {self._names}: {words}" if self.counted else words)
 
     def absent(self) -> list[int]:
         """The global ranks that have not made this group."""
@@ -291,7 +309,7 @@ class Roll:
         others = {name: made for name in self.absent() if (made := self._named(name)) and made[0] != self._names}
         if not others:
             return ""
-        if not self._counted:
+        if not self.counted:
             words = [
                 f"rank {name} (pid {note.pid} on {note.hostname}) with {len(r)}" for name, (r, note) in others.items()
             ]

@@ -70,24 +70,35 @@ class PendingWork(Work):
 
     def __init__(self, lane: Lane, task: Task) -> None:
         super().__init__()
-        self._lane, self._task = lane, task
+        self._access, self._task = lane.access, task
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until the call is done; raises its error, or `CollectiveTimeout` after ``timeout`` (the call goes on)."""
         if profiler._is_profiler_enabled:
             with profiler.record_function(f"unisono:wait {self._task.call.op}"):
-                self._lane.finish(self._task, _seconds(timeout))
+                self._finish(timeout)
         else:
-            self._lane.finish(self._task, _seconds(timeout))
+            self._finish(timeout)
         return True
+
+    def _finish(self, timeout: timedelta | None) -> None:
+        lane = self._access.lane
+        if lane is not None:
+            lane.finish(self._task, _seconds(timeout))
+        elif self._task.error is not None:
+            raise self._task.error
+
+    def _ended(self) -> bool:
+        lane = self._access.lane
+        return lane.poll(self._task) if lane is not None else self._task.done
 
     def is_completed(self) -> bool:
         """Whether the call has ended, well or not."""
-        return self._lane.poll(self._task)
+        return self._ended()
 
     def is_success(self) -> bool:
         """Whether the call has ended well."""
-        return self._lane.poll(self._task) and self._task.error is None
+        return self._ended() and self._task.error is None
 
     def exception(self) -> BaseException | None:
         """The error the call ended with, if it did."""
@@ -115,12 +126,15 @@ class PendingWork(Work):
         An exception set on a future from Python is invisible to C++ (DDP would read it as gradients), so the error is
         raised by a ``then`` step, which C++ does see.
         """
-        task = self._task
+        task, lane = self._task, self._access.lane
         outputs: torch.futures.Future[Any] = torch.futures.Future()
-        if self._lane.poll(task) and task.error is None:
+        if self._ended() and task.error is None:
             outputs.set_result(task.outputs)
             return outputs
-        self._lane.listen(task, lambda _: outputs.set_result(None))
+        if lane is not None:
+            lane.listen(task, lambda _: outputs.set_result(None))
+        else:
+            outputs.set_result(None)
         return outputs.then(lambda _: _outcome(task))
 
 

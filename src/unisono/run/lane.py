@@ -22,7 +22,7 @@ from unisono.run.grace import Grace
 from unisono.run.outcome import save_records
 from unisono.run.reentry import interruption, reentered
 from unisono.run.refusals import Refusals
-from unisono.run.task import Task, others_tell, tell, telling
+from unisono.run.task import Access, Task, others_tell, tell, telling
 from unisono.run.worker import Worker
 from unisono.transport.process import Identity
 from unisono.transport.segment import FAREWELL, GAVE_UP, REFUSED, STATE, Segment
@@ -46,6 +46,7 @@ class Lane(ABC):
         self._segment, self._rank, self._names, self._label = segment, rank, names, label
         self._watch = watch()
         self.failed: UnisonoError | None = None
+        self.access = Access(self)
         self._new_locks()
         self._settled: deque[Task] = deque()
         self._grace = Grace()
@@ -319,6 +320,8 @@ class Lane(ABC):
                 self._fail_all(error)
         self._settle()
         self._worker.end(wait=not inside)
+        if not inside:
+            self.access.lane = None
 
     @abstractmethod
     def _fail_all(self, error: UnisonoError) -> None:
@@ -347,7 +350,7 @@ class Lane(ABC):
     def disown(self) -> None:
         """In a forked child: the calls and the lock are the parent's, whose threads do not exist here."""
         self._new_locks()
-        self._closed = True
+        self._closed, self.access.lane = True, None
         self.failed = UsageError(f"{self._label} belongs to the process that this one was forked from")
         self._settled.clear()
         for task in self._under_way():  # not `_fail_all`: what is shared is the parent's

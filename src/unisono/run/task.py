@@ -4,12 +4,15 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono.transport.futex import LINGER
 from unisono.watch.call import Call, Site, site_text
 
-__all__ = ["BRIEFLY", "Task", "brief", "others_tell", "tell", "telling"]
+if TYPE_CHECKING:
+    from unisono.run.lane import Lane
+
+__all__ = ["BRIEFLY", "Access", "Task", "brief", "others_tell", "tell", "telling"]
 
 BRIEFLY, _SLOWLY = 2e-5, 2.5e-10  # s, s per byte
 
@@ -31,6 +34,15 @@ class Task:
     def place(self) -> str:
         """``, at file:line in function,``: where it was issued, within a sentence; empty if that is not known."""
         return f", at {site_text(self.site)}," if self.site is not None and self.site[0] else ""
+
+
+class Access:
+    """The way to a lane until that is closed: whoever keeps a call's Work for longer does not keep the group's memory."""
+
+    __slots__ = ("lane",)
+
+    def __init__(self, lane: "Lane") -> None:
+        self.lane: Lane | None = lane
 
 
 def brief(call: Call) -> float:

@@ -6,6 +6,7 @@ un-waited call from blocking the others (grace.py): two threads that take turns 
 """
 
 import threading
+import weakref
 from typing import Protocol
 
 from unisono.errors import UnisonoError
@@ -25,10 +26,10 @@ class _Lane(Protocol):
 
 
 class Worker:
-    """Started when it is first needed."""
+    """Started when it is first needed. While it rests it does not keep its lane, which may be dropped with its group."""
 
     def __init__(self, lane: _Lane, grace: Grace, label: str) -> None:
-        self._lane: _Lane | None = lane  # until the end, for the lane has this worker
+        self._lane = weakref.ref(lane)
         self._grace, self._label = grace, label
         self._thread: threading.Thread | None = None
         self._there = Flag()  # there may be something to do
@@ -60,23 +61,30 @@ class Worker:
     def end(self, wait: bool) -> None:
         """The lane is closed; ``wait``: for the thread to end."""
         self._ended = True
-        thread, self._thread, self._lane = self._thread, None, None
+        thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             self._there.set()
             if wait:
                 thread.join(2.0)
 
     def _run(self) -> None:
-        look, lane = 0.0, self._lane
-        while lane is not None and not self._ended:
+        look = 0.0
+        while not self._ended:
             self._there.wait()
-            if lane.ahead:
-                self._there.clear()
-                while not lane.idle():
-                    look = lane.work(look)
-            elif self._is_wanted(lane):
-                while not lane.idle():
-                    look = lane.work(look)
+            look = self._work(look)
+
+    def _work(self, look: float) -> float:
+        """What there is to do; returns when to look around next."""
+        lane = self._lane()
+        if lane is None:
+            return look
+        if lane.ahead:
+            self._there.clear()
+        elif not self._is_wanted(lane):
+            return look
+        while not lane.idle():
+            look = lane.work(look)
+        return look
 
     def _is_wanted(self, lane: _Lane) -> bool:
         """Sleeps for a grace; whether nobody has come back for what there is."""

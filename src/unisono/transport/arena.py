@@ -119,6 +119,9 @@ class Arena:
 
     def forked(self, pipe: int) -> None:
         """In the parent of a child that holds the other end of ``pipe``."""
+        if not _entered(self._lock):
+            with self._lock:
+                self._collect()
         self._children.append((pipe, self._births))
 
     def disown(self) -> None:

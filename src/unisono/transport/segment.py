@@ -183,14 +183,18 @@ def create(store: StoreLike, world_size: int, name: str) -> tuple[Segment, int]:
     """Rank 0 makes the segment and publishes where it is; returns it with the descriptor to keep until all joined."""
     layout = Layout(world_size)
     fd = os.memfd_create(f"{MEMORY_NAME}{name}"[:200], os.MFD_CLOEXEC)
-    os.fchmod(fd, 0o600)
-    os.ftruncate(fd, layout.total)
-    segment = Segment(fd, layout)
-    nonce = secrets.token_hex(8)
-    segment.raw[FIELDS * 8 : FIELDS * 8 + 16] = nonce.encode()
-    segment.longs[3] = int(world_size > cores())
-    segment.longs[1], segment.longs[2], segment.longs[0] = world_size, layout.mark, MAGIC
-    store.set("segment", f"{os.getpid()} {fd} {nonce} {Host.mine().to_text()} {world_size}")
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, layout.total)
+        segment = Segment(fd, layout)
+        nonce = secrets.token_hex(8)
+        segment.raw[FIELDS * 8 : FIELDS * 8 + 16] = nonce.encode()
+        segment.longs[3] = int(world_size > cores())
+        segment.longs[1], segment.longs[2], segment.longs[0] = world_size, layout.mark, MAGIC
+        store.set("segment", f"{os.getpid()} {fd} {nonce} {Host.mine().to_text()} {world_size}")
+    except BaseException:
+        os.close(fd)
+        raise
     return segment, fd
 
 

@@ -58,7 +58,8 @@ def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
     if dead:
         return Loss(f"{here} is dead: {left.words or fate(who)}", left.cause)
     if state == JOINED and watch().replaced(who):
-        return Loss(f"{here} {REPLACED}")
+        # One that has left in the meantime has no page for that reason.
+        return Loss(f"{here} {REPLACED}") if segment.state(rank) == JOINED else loss(segment, rank, name)
     if state == GAVE_UP:
         words = "has given this group up"
         return Loss(f"{here} {words} over it" if left.cause else f"{here} {words}: {left.words}", left.cause)

@@ -187,12 +187,13 @@ class Watch(Page):
         self.longs[_WAIT] = 0
 
     def peer(self, identity: Identity) -> Page | None:
-        """Another process's page, if it has one."""
+        """Another process's page, if it has one, or the last that it had: it closes one with the last group it is in."""
         if identity == self.me:
             return self
-        if self._known.get(identity) is None:
-            self._known[identity] = find_page(identity)
-        return self._known[identity]
+        known = self._known.get(identity)
+        if known is None or not known.open():
+            known = self._known[identity] = find_page(identity) or known
+        return known
 
     def replaced(self, identity: Identity) -> bool:
         """Whether a process that had a page, and lives, runs another program now (exec), with none of its memory."""
@@ -224,11 +225,12 @@ class Watch(Page):
             page.record_answer(number, deadline)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, and keeps the page open no longer."""
         self._ended = True
         self.bell.add()
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
+        os.close(self.fd)
 
     def _answer_requests(self) -> None:
         while not self._ended:
@@ -295,7 +297,7 @@ _mine: Watch | None = None
 
 
 def watch() -> Watch:
-    """This process's watch, made with its first group."""
+    """This process's watch, made with its first group, and again after `close_watch`."""
     global _mine
     if _mine is None:
         _mine = Watch()
@@ -303,9 +305,11 @@ def watch() -> Watch:
 
 
 def close_watch() -> None:
-    """Ends the watch's thread, if there is one."""
+    """Ends this process's watch, if there is one: it is in no group any more."""
+    global _mine
     if _mine is not None:
-        _mine.close()
+        mine, _mine = _mine, None
+        mine.close()
 
 
 def _forget() -> None:

@@ -4,8 +4,10 @@ A thread that could not is one of the library's own, one that another library ke
 executor's that has no work: only another thread could give it some.
 """
 
+import os
 import sys
 import threading
+import time
 from types import FrameType
 
 __all__ = ["OwnThread", "others_could_call"]
@@ -23,10 +25,18 @@ _HARMLESS = (
     "wandb.",
 )
 """Modules and packages whose threads write, draw or fetch, and communicate nothing."""
+_GONE = 0.1  # s: how long the system may take to end a thread that has ended its Python
 
 
 class OwnThread(threading.Thread):
     """A thread of the library itself, which issues no calls of its own accord."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """As `Thread.join`; after that the thread is gone from the system, too, which takes some microseconds more."""
+        super().join(timeout)
+        limit = time.monotonic() + _GONE
+        while not self.is_alive() and os.path.exists(f"/proc/self/task/{self.native_id}") and time.monotonic() < limit:
+            os.sched_yield()
 
 
 def others_could_call() -> bool:
