@@ -282,6 +282,7 @@ class CollectiveLane(Lane):
         self.calls += 1
         self._end(task, error)  # first: an exception in between must not leave a task that nobody ends
         self._queue.popleft()
+        task.parts.clear()  # whoever keeps the Work does not keep what the group has prepared
         if self.calls == self.preparer.open_at:
             self.preparer.warm()
 
@@ -377,6 +378,7 @@ class CollectiveLane(Lane):
                 keep_shared(task.outputs)
                 self._end(task, error)
             self._queue.popleft()
+            task.parts.clear()
 
 
 _ENDED = Task(Call("barrier"), [], 0.0)
