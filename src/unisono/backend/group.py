@@ -120,7 +120,9 @@ class Group:
         try:
             yield
         except BaseException as error:
-            self.close(f"could not join it ({type(error).__name__}: {error})")
+            words = f"could not join it ({type(error).__name__}: {error})"
+            self._roll.give_up(words)
+            self.close(words)
             raise
 
     def _make_lanes(self, segment: Segment) -> None:
@@ -167,9 +169,12 @@ class Group:
 
         Whatever it raises, the group is left.
         """
-        with self._or_told():
+        try:
             self.join()
             self._wait_for_all()
+        except BaseException as error:
+            self.close(f"could not join it ({type(error).__name__}: {error})")
+            raise
 
     def _wait_for_all(self) -> None:
         segment, deadline, pause = self._segment, time.monotonic() + self.timeout, 0.0005

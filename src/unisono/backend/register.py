@@ -44,11 +44,13 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     seconds = timeout.total_seconds() if timeout is not None else -1.0
     seconds = seconds if seconds >= 0 else math.inf  # negative: timedelta.max, say, which torch's clock does not hold
     label = "the default group" if default else f"group {options.group_id} {names}"
+    # torch's name for a default group counts the attempts to make one, which may be more on one rank than on another.
+    name = "default" if default else options.group_id
     # Tells this default group's sub-groups from those of an earlier one over the same store; nothing if it is of
     # another backend, whatever groups this process was in before.
-    epoch = f"whole {options.group_id}" if whole else default_nonce()
+    epoch = f"whole {name}" if whole else default_nonce()
     store, rank = shared_store(options.store), options.group_rank
-    roll = Roll(store, epoch, options.group_id, label, names, rank, counted=not whole)
+    roll = Roll(store, epoch, name, label, names, rank, counted=not whole)
     group = Group(options.group_rank, names, label, seconds, roll, choices)
     if whole:
         group.wait_for_all()
