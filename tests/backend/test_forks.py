@@ -70,6 +70,7 @@ def forked(body: Callable[[], object]) -> int:
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(60)
+        mp.current_process().daemon = False  # the ranks of tests are, and might start no processes
         try:
             body()
         except BaseException:
@@ -139,6 +140,7 @@ def in_context(rank: int, world_size: int) -> list[int | None]:
     context, codes = mp.get_context("fork"), []
     start(rank, world_size, free_port())
     calls()
+    mp.current_process().daemon = False  # which might start no processes
 
     def run() -> None:
         for target, arguments in ((anew, ()), (sys.exit, (3,)), (os._exit, (4,)), (calls, ())):
@@ -150,6 +152,7 @@ def in_context(rank: int, world_size: int) -> list[int | None]:
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
+    mp.current_process().daemon = True
     calls()
     dist.destroy_process_group()
     return codes

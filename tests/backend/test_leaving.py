@@ -1,4 +1,4 @@
-"""What a process keeps of its groups once they are left, however that came about: no descriptor, thread, mapping, port."""
+"""What a process keeps of groups that are left, however that came about: no descriptor, thread, mapping or port."""
 
 import datetime
 import gc

@@ -37,7 +37,7 @@ class Task:
 
 
 class Access:
-    """The way to a lane until that is closed: whoever keeps a call's Work for longer does not keep the group's memory."""
+    """The way to a lane until that is closed: a Work that is kept for longer does not keep the group's memory."""
 
     __slots__ = ("lane",)
 

@@ -26,7 +26,7 @@ class _Lane(Protocol):
 
 
 class Worker:
-    """Started when it is first needed. While it rests it does not keep its lane, which may be dropped with its group."""
+    """Started when it is first needed. While it rests it does not keep its lane, which may go with its group."""
 
     def __init__(self, lane: _Lane, grace: Grace, label: str) -> None:
         self._lane = weakref.ref(lane)

@@ -187,7 +187,7 @@ class Watch(Page):
         self.longs[_WAIT] = 0
 
     def peer(self, identity: Identity) -> Page | None:
-        """Another process's page, if it has one, or the last that it had: it closes one with the last group it is in."""
+        """Another process's page, if it has one, or the last that it had: it closes it with the last group it is in."""
         if identity == self.me:
             return self
         known = self._known.get(identity)

@@ -42,9 +42,11 @@ class OwnThread(threading.Thread):
 def others_could_call() -> bool:
     """Whether another thread than this one could issue calls."""
     frames, threads = sys._current_frames(), threading.enumerate()
+    me = threading.get_ident()
+    del frames[me]  # a frame that refers to itself would keep all of this stack's variables
     own = {thread.ident for thread in threads if isinstance(thread, OwnThread)}
     others = {thread.ident for thread in threads} | frames.keys()  # threading does not know those of other languages
-    return not all(_harmless(frames.get(ident or 0)) for ident in others - own - {threading.get_ident()})
+    return not all(_harmless(frames.get(ident or 0)) for ident in others - own - {me})
 
 
 def _harmless(frame: FrameType | None) -> bool:
