@@ -256,6 +256,7 @@ class Watch(Page):
     def _stacks(self) -> str:
         """First line: the main thread's innermost frame of the user's, else any but ours; then all stacks."""
         frames = sys._current_frames()
+        del frames[threading.get_ident()]  # nobody asks for it, and it would refer to itself
         frame = frames.get(self._main or 0)
         stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
         outer = [f for f in stack if not is_inner(f.filename)]
@@ -264,9 +265,8 @@ class Watch(Page):
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         lines = [f"{top}: {users[-1].line}" if users and users[-1].line else top]
         for ident, inner in sorted(frames.items(), key=lambda item: item[0] != self._main):
-            if ident != threading.get_ident():
-                lines.append(f"thread {names.get(ident, ident)}:")
-                lines += [f"  {f.filename}:{f.lineno} in {f.name}" for f in reversed(traceback.extract_stack(inner))]
+            lines.append(f"thread {names.get(ident, ident)}:")
+            lines += [f"  {f.filename}:{f.lineno} in {f.name}" for f in reversed(traceback.extract_stack(inner))]
         return "\n".join(lines)
 
 
