@@ -66,10 +66,11 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
-        from unisono.backend import objects
+        from unisono.backend import objects, replace
 
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
         objects.install()
+        replace.install()
 
 
 def autoload() -> None:

@@ -1,0 +1,66 @@
+"""Gives a program that asks torch for Gloo a group of unisono, where the environment says UNISONO_REPLACES=gloo.
+
+For programs whose framework names the backend itself and takes no other: Accelerate, and with it Hugging Face's Trainer
+and TRL, start CPU ranks with "gloo" whatever they are told. torch has no setting for it, and creates Gloo's groups
+without asking the registry of backends; so the functions that take a backend's name are wrapped. Off by default.
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+from unisono.errors import UsageError
+
+__all__ = ["install"]
+
+VARIABLE = "UNISONO_REPLACES"
+_NAMES = {"gloo": "unisono", "cpu:gloo": "cpu:unisono"}
+"""What a program may ask for, and what it gets. A name that serves a GPU too is left to torch."""
+
+
+def _naming(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of torch's with its argument ``backend`` replaced."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs)
+        name = asked.arguments.get("backend")
+        if isinstance(name, str):
+            asked.arguments["backend"] = _NAMES.get(name.lower(), name)
+        return original(*asked.args, **asked.kwargs)
+
+    return function
+
+
+def _monitored_barrier(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's monitored_barrier, which takes groups of no backend but Gloo, for groups of unisono too."""
+
+    @functools.wraps(original)
+    def function(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
+        import torch.distributed as dist
+
+        if dist.get_backend(group) != "unisono" or dist.get_rank(group) < 0:
+            return original(group, timeout, wait_all_ranks)
+        return (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks)
+
+    return function
+
+
+def install() -> None:
+    """Wraps torch's functions, once, if the environment asks for it."""
+    import torch.distributed as dist
+
+    asked = os.environ.get(VARIABLE)
+    if not asked:
+        return
+    if asked != "gloo":
+        raise UsageError(f"{VARIABLE}={asked}: only gloo can be replaced; set it to gloo, or unset it")
+    dist.Backend.default_device_backend_map["cpu"] = "unisono"
+    wrappers = {"init_process_group": _naming, "new_group": _naming, "monitored_barrier": _monitored_barrier}
+    for name, wrapper in wrappers.items():
+        function = wrapper(getattr(dist.distributed_c10d, name))
+        setattr(dist.distributed_c10d, name, function)
+        setattr(dist, name, function)
