@@ -17,7 +17,7 @@ import torch
 
 from unisono.errors import UsageError
 
-__all__ = ["install"]
+__all__ = ["install", "replaced"]
 
 
 class _Pickled:
@@ -192,7 +192,9 @@ def _serves(args: Sequence[Any], kwargs: dict[str, Any], place: int) -> bool:
     return loaded is not None and isinstance(group, loaded.UnisonoProcessGroup)
 
 
-def _replaced(original: Callable[..., Any], ours: Callable[..., Any], place: int) -> Callable[..., Any]:
+def replaced(original: Callable[..., Any], ours: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """A function that calls ``ours`` for groups of unisono, torch's ``original`` for all others."""
+
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         return ours(original, *args, **kwargs) if _serves(args, kwargs, place) else original(*args, **kwargs)
@@ -207,6 +209,6 @@ def install() -> None:
     for name, (ours, place) in _OURS.items():
         original = getattr(dist.distributed_c10d, name)
         if getattr(dist, name) is original:
-            function = _replaced(original, ours, place)
+            function = replaced(original, ours, place)
             setattr(dist.distributed_c10d, name, function)
             setattr(dist, name, function)

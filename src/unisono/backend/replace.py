@@ -9,8 +9,10 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+from unisono.backend.objects import replaced
 from unisono.errors import UsageError
 
 __all__ = ["install"]
@@ -35,18 +37,12 @@ def _naming(original: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _monitored_barrier(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's monitored_barrier, which takes groups of no backend but Gloo, for groups of unisono too."""
+def _monitored_barrier(
+    original: Callable[..., Any], group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    import torch.distributed as dist
 
-    @functools.wraps(original)
-    def function(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
-        import torch.distributed as dist
-
-        if dist.get_backend(group) != "unisono" or dist.get_rank(group) < 0:
-            return original(group, timeout, wait_all_ranks)
-        return (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks)
-
-    return function
+    (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks)
 
 
 def install() -> None:
@@ -59,8 +55,14 @@ def install() -> None:
     if asked != "gloo":
         raise UsageError(f"{VARIABLE}={asked}: only gloo can be replaced; set it to gloo, or unset it")
     dist.Backend.default_device_backend_map["cpu"] = "unisono"
-    wrappers = {"init_process_group": _naming, "new_group": _naming, "monitored_barrier": _monitored_barrier}
-    for name, wrapper in wrappers.items():
-        function = wrapper(getattr(dist.distributed_c10d, name))
-        setattr(dist.distributed_c10d, name, function)
-        setattr(dist, name, function)
+    for name in ("init_process_group", "new_group"):
+        _put(name, _naming(getattr(dist, name)))
+    _put("monitored_barrier", replaced(dist.monitored_barrier, _monitored_barrier, 0))  # torch's is for Gloo alone
+
+
+def _put(name: str, function: Callable[..., Any]) -> None:
+    """Puts a function in the place of torch's."""
+    import torch.distributed as dist
+
+    setattr(dist.distributed_c10d, name, function)
+    setattr(dist, name, function)
