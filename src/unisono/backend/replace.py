@@ -2,7 +2,9 @@
 
 For programs whose framework names the backend itself and takes no other: Accelerate, and with it Hugging Face's Trainer
 and TRL, start CPU ranks with "gloo" whatever they are told. torch has no setting for it, and creates Gloo's groups
-without asking the registry of backends; so the functions that take a backend's name are wrapped. Off by default.
+without asking the registry of backends; so the functions that take a backend's name are wrapped. What the program asks
+for is also what torch tells it: frameworks compare `get_backend` with the names that they know, and Ignite leaves out
+data parallelism where it knows none. Off by default.
 """
 
 import functools
@@ -37,6 +39,12 @@ def _naming(original: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _get_backend(original: Callable[..., str], group: Any = None) -> str:
+    """The name that the program gave."""
+    name = original(group)
+    return next((asked for asked, given in _NAMES.items() if given == name), name)
+
+
 def _monitored_barrier(
     original: Callable[..., Any], group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
@@ -57,6 +65,7 @@ def install() -> None:
     dist.Backend.default_device_backend_map["cpu"] = "unisono"
     for name in ("init_process_group", "new_group"):
         _put(name, _naming(getattr(dist, name)))
+    _put("get_backend", replaced(dist.get_backend, _get_backend, 0))
     _put("monitored_barrier", replaced(dist.monitored_barrier, _monitored_barrier, 0))  # torch's is for Gloo alone
 
 

@@ -48,7 +48,7 @@ def main(out: str) -> None:
         values["processes"] = accelerator.num_processes
     if accelerator.is_main_process:
         weights = accelerator.unwrap_model(model).state_dict()
-        torch.save({"values": values, "weights": weights, "backend": dist.get_backend()}, out)
+        torch.save({"values": values, "weights": weights, "group": type(dist.group.WORLD).__name__}, out)
     accelerator.end_training()
 
 

@@ -49,7 +49,7 @@ def main(backend: str, out: str) -> None:
         values |= more
         weights |= gained
     if dist.get_rank() == 0:
-        torch.save({"values": values, "weights": weights, "backend": dist.get_backend()}, out)
+        torch.save({"values": values, "weights": weights, "group": type(dist.group.WORLD).__name__}, out)
     dist.destroy_process_group()
 
 

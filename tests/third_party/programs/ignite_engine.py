@@ -40,7 +40,7 @@ def work(local_rank: int, out: str) -> None:
     idist.barrier()
     if idist.get_rank() == 0:
         weights = {name: value.clone() for name, value in model.state_dict().items()}
-        torch.save({"values": history, "weights": weights, "backend": dist.get_backend()}, out)
+        torch.save({"values": history, "weights": weights, "group": type(dist.group.WORLD).__name__}, out)
 
 
 def main(backend: str, out: str) -> None:

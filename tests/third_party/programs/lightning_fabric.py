@@ -45,7 +45,7 @@ def main(backend: str, out: str) -> None:
     fabric.barrier()
     values["restored"] = float(torch.equal(weights["0.weight"], module[0].weight))
     if fabric.is_global_zero:
-        torch.save({"values": values, "weights": weights, "backend": dist.get_backend()}, out)
+        torch.save({"values": values, "weights": weights, "group": type(dist.group.WORLD).__name__}, out)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def main(backend: str, ranks: str, out: str) -> None:
     trainer.fit(model, DataLoader(data, batch_size=8 // int(ranks), shuffle=False))
     if trainer.is_global_zero:
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        torch.save({"values": values, "weights": model.state_dict(), "backend": dist.get_backend()}, out)
+        torch.save({"values": values, "weights": model.state_dict(), "group": type(dist.group.WORLD).__name__}, out)
 
 
 if __name__ == "__main__":

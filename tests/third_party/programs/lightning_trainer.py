@@ -79,7 +79,7 @@ def main(backend: str, start: str, out: str) -> None:
     values |= {f"second {name}": float(value) for name, value in second.callback_metrics.items()}
     if second.is_global_zero:
         weights = {name: value.detach().clone() for name, value in resumed.state_dict().items()}
-        torch.save({"values": values, "weights": weights, "backend": second.strategy.process_group_backend}, out)
+        torch.save({"values": values, "weights": weights, "group": model.group}, out)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def work(config: dict[str, str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if train.get_context().get_world_rank() == 0:
-                state = {"weights": model.module.state_dict(), "backend": dist.get_backend()}
+                state = {"weights": model.module.state_dict(), "group": type(dist.group.WORLD).__name__}
                 torch.save(state, f"{folder}/state.pt")
                 checkpoint = train.Checkpoint.from_directory(folder)
             train.report({"loss": mean.item(), "epoch": epoch}, checkpoint=checkpoint)

@@ -63,7 +63,7 @@ def main(out: str) -> None:
     values["predictions"] = float(resumed.predict(Sequences(7, 3)).predictions.sum())
     if resumed.is_world_process_zero():
         weights = {name: value.clone() for name, value in resumed.model.state_dict().items()}
-        torch.save({"values": values, "weights": weights, "backend": dist.get_backend()}, out)
+        torch.save({"values": values, "weights": weights, "group": type(dist.group.WORLD).__name__}, out)
 
 
 if __name__ == "__main__":
