@@ -1,4 +1,4 @@
-"""A user's program, as a notebook's cells: Accelerate's notebook_launcher. Arguments: backend, file for the values."""
+"""A user's program, as a notebook's cells: Accelerate's notebook_launcher. Arguments: backend, port, file."""
 
 import sys
 
@@ -32,4 +32,4 @@ def train(backend: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    notebook_launcher(train, (sys.argv[1], sys.argv[2]), num_processes=2, use_port=sys.argv[3])
+    notebook_launcher(train, (sys.argv[1], sys.argv[3]), num_processes=2, use_port=sys.argv[2])

@@ -1,4 +1,4 @@
-"""A user's program: Ignite, started by its own Parallel. Arguments: backend, file for the values."""
+"""A user's program: Ignite, started by its own Parallel. Arguments: backend, port, file for the values."""
 
 import sys
 
@@ -29,7 +29,8 @@ def work(local_rank: int, out: str) -> None:
         evaluator.run(data)
         history.update({f"{name} {engine.state.epoch}": v for name, v in evaluator.state.metrics.items()})
 
-    evaluator.add_event_handler(Events.COMPLETED, EarlyStopping(2, lambda e: -e.state.epoch * trainer.state.epoch, trainer))
+    stop = EarlyStopping(2, lambda e: -e.state.epoch * trainer.state.epoch, trainer)
+    evaluator.add_event_handler(Events.COMPLETED, stop)
     trainer.add_event_handler(Events.EPOCH_COMPLETED, Checkpoint({"model": model}, saver))
     trainer.run(data, max_epochs=8)
     history["stopped in epoch"] = trainer.state.epoch
@@ -43,8 +44,8 @@ def work(local_rank: int, out: str) -> None:
         torch.save({"values": history, "weights": weights, "group": type(dist.group.WORLD).__name__}, out)
 
 
-def main(backend: str, out: str) -> None:
-    with idist.Parallel(backend=backend, nproc_per_node=2, master_port=29733) as parallel:
+def main(backend: str, port: str, out: str) -> None:
+    with idist.Parallel(backend=backend, nproc_per_node=2, master_port=int(port)) as parallel:
         parallel.run(work, out)
 
 

@@ -36,7 +36,7 @@ def main(backend: str, ranks: str, out: str) -> None:
         accelerator="cpu",
         devices=int(ranks),
         strategy=DDPStrategy(process_group_backend=backend),
-        sync_batchnorm=True,
+        sync_batchnorm=int(ranks) > 1,
         max_epochs=3,
         logger=False,
         enable_checkpointing=False,

@@ -2,14 +2,18 @@
 
 import sys
 import tempfile
+from pathlib import Path
 
 import lightning as L
 import torch
+import torch.distributed as dist
 import torchmetrics
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+GROUP = Path(tempfile.gettempdir()) / "group"
 
 
 class Classifier(L.LightningModule):
@@ -18,6 +22,10 @@ class Classifier(L.LightningModule):
         self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(3)
         self.losses: list[float] = []
+
+    def on_fit_start(self) -> None:  # the file, for with spawn and fork this is another process than main's
+        if self.global_rank == 0:
+            GROUP.write_text(type(dist.group.WORLD).__name__)
 
     def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
@@ -79,7 +87,7 @@ def main(backend: str, start: str, out: str) -> None:
     values |= {f"second {name}": float(value) for name, value in second.callback_metrics.items()}
     if second.is_global_zero:
         weights = {name: value.detach().clone() for name, value in resumed.state_dict().items()}
-        torch.save({"values": values, "weights": weights, "group": model.group}, out)
+        torch.save({"values": values, "weights": weights, "group": GROUP.read_text()}, out)
 
 
 if __name__ == "__main__":
