@@ -11,7 +11,7 @@ QUICK_OTHERS := tests/draw $(patsubst %,tests/test_%.py,layers measured select s
 	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values) \
 	$(patsubst %,tests/parallel/test_pipeline_%.py,draw schedules simulate verify)
 
-.PHONY: run test quick quick-proofs quick-others install lint types unit soak bench format clean
+.PHONY: run test quick quick-proofs quick-others test-frameworks install lint types unit soak bench format clean
 
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
@@ -45,6 +45,16 @@ quick-proofs:
 quick-others:
 	@$(BIN)/python -m pytest $(QUICK_OTHERS)
 
+test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in a .venv of their own (about 8 minutes)
+	.venv-frameworks/bin/python -m unisono.run.loaded
+	.venv-frameworks/bin/python -m pytest tests/third_party -W default --durations 20
+
+.venv-frameworks/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-frameworks
+	DS_BUILD_OPS=0 .venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e ".[dev,frameworks]"
+	touch $@
+
 soak: install           ## 100,000 random calls on 4 ranks, every value checked (about 5 minutes)
 	$(BIN)/python benchmarks/soak/soak.py
 
@@ -66,4 +76,4 @@ format: install
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-frameworks .mypy_cache .pytest_cache .ruff_cache .hypothesis

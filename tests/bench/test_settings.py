@@ -19,6 +19,12 @@ def test_pins_only_ranks_that_fit() -> None:
     assert Settings(ranks=1).pins() == []
 
 
+def test_gloo_must_be_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNISONO_REPLACES", "gloo")
+    with pytest.raises(UsageError, match="UNISONO_REPLACES is set, so that nothing here could measure Gloo: unset it"):
+        Settings().validate()
+
+
 MPI = (Contender("unisono"), Contender("mpi"))
 
 

@@ -50,7 +50,8 @@ def _monitored_barrier(
 ) -> None:
     import torch.distributed as dist
 
-    (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks)
+    pg: Any = group or dist.group.WORLD
+    pg.monitored_barrier(timeout, wait_all_ranks)
 
 
 def install() -> None:

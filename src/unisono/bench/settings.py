@@ -101,6 +101,8 @@ class Settings:
 
     def validate(self) -> None:
         """Raise UsageError, one line, for the first value that cannot be measured."""
+        if os.environ.get("UNISONO_REPLACES"):
+            raise UsageError("UNISONO_REPLACES is set, so that nothing here could measure Gloo: unset it")
         for name in self.collectives:
             if name not in COLLECTIVES:
                 raise UsageError(f"unknown collective {name!r}, expected one of: {', '.join(COLLECTIVES)}; or all")

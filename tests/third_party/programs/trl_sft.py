@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 from trl import SFTConfig, SFTTrainer
 
-WORDS = "the rank sends a chunk to its peer and waits for one".split()
+WORDS = ["the", "rank", "sends", "a", "chunk", "to", "its", "peer", "and", "waits", "for", "one"]
 
 
 def main(out: str) -> None:
@@ -36,9 +36,7 @@ def main(out: str) -> None:
         report_to=[],
         disable_tqdm=True,
     )
-    trainer = SFTTrainer(
-        model, arguments, train_dataset=Dataset.from_dict({"text": texts}), processing_class=tokenizer
-    )
+    trainer = SFTTrainer(model, arguments, train_dataset=Dataset.from_dict({"text": texts}), processing_class=tokenizer)
     trainer.train()
     values = {}
     for entry in trainer.state.log_history:
