@@ -46,7 +46,7 @@ def _tell(table: Any, count: int, total: int, peer: int) -> None:
     """Publishes a count of bytes, and rings the peer's bell."""
     store_release64(count, total)
     bell = table[words.BELLS] + 64 * peer
-    fetch_add(bell)
+    fetch_add(bell, 1)
     wake(bell)
 
 

@@ -16,6 +16,11 @@ Why it is right on x86-64 and on weakly ordered CPUs:
 * **No lost wake-up.** `Counter.sleep` passes the value it saw; the kernel compares and goes to sleep under the lock
   that the waker takes, so an increment in between makes the call return at once.
 
+* **No needless wake-up.** The 32-bit word after a counter says how many sleep on it; a sleeper adds itself before it
+  sleeps. A compiled loop that has added to the counter reads that word and makes no system call if it is 0. Either the
+  waker sees the sleeper there, or the kernel sees the counter changed. A sleeper that is killed stays counted, which
+  costs the wakers what they save otherwise.
+
 A word is 32 bits and wraps; users compare for equality or by difference modulo 2**32.
 """
 
@@ -76,26 +81,14 @@ class Counter:
     """One 32-bit word of shared memory: incremented by the kernel, slept on by ranks.
 
     ``words`` is the segment as a memoryview of format ``I``, ``index`` the word's place in it, ``address`` the
-    segment's address in this process. Every increment wakes the sleepers.
+    segment's address in this process; the next word counts the sleepers. Every increment wakes them.
     """
 
-    __slots__ = ("_add_args", "_sleep_args", "_words", "index")
+    __slots__ = ("_add_args", "_address", "_words", "index")
 
     def __init__(self, words: memoryview, index: int, address: int) -> None:
-        number, here = _number(), address + 4 * index
-        # FUTEX_WAKE_OP wakes the sleepers of its first word always, those of the second if the comparison holds.
-        operation = (_OP_ADD << 28) | (_CMP_EQ << 24) | (1 << 12)
-        self._words, self.index = words, index
-        self._add_args = (
-            number,
-            ctypes.c_void_p(here),
-            ctypes.c_int(_FUTEX_WAKE_OP),
-            ctypes.c_int(EVERYBODY),
-            ctypes.c_void_p(EVERYBODY),
-            ctypes.c_void_p(here),
-            ctypes.c_uint32(operation),
-        )
-        self._sleep_args = (number, ctypes.c_void_p(here), ctypes.c_int(FUTEX_WAIT))
+        self._words, self.index, self._address = words, index, address + 4 * index
+        self._add_args = _addition(self._address, 1)
 
     def value(self) -> int:
         """The word as it is now (a plain load: call `acquire` before reading what it announces)."""
@@ -107,19 +100,17 @@ class Counter:
 
     def sleep(self, seen: int, seconds: float) -> None:
         """Sleeps in the kernel until woken, at most ``seconds``, unless the word differs from ``seen`` already."""
-        limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
-        _blocking(*self._sleep_args, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
+        sleep(self._address, seen, seconds)
 
 
-@functools.lru_cache(maxsize=256)
-def _arrival(address: int, full: int) -> tuple[Any, ...]:
-    """The arguments of `arrive`."""
-    if full > 2048:
-        raise UsageError(f"a meeting of {full} ranks on one host is beyond the 2048 that a futex comparison holds")
-    operation = (_OP_ADD << 28) | (_CMP_EQ << 24) | (1 << 12) | full - 1
+def _addition(address: int, value: int, asleep: int | None = None, full: int = 0) -> tuple[Any, ...]:
+    """The arguments of a call that adds to the 32-bit word at an address and wakes its sleepers if it was ``full``; and
+    those of the word at ``asleep``, the same word if that is None, always.
+    """
+    operation = (_OP_ADD << 28) | (_CMP_EQ << 24) | ((value & 0xFFF) << 12) | full
     return (
         _number(),
-        ctypes.c_void_p(address + 4),  # its sleepers, of whom there are none, are always woken
+        ctypes.c_void_p(address if asleep is None else asleep),
         ctypes.c_int(_FUTEX_WAKE_OP),
         ctypes.c_int(EVERYBODY),
         ctypes.c_void_p(EVERYBODY),
@@ -128,16 +119,35 @@ def _arrival(address: int, full: int) -> tuple[Any, ...]:
     )
 
 
+@functools.lru_cache(maxsize=256)
+def _arrival(address: int, full: int) -> tuple[Any, ...]:
+    """The arguments of `arrive`."""
+    if full > 2048:
+        raise UsageError(f"a meeting of {full} ranks on one host is beyond the 2048 that a futex comparison holds")
+    return _addition(address, 1, address + 4, full - 1)  # nobody sleeps on the count of sleepers
+
+
 def arrive(address: int, full: int) -> None:
     """Adds one to the 32-bit word at an address and wakes its sleepers if that makes it ``full``; a release."""
     _quick(*_arrival(address, full))
+
+
+@functools.lru_cache(maxsize=256)
+def _sleeper(address: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arguments of one more and of one less who sleeps on the word at an address."""
+    return _addition(address + 4, 1), _addition(address + 4, -1)
 
 
 def sleep(address: int, seen: int, seconds: float) -> None:
     """Sleeps until the 32-bit word at an address is woken, at most ``seconds``, unless it differs from ``seen``."""
     limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
     word, wait = ctypes.c_void_p(address), ctypes.c_int(FUTEX_WAIT)
-    _blocking(_number(), word, wait, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
+    begins, ends = _sleeper(address)
+    _quick(*begins)
+    try:
+        _blocking(_number(), word, wait, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
+    finally:
+        _quick(*ends)
 
 
 def give_way() -> bool:

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 from numba.np.numpy_support import carray
 
-from unisono.transport.atomics import inner, load_acquire64, on_stack, pointer, types
+from unisono.transport.atomics import (
+    fetch_add,
+    inner,
+    load_acquire64,
+    load_seq_cst32,
+    on_stack,
+    pointer,
+    types,
+)
 from unisono.transport.futex import DEAR, EVERYBODY, FUTEX_WAIT, FUTEX_WAKE, MEANWHILE, NUMBERS
 
 __all__ = ["copy", "now", "pause", "sleep", "store", "wake"]
@@ -45,8 +53,9 @@ def now() -> Any:
 
 @inner
 def wake(address: int) -> None:
-    """Wakes whoever sleeps on the 32-bit word at an address."""
-    _syscall(_NUMBER, address, _WAKE, _ALL, 0, 0, 0)
+    """Wakes whoever sleeps on the 32-bit word at an address, which `fetch_add` has just changed. See `Counter`."""
+    if load_seq_cst32(address + 4) != 0:
+        _syscall(_NUMBER, address, _WAKE, _ALL, 0, 0, 0)
 
 
 @inner
@@ -57,7 +66,9 @@ def sleep(address: int, seen: int, nanoseconds: int) -> None:
     limit = on_stack(2)
     store(limit, 0)
     store(limit + 8, nanoseconds)
+    fetch_add(address + 4, 1)
     _syscall(_NUMBER, address, _WAIT, seen, limit, 0, 0)
+    fetch_add(address + 4, -1)
 
 
 @inner
