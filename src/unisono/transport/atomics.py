@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
 __all__ = [
-    "fetch_add", "inner", "intrinsic", "load_acquire32", "load_acquire64", "load_seq_cst32", "on_stack", "pointer",
+    "copy_256", "fetch_add", "inner", "intrinsic", "load_acquire32", "load_acquire64", "load_seq_cst32", "on_stack", "pointer",
     "relax", "store_release32", "store_release64", "types",
 ]  # fmt: skip
 
@@ -61,6 +61,23 @@ def on_stack(context: Any, count: Any) -> Any:
         return builder.ptrtoint(_alloca(builder, ir.IntType(64), length), ir.IntType(64))
 
     return types.intp(count), build
+
+
+@intrinsic
+def copy_256(context: Any, target: Any, source: Any) -> Any:
+    """Copies 256 bytes between addresses, all read before any is written."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.VectorType(ir.IntType(8), 64)
+
+        def at(start: Any, k: int) -> Any:
+            return builder.inttoptr(builder.add(start, ir.Constant(ir.IntType(64), 64 * k)), kind.as_pointer())
+
+        for k, vector in enumerate([builder.load(at(args[1], k), align=1) for k in range(4)]):
+            builder.store(vector, at(args[0], k), align=1)
+        return context.get_dummy_value()
+
+    return types.none(types.intp, types.intp), build
 
 
 @intrinsic
