@@ -16,8 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
 __all__ = [
-    "copy_256", "fetch_add", "inner", "intrinsic", "load_acquire32", "load_acquire64", "load_seq_cst32", "on_stack", "pointer",
-    "relax", "store_release32", "store_release64", "types",
+    "copy_256", "fetch_add", "inner", "intrinsic", "load_acquire32", "load_acquire64", "load_seq_cst32", "on_stack",
+    "pointer", "relax", "store_release32", "store_release64", "types",
 ]  # fmt: skip
 
 types: Any = numba_types  # numba's own annotations speak of something else than what its decorators make
