@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests without rank processes and without torch.distributed: what is data (schedules, programs and their proofs), what
 # tells about it (verify, simulate, draw, select, plan), numbers, tables, texts, and the shape of the house. Two halves
 # of about equal length, side by side. Add a path here when it needs neither; `unit` runs everything.
-QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule run/test_front.py run/test_over_transport.py)
+QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule run/test_run.py run/test_over_transport.py)
 QUICK_OTHERS := tests/draw $(patsubst %,tests/test_%.py,layers measured select simulate units verify) \
 	$(patsubst %,tests/cli/test_%.py,draw files list main pipeline plan simulate verify) \
 	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values) \

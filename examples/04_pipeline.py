@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from unisono.algorithms.pipelines import build_pipeline
 from unisono.parallel.pipeline import Pipeline, stages_from_layers
-from unisono.parallel.pipeline_schedules import build_pipeline
 
 WIDTH, ROWS, MICROBATCHES, STEPS = 128, 64, 8, 20
 

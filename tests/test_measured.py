@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import UsageError
-from unisono.measured import Measured, Row, table_path
+from unisono.selection import Measured, Row, table_path
 
 
 def table() -> Measured:

@@ -2,14 +2,12 @@
 
 import pytest
 
-from unisono.advice import explain, ranges
-from unisono.algorithms import algorithm, build, entries, names, registry
+from unisono.algorithms import build, list_algorithms, names, register_algorithm, registry
 from unisono.errors import UsageError
-from unisono.measured import Measured, Row
 from unisono.schedule import COLLECTIVES, Collective, Link, Schedule, Step, Topology, cluster, preset
-from unisono.select import SIZES, Selector, select
-from unisono.simulate import simulate
-from unisono.verify import verify
+from unisono.selection import SIZES, Measured, Row, Selector, explain, ranges, select
+from unisono.simulation import simulate
+from unisono.verification import verify
 
 A, B = 2e-6, 1 / 8e9
 
@@ -54,13 +52,13 @@ def test_pieces_are_near_the_formula_s_best() -> None:
 
 
 def test_small_messages_want_few_steps_and_large_ones_few_bytes() -> None:
-    assert select("all_reduce", 4, preset("infiniband", 16)).best.candidate.entry.steps(16) <= 4
-    assert select("all_reduce", 1 << 28, preset("infiniband", 16)).best.candidate.entry.nbytes_per_rank(16) < 2
+    assert select("all_reduce", 4, preset("infiniband", 16)).best.candidate.algorithm.steps(16) <= 4
+    assert select("all_reduce", 1 << 28, preset("infiniband", 16)).best.candidate.algorithm.nbytes_per_rank(16) < 2
 
 
 def test_hosts_are_used_as_they_are() -> None:
     best = select("all_reduce", 1 << 24, cluster(8, 8)).best
-    assert best.candidate.entry.name == "hierarchical"
+    assert best.candidate.algorithm.name == "hierarchical"
     assert dict(best.candidate.options)["hosts"] == 8
     assert dict(select("all_reduce", 64, flat(4)).left_out)["hierarchical"] == "has one host to work on"
     alone = dict(select("all_reduce", 64, preset("ethernet", 4)).left_out)
@@ -70,7 +68,7 @@ def test_hosts_are_used_as_they_are() -> None:
 def test_in_network_is_left_out_unless_asked_for() -> None:
     assert dict(select("all_reduce", 64, flat(4)).left_out)["in_network"] == "needs a switch that sums"
     asked = Selector("all_reduce", flat(4), simulation_only=True).choose(1 << 26)
-    assert asked.best.candidate.entry.name == "in_network"
+    assert asked.best.candidate.algorithm.name == "in_network"
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -94,17 +92,17 @@ def rows(times: dict[str, float], nbytes: int = 1024) -> Measured:
 
 def test_what_was_measured_counts_more_than_the_model() -> None:
     table = rows({"star": 1e-6, "ring": 5e-6, "default": 1e-7})
-    choice = select("all_reduce", 1024, flat(4), table)
+    choice = select("all_reduce", 1024, flat(4), measured=table)
     assert [(q.label, q.seconds, q.measured) for q in choice.quotes] == [("star", 1e-6, True), ("ring", 5e-6, True)]
     assert dict(choice.left_out)["tree"] == "not measured"
     assert explain(choice)[2] == "because it was the fastest measured: 2 steps, the busiest rank sends 3 × the bytes"
-    assert not select("all_reduce", 1024, flat(8), table).best.measured
-    assert not select("broadcast", 1024, flat(4), table).best.measured
+    assert not select("all_reduce", 1024, flat(8), measured=table).best.measured
+    assert not select("broadcast", 1024, flat(4), measured=table).best.measured
 
 
 def test_measured_crossovers() -> None:
     table = rows({"star": 1e-6, "ring": 4e-6}, 1 << 10).merged(rows({"star": 64e-6, "ring": 16e-6}, 1 << 14))
-    selector = Selector("all_reduce", flat(4), table)
+    selector = Selector("all_reduce", flat(4), measured=table)
     choices = selector.table([1 << 10, 1 << 14])
     (crossover,) = selector.crossovers(choices)
     assert crossover.nbytes == pytest.approx(1 << 12, rel=0.02)  # star grows by 4 per 2 bits, ring by 1 per 2 bits
@@ -114,12 +112,12 @@ def test_measured_crossovers() -> None:
 @pytest.fixture
 def _unchanged_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     names()
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 @pytest.mark.usefixtures("_unchanged_registry")
 def test_one_function_adds_an_algorithm_that_is_selected() -> None:
-    @algorithm("telepathy", "all_reduce", steps="0", nbytes_per_rank="0")
+    @register_algorithm("telepathy", "all_reduce", steps="0", nbytes_per_rank="0")
     def telepathy(world_size: int, chunks: int = 1) -> Schedule:
         """Everybody knows already."""
         return Schedule("telepathy", Collective.of("all_reduce", world_size, chunks), ())
@@ -130,7 +128,7 @@ def test_one_function_adds_an_algorithm_that_is_selected() -> None:
 
 @pytest.mark.usefixtures("_unchanged_registry")
 def test_an_algorithm_that_does_not_fit_is_left_out_with_its_reason() -> None:
-    @algorithm("pairs", "all_reduce", steps="1", nbytes_per_rank="1")
+    @register_algorithm("pairs", "all_reduce", steps="1", nbytes_per_rank="1")
     def pairs(world_size: int, chunks: int = 1) -> Schedule:
         """For two."""
         if world_size != 2:
@@ -183,5 +181,5 @@ def test_nothing_to_choose_from_is_said() -> None:
 
 def test_every_entry_is_quoted_or_left_out() -> None:
     choice = select("reduce_scatter", 4096, flat(6))
-    named = {q.candidate.entry.name for q in choice.quotes} | set(dict(choice.left_out))
-    assert named == {e.name for e in entries() if e.collective == "reduce_scatter"}
+    named = {q.candidate.algorithm.name for q in choice.quotes} | set(dict(choice.left_out))
+    assert named == {e.name for e in list_algorithms() if e.collective == "reduce_scatter"}

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.algorithms import build, entries
+from unisono.algorithms import build, list_algorithms
 from unisono.errors import UsageError
 from unisono.schedule import Collective, Link, Schedule, Step, Topology, Transfer, cluster, preset
-from unisono.simulate import Timeline, simulate
-from unisono.simulate import clock as clock_module
-from unisono.simulate import events as events_module
+from unisono.simulation import Timeline, simulate
+from unisono.simulation import clock as clock_module
+from unisono.simulation import recording as events_module
 
 A, B, G = 3e-6, 1 / 7e9, 1 / 11e9
 S = float(1 << 22)
@@ -253,12 +253,12 @@ def test_events_tell_the_pieces_apart() -> None:
     assert events.nbytes.tolist() == [S / 2] * 4
 
 
-@pytest.mark.parametrize("entry", entries(), ids=lambda e: f"{e.name}-{e.collective}")
+@pytest.mark.parametrize("entry", list_algorithms(), ids=lambda e: f"{e.name}-{e.collective}")
 def test_no_port_ever_carries_more_than_it_can(entry) -> None:  # type: ignore[no-untyped-def]
     """Up to any moment, the messages that have ended at a port have not needed more time than has passed."""
     topology = two_levels(3, 3, 1)
     for chunks in (1, 2):
-        line = simulate(entry.build(9, chunks=chunks), topology, S)
+        line = simulate(build(entry.name, entry.collective, 9, chunks=chunks), topology, S)
         e = line.events
         assert (e.start >= 0).all()
         out, into = topology.ports(e.src, e.dst)
@@ -376,7 +376,7 @@ BIG = """
 import json, resource, time
 from unisono.algorithms import build
 from unisono.schedule import preset
-from unisono.simulate import simulate
+from unisono.simulation import simulate
 seen = []
 for name in ("ring", "tree", "double_tree"):
     for eager in (False, True):
@@ -403,5 +403,5 @@ def test_24576_ranks_in_seconds_and_the_known_picture() -> None:
 
 
 def test_imports_no_torch() -> None:
-    code = "import sys, unisono.simulate; sys.exit('torch' in sys.modules)"
+    code = "import sys, unisono.simulation; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,8 +4,8 @@ import pytest
 
 from unisono.algorithms import names
 from unisono.errors import UsageError
-from unisono.measured import Row
 from unisono.schedule import COLLECTIVES
+from unisono.selection import Row
 from unisono.tune import DEFAULT_PATH, SharedMemory, runnable, tune
 
 

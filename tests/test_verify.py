@@ -8,10 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from algorithms.oracle import numbers_are_right
-from unisono.algorithms import build, entries
+from unisono.algorithms import build, list_algorithms
 from unisono.errors import ScheduleError, UsageError
 from unisono.schedule import Schedule, Step, Transfer
-from unisono.verify import KINDS, Report, verify
+from unisono.verification import KINDS, Report, verify
 
 Mutation = Callable[[list[list[Transfer]], st.DataObject], None]
 
@@ -183,7 +183,7 @@ def test_what_is_too_large_or_senseless_is_refused() -> None:
 
 # Mutations: one change at random in any algorithm, judged beside an independent run on numbers.
 
-VICTIMS = [e for e in entries() if e.collective != "barrier"]
+VICTIMS = [e for e in list_algorithms() if e.collective != "barrier"]
 
 
 def _drop(steps: list[list[Transfer]], data: st.DataObject) -> None:
@@ -231,7 +231,7 @@ def _victim(data: st.DataObject, least_steps: int = 1) -> Schedule:
     algorithm = data.draw(st.sampled_from(VICTIMS))
     n = data.draw(st.integers(2, 7), "ranks")
     root = data.draw(st.integers(0, n - 1), "root") if algorithm.rooted else 0
-    schedule = algorithm.build(n, root, data.draw(st.integers(1, 2), "chunks"))
+    schedule = build(algorithm.name, algorithm.collective, n, root, data.draw(st.integers(1, 2), "chunks"))
     assume(schedule.num_steps >= least_steps)
     return schedule
 

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from unisono.algorithms import entries
+from unisono.algorithms import list_algorithms
 from unisono.errors import PeerLostError, UnisonoError, UsageError
-from unisono.measured import Measured, Row
+from unisono.selection import Measured, Row
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
@@ -35,7 +35,7 @@ _JOIN_SECONDS = 5.0
 
 def runnable(collective: str) -> list[str]:
     """Names of the algorithms that real ranks can run for a collective."""
-    return [e.name for e in entries() if e.collective == collective and not e.simulation_only]
+    return [e.name for e in list_algorithms() if e.collective == collective and not e.simulation_only]
 
 
 def tune(

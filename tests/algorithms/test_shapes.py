@@ -6,7 +6,7 @@ import pytest
 from algorithms.oracle import busiest_share, numbers_are_right
 from unisono.algorithms import bruck, build, direct, double_ring, grid, halving_doubling, ring, star, tree
 from unisono.schedule import Schedule, preset
-from unisono.verify import verify
+from unisono.verification import verify
 
 
 def _links(schedule: Schedule) -> set[tuple[int, int]]:

@@ -10,12 +10,12 @@ from typer.testing import CliRunner, Result
 
 from unisono.algorithms import build
 from unisono.cli.main import app
-from unisono.draw import draw, draw_gantt, draw_html, draw_svg, draw_trace
-from unisono.draw.program import draw_program
+from unisono.drawing import draw, draw_gantt, draw_html, draw_svg, draw_trace
+from unisono.drawing.program import draw_program
 from unisono.program import Program, bind, lower
 from unisono.program.defaults import DIRECT_MOVED
 from unisono.schedule import Schedule, preset
-from unisono.simulate import simulate
+from unisono.simulation import simulate
 from unisono.transport.layout import Layout
 
 COMMAND = [sys.executable, "-m", "unisono.cli", "draw"]

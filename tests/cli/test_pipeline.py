@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from unisono.algorithms.pipelines import SCHEDULES, build_pipeline
 from unisono.cli.main import app
-from unisono.parallel.pipeline_schedules import SCHEDULES, build_pipeline
 
 
 def _pipeline(*arguments: str, stdin: str | None = None, columns: int = 200) -> Result:

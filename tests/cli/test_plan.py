@@ -5,10 +5,10 @@ from typer.testing import CliRunner, Result
 
 from unisono.cli.main import app
 from unisono.cli.programs import is_crowded
-from unisono.measured import Measured, Row
 from unisono.program import Default, default
 from unisono.program.defaults import TABLE
 from unisono.schedule import COLLECTIVES
+from unisono.selection import Measured, Row
 
 
 @pytest.fixture(autouse=True)

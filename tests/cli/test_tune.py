@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from unisono.cli.main import app
-from unisono.measured import Measured, table_path
+from unisono.selection import Measured, table_path
 
 
 @pytest.fixture(autouse=True)

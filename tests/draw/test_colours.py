@@ -1,6 +1,6 @@
 import pytest
 
-from unisono.draw.colours import chunk_colour
+from unisono.drawing.colours import chunk_colour
 
 
 def _luminance(colour: str) -> float:

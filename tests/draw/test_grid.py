@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from unisono.algorithms import build, entries
-from unisono.draw import draw
-from unisono.draw.colours import chunk_colour
+from unisono.algorithms import build, list_algorithms
+from unisono.drawing import draw
+from unisono.drawing.colours import chunk_colour
 from unisono.schedule import Collective, Schedule, Step, Transfer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "draw_grids"
@@ -99,7 +99,7 @@ def _moves(schedule: Schedule) -> Moves:
 
 
 @pytest.mark.parametrize(
-    ("name", "collective"), [(e.name, e.collective) for e in entries() if e.collective != "barrier"]
+    ("name", "collective"), [(e.name, e.collective) for e in list_algorithms() if e.collective != "barrier"]
 )
 def test_the_grid_shows_every_transfer_at_both_ends(name: str, collective: str) -> None:
     schedule = build(name, collective, 4)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from unisono.algorithms import build
-from unisono.draw import draw_html
+from unisono.drawing import draw_html
 from unisono.errors import UsageError
 from unisono.schedule import Collective, Schedule, Step, Transfer
 

@@ -1,6 +1,6 @@
 import pytest
 
-from unisono.draw.messages import Message, messages, spans, title
+from unisono.drawing.messages import Message, messages, spans, title
 from unisono.schedule import Collective, Schedule, Step, Transfer
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from unisono.algorithms import build, entries
-from unisono.draw.colours import chunk_colour
-from unisono.draw.program import draw_program
+from unisono.algorithms import build, list_algorithms
+from unisono.drawing.colours import chunk_colour
+from unisono.drawing.program import draw_program
 from unisono.errors import UsageError
 from unisono.program import PLACEMENTS, Place, Program, Row, Unfit, lower
 
@@ -112,7 +112,7 @@ def _read(picture: str) -> list[Row]:
 
 
 @pytest.mark.parametrize(
-    ("name", "collective"), [(e.name, e.collective) for e in entries() if e.collective != "barrier"]
+    ("name", "collective"), [(e.name, e.collective) for e in list_algorithms() if e.collective != "barrier"]
 )
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_drawing_shows_every_row(name: str, collective: str, placement: str) -> None:

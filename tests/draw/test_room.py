@@ -3,13 +3,13 @@
 import ast
 from pathlib import Path
 
-import unisono.draw
+import unisono.drawing
 
 ALLOWED = ("unisono.draw", "unisono.errors", "unisono.program", "unisono.schedule", "unisono.simulate", "unisono.units")
 
 
 def test_imports_point_to_earlier_rooms() -> None:
-    files = list(Path(unisono.draw.__file__).parent.glob("*.py"))
+    files = list(Path(unisono.drawing.__file__).parent.glob("*.py"))
     assert files
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -21,4 +21,4 @@ def test_imports_point_to_earlier_rooms() -> None:
 
 
 def test_the_public_names_are_there() -> None:
-    assert all(hasattr(unisono.draw, name) for name in unisono.draw.__all__)
+    assert all(hasattr(unisono.draw, name) for name in unisono.drawing.__all__)

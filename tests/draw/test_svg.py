@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from unisono.algorithms import build
-from unisono.draw import STYLES, draw_svg
-from unisono.draw.colours import chunk_colour
-from unisono.draw.svg import element, number
+from unisono.drawing import STYLES, draw_svg
+from unisono.drawing.colours import chunk_colour
+from unisono.drawing.svg import element, number
 from unisono.errors import UsageError
 from unisono.schedule import Collective, Schedule, Step, Transfer
 

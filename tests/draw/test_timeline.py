@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from unisono.algorithms import build
-from unisono.draw import draw, draw_gantt, draw_trace
-from unisono.draw.colours import chunk_colour
+from unisono.drawing import draw, draw_gantt, draw_trace
+from unisono.drawing.colours import chunk_colour
 from unisono.errors import UsageError
 from unisono.schedule import Collective, Schedule, preset
-from unisono.simulate import Timeline, simulate
+from unisono.simulation import Timeline, simulate
 
 SVG = "{http://www.w3.org/2000/svg}"
 

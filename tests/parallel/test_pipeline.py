@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from ranks import ranks
+from unisono.algorithms.pipelines import SCHEDULES, build_pipeline, interleaved_1f1b
+from unisono.drawing import draw_pipeline_svg
 from unisono.errors import MismatchError, ScheduleError, UsageError
 from unisono.parallel.layers import divide_layers
 from unisono.parallel.pipeline import Pipeline, stages_from_layers
-from unisono.parallel.pipeline_actions import PipelineSchedule
-from unisono.parallel.pipeline_draw import draw_pipeline_svg
-from unisono.parallel.pipeline_schedules import SCHEDULES, build_pipeline, interleaved_1f1b
+from unisono.schedule.pipeline import PipelineSchedule
 
 WIDTH = 4
 

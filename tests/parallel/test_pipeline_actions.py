@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
+from unisono.algorithms.pipelines import SCHEDULES, build_pipeline
 from unisono.errors import UsageError
-from unisono.parallel.pipeline_actions import Action, PipelineSchedule, from_text, to_text
-from unisono.parallel.pipeline_schedules import SCHEDULES, build_pipeline
+from unisono.schedule.pipeline import Action, PipelineSchedule, from_text, to_text
 
 TEXT = """pipeline 1f1b stages=2 microbatches=3
 rank 0: 0F0 0F1 0BW0 0F2 0BW1 0BW2

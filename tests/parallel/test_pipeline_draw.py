@@ -2,10 +2,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from unisono.algorithms.pipelines import SCHEDULES, build_pipeline
+from unisono.drawing import draw_pipeline, draw_pipeline_svg
 from unisono.errors import UsageError
-from unisono.parallel.pipeline_draw import draw_pipeline, draw_pipeline_svg
-from unisono.parallel.pipeline_schedules import SCHEDULES, build_pipeline
-from unisono.parallel.pipeline_simulate import PipelineCosts, PipelineTimeline, simulate_pipeline
+from unisono.simulation import PipelineCosts, PipelineTimeline, simulate_pipeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.errors import UsageError
-from unisono.parallel.pipeline_actions import Action
-from unisono.parallel.pipeline_draw import draw_pipeline
-from unisono.parallel.pipeline_schedules import (
+from unisono.algorithms.pipelines import (
     SCHEDULES,
     bubble_formula,
     build_pipeline,
     interleaved_1f1b,
     usual_stages_per_rank,
 )
-from unisono.parallel.pipeline_simulate import simulate_pipeline
-from unisono.parallel.pipeline_verify import find_faults
+from unisono.drawing import draw_pipeline
+from unisono.errors import UsageError
+from unisono.schedule.pipeline import Action
+from unisono.simulation import simulate_pipeline
+from unisono.verification import find_faults
 
 PICTURES = {
     ("gpipe", 3, 4): """

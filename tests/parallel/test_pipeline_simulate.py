@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.algorithms.pipelines import SCHEDULES, bubble_formula, build_pipeline, interleaved_1f1b
 from unisono.errors import ScheduleError, UsageError
-from unisono.parallel.pipeline_actions import Action, PipelineSchedule, from_text
-from unisono.parallel.pipeline_schedules import SCHEDULES, bubble_formula, build_pipeline, interleaved_1f1b
-from unisono.parallel.pipeline_simulate import PipelineCosts, Slot, simulate_pipeline
+from unisono.schedule.pipeline import Action, PipelineSchedule, from_text
+from unisono.simulation import PipelineCosts, Slot, simulate_pipeline
 
 times = st.sampled_from([0.25, 0.5, 1.0, 1.75, 3.0])
 

@@ -1,9 +1,9 @@
 import pytest
 
+from unisono.algorithms.pipelines import build_pipeline
 from unisono.errors import ScheduleError
-from unisono.parallel.pipeline_actions import from_text
-from unisono.parallel.pipeline_schedules import build_pipeline
-from unisono.parallel.pipeline_verify import find_faults, verify_pipeline
+from unisono.schedule.pipeline import from_text
+from unisono.verification import find_faults, verify_pipeline
 
 TEXT = str(build_pipeline("1f1b", 2, 2))
 

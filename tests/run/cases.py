@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from unisono.algorithms import entries
-from unisono.run.front import named
+from unisono.algorithms import build, list_algorithms
 from unisono.schedule import Schedule
 
 Tensors = list[torch.Tensor]
@@ -50,7 +49,7 @@ class Case:
 
     @property
     def schedule(self) -> Schedule:
-        return named(self.algorithm, self.collective, self.world_size, self.root, self.chunks)
+        return build(self.algorithm, self.collective, self.world_size, self.root, self.chunks)
 
     @functools.cached_property
     def sizes(self) -> list[int]:
@@ -153,7 +152,7 @@ def every_case(world_size: int, variants: Sequence[dict[str, object]]) -> Iterat
 
     Roots and chunks alternate as well.
     """
-    for i, entry in enumerate(e for e in entries() if not e.simulation_only):
+    for i, entry in enumerate(e for e in list_algorithms() if not e.simulation_only):
         root = (i % world_size) if entry.rooted else 0
         base = Case(entry.name, entry.collective, world_size, root, 1 + i % 2)
         yield replace(base, **variants[(i + world_size) % len(variants)])

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import unisono
 from hangs.job import Fault, Job, attempt, hurry, tell
 from ranks import ranks
-from unisono.algorithms import entries
+from unisono.algorithms import list_algorithms
 from unisono.program import defaults
 from unisono.run import prepared
 from unisono.run.agreement import DIRECT, PUSHED
@@ -122,7 +122,7 @@ def test_the_bits_of_staged_calls(world_size: int, tmp_path: Path) -> None:
 def by_every_algorithm(rank: int, world_size: int, count: int) -> list[str]:
     """Algorithms that give something else on shared tensors than on others, or change what they shall only read."""
     wrong, data = [], inputs(torch.float32, count * world_size, world_size)[rank]
-    for entry in entries():
+    for entry in list_algorithms():
         if entry.simulation_only or entry.collective not in OF_ALL_SHARED:
             continue
         found = []

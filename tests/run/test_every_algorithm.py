@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 
 from run.cases import FACTOR, REDUCING, Case, Tensors, every_case, problems
-from unisono.run.front import run
+from unisono.run.run import run_over
 from unisono.schedule import Schedule
 from unisono.transport.loopback import Loopback, run_loopback
 
@@ -17,7 +17,7 @@ def over(transport: Loopback, cases: list[Case]) -> list[str]:
     """Run all cases as one rank."""
 
     def one(case: Case, schedule: Schedule, sources: Tensors, results: Tensors) -> None:
-        run(
+        run_over(
             schedule,
             sources,
             transport,

@@ -12,9 +12,9 @@ from run.test_every_algorithm import over
 from unisono.algorithms import build
 from unisono.errors import UsageError
 from unisono.program import Program, lower
-from unisono.run.front import named, run
 from unisono.run.over_transport import chunk_spans, execute
 from unisono.run.reduce import reducer
+from unisono.run.run import run_over
 from unisono.schedule import Collective, Schedule, Step, Transfer
 from unisono.transport.base import Transport, Wait
 from unisono.transport.loopback import Loopback, run_loopback
@@ -71,7 +71,7 @@ def test_a_message_per_step_and_peer_from_and_to_where_its_chunks_lie() -> None:
 
     def main(wire: Loopback) -> None:
         transport, x, y = Watched(wire), torch.arange(16.0), torch.zeros(16)
-        run(named("halving_doubling", "all_reduce", 4), x, transport, y)
+        run_over(build("halving_doubling", "all_reduce", 4), x, transport, y)
         assert y.tolist() == [4.0 * k for k in range(16)]
         assert [[t.numel() for _, t in step] for step in transport.sent] == [[8], [4], [4], [8]]
         assert inside(transport.sent[0][0][1], x)
@@ -80,7 +80,7 @@ def test_a_message_per_step_and_peer_from_and_to_where_its_chunks_lie() -> None:
         assert transport.waited == ["receive", "send"] * 4
         blocks, all_blocks = torch.full((3,), 1.0 + wire.rank), torch.zeros(4, 3)
         gathering = Watched(wire)
-        run(named("ring", "all_gather", 4), blocks, gathering, all_blocks)
+        run_over(build("ring", "all_gather", 4), blocks, gathering, all_blocks)
         assert all_blocks[:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
         assert all(inside(t, all_blocks) for step in gathering.received for _, t in step)
         assert all(inside(t, all_blocks) for step in gathering.sent[1:] for _, t in step)
@@ -96,7 +96,7 @@ def test_chunks_that_lie_apart_are_packed() -> None:
     def main(wire: Loopback) -> list[int]:
         transport = Watched(wire)
         x = torch.arange(11) if wire.rank == 0 else torch.zeros(11, dtype=torch.int64)
-        run(schedule, x, transport)
+        run_over(schedule, x, transport)
         posted = transport.received if wire.rank else transport.sent
         assert [[t.numel() for _, t in step] for step in posted] == [[7], [4]]
         return x.tolist()
@@ -107,13 +107,15 @@ def test_chunks_that_lie_apart_are_packed() -> None:
 def test_empty_messages_are_not_posted() -> None:
     def main(wire: Loopback) -> list[int]:
         transport, x = Watched(wire), torch.ones(2)
-        run(named("ring", "all_reduce", 4), x, transport)  # two of the four chunks have an element: 2 * 3 hops each
+        run_over(
+            build("ring", "all_reduce", 4), x, transport
+        )  # two of the four chunks have an element: 2 * 3 hops each
         assert x.tolist() == [4.0, 4.0]
         mine, blocks = torch.ones(wire.rank % 2), torch.zeros(2)
-        run(named("direct", "all_gather", 4), mine, transport, blocks, sizes=[0, 1, 0, 1])
+        run_over(build("direct", "all_gather", 4), mine, transport, blocks, sizes=[0, 1, 0, 1])
         assert blocks.tolist() == [1.0, 1.0]
         messages = len([peer for step in transport.sent for peer, _ in step])
-        run(named("one_shot", "all_reduce", 4), torch.ones(0), transport)
+        run_over(build("one_shot", "all_reduce", 4), torch.ones(0), transport)
         return [messages, len([peer for step in transport.sent for peer, _ in step])]
 
     assert sum(first for first, _ in run_loopback(4, main)) == 2 * 2 * 3 + 2 * 3
@@ -135,7 +137,7 @@ def test_accumulators_travel_where_partial_sums_do(
 ) -> None:
     def main(wire: Loopback) -> set[torch.dtype]:
         transport, x = Watched(wire), torch.ones(8, dtype=dtype)
-        run(named(name, "all_reduce", 4), x, transport, deterministic=deterministic)
+        run_over(build(name, "all_reduce", 4), x, transport, deterministic=deterministic)
         assert x.tolist() == [4.0] * 8
         return {t.dtype for step in (*transport.sent, *transport.received) for _, t in step}
 
@@ -173,7 +175,7 @@ def summed_floats(transport: Loopback, cases: list[Case]) -> list[list[int]]:
         result = [torch.empty(len(source[0]), dtype=case.dtype)]
         if case.collective == "reduce" and transport.rank != case.root:
             result = []
-        run(case.schedule, source, transport, result, op=case.op, factor=FACTOR, deterministic=case.deterministic)
+        run_over(case.schedule, source, transport, result, op=case.op, factor=FACTOR, deterministic=case.deterministic)
         found.append([t.view(torch.uint8).tolist() for t in result])
     return found
 
@@ -213,7 +215,7 @@ def test_rounds_once_whatever_the_algorithm(op: str) -> None:
 
     def sums(transport: Loopback, name: str) -> float:
         x = torch.tensor([1.0 if transport.rank == 0 else 2.0**-9], dtype=torch.bfloat16)
-        run(named(name, "all_reduce", 8), x, transport, op=op)
+        run_over(build(name, "all_reduce", 8), x, transport, op=op)
         return float(x)
 
     exact = float(torch.tensor((1 + 7 * 2.0**-9) / (8 if op == "AVG" else 1)).bfloat16())
@@ -228,7 +230,7 @@ def test_large_tensors_in_place() -> None:
             ("ring", "double_tree", "halving_doubling"), (torch.float32, torch.bfloat16), (False, True)
         ):
             x = torch.full((300_001,), 1.0 + wire.rank, dtype=dtype)
-            run(named(name, "all_reduce", 3), x, Watched(wire), deterministic=deterministic)
+            run_over(build(name, "all_reduce", 3), x, Watched(wire), deterministic=deterministic)
             assert (x == 6).all(), (name, dtype, deterministic)
 
     run_loopback(3, main)
@@ -239,7 +241,7 @@ def test_refuses_ops_without_a_meaning() -> None:
     for dtype, op in (*meaningless, (torch.float32, "NONE")):
         x = torch.ones(4, dtype=dtype)
         with pytest.raises(UsageError, match=op):
-            run_loopback(2, lambda wire, x=x, op=op: run(build("ring", "all_reduce", 2), x.clone(), wire, op=op))
+            run_loopback(2, lambda wire, x=x, op=op: run_over(build("ring", "all_reduce", 2), x.clone(), wire, op=op))
 
 
 def test_a_program_read_from_its_text_runs_alike() -> None:

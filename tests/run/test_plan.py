@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.algorithms import Entry, build, entries
+from unisono.algorithms import AlgorithmInfo, build, list_algorithms
 from unisono.errors import ScheduleError, UsageError
 from unisono.program.plan import Landing, Message, Part, Span, plan
 from unisono.schedule import Collective, Schedule, Step, Transfer
@@ -42,9 +42,20 @@ def test_reductions_that_meet_are_one_landing_in_rank_order() -> None:
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.sampled_from([e for e in entries() if not e.simulation_only]), st.integers(1, 9), st.booleans(), st.data())
-def test_what_one_sends_another_receives(entry: Entry, n: int, exact: bool, data: st.DataObject) -> None:
-    schedule = entry.build(n, data.draw(st.integers(0, n - 1)) if entry.rooted else 0, data.draw(st.integers(1, 3)))
+@given(
+    st.sampled_from([e for e in list_algorithms() if not e.simulation_only]),
+    st.integers(1, 9),
+    st.booleans(),
+    st.data(),
+)
+def test_what_one_sends_another_receives(entry: AlgorithmInfo, n: int, exact: bool, data: st.DataObject) -> None:
+    schedule = build(
+        entry.name,
+        entry.collective,
+        n,
+        data.draw(st.integers(0, n - 1)) if entry.rooted else 0,
+        data.draw(st.integers(1, 3)),
+    )
     shares = [plan(schedule, rank, exact) for rank in range(n)]
     assert len({len(share.steps) for share in shares}) == 1
     for step in zip(*(share.steps for share in shares), strict=True):

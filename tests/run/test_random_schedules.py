@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 import unisono
 from ranks import ranks
 from run.cases import REDUCING, Case, Tensors, expected, given
-from unisono.algorithms import Entry, algorithm, build, entries, registry
+from unisono.algorithms import AlgorithmInfo, build, list_algorithms, registry
 from unisono.errors import UsageError
-from unisono.run.front import run
+from unisono.run.run import run_over
 from unisono.schedule import Collective, Schedule, Step, Transfer
 from unisono.schedule.collectives import COMPOSITIONS, REVERSES, ROOTED
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 from unisono.transport.loopback import Loopback, run_loopback
-from unisono.verify import verify
+from unisono.verification import verify
 
-COLLECTIVES = sorted({e.collective for e in entries()} - {"barrier"})
+COLLECTIVES = sorted({e.collective for e in list_algorithms()} - {"barrier"})
 WHOLE = ("all_reduce", "broadcast", "reduce")
 MODES = (["now"], ["0"], ["now", "0"])
 
@@ -43,13 +43,13 @@ class Line(NamedTuple):
 
 
 @cache
-def fitting(collective: str, world_size: int) -> list[Entry]:
+def fitting(collective: str, world_size: int) -> list[AlgorithmInfo]:
     """The registered algorithms that so many ranks can run."""
     found = []
-    for e in entries():
+    for e in list_algorithms():
         if e.collective == collective and not e.simulation_only:
             try:
-                e.build(world_size)
+                build(e.name, e.collective, world_size)
             except UsageError:
                 continue
             found.append(e)
@@ -129,7 +129,9 @@ def over_messages(transport: Loopback, plan: tuple[Line, ...]) -> list[str]:
     for text, case, _ in plan:
         results = [torch.empty_like(t) for t in expected(case, transport.rank)]
         exact = case.collective in REDUCING
-        run(Schedule.from_text(text), given(case, transport.rank), transport, results, op=case.op, deterministic=exact)
+        run_over(
+            Schedule.from_text(text), given(case, transport.rank), transport, results, op=case.op, deterministic=exact
+        )
         found.append(digest(results))
     return found
 
@@ -148,7 +150,7 @@ def make(text: str, rooted: bool) -> str:
         return schedule
 
     builder = with_root if rooted else without
-    algorithm(schedule.name, schedule.collective.name, steps="1", nbytes_per_rank="1")(builder)
+    register_algorithm(schedule.name, schedule.collective.name, steps="1", nbytes_per_rank="1")(builder)
     return schedule.name
 
 
@@ -200,7 +202,7 @@ def alike(result: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 def on_the_board(rank: int, world_size: int, plan: tuple[Line, ...]) -> tuple[list[list[str]], list[str]]:
     """Digests of every line, by each set of interpreters; what is no value that it may be."""
-    kept, usual = dict(registry._entries), os.environ["UNISONO_FUSED"]
+    kept, usual = dict(registry._registered), os.environ["UNISONO_FUSED"]
     groups, found, wrong = [], [], []
     try:
         for modes in MODES:
@@ -220,8 +222,8 @@ def on_the_board(rank: int, world_size: int, plan: tuple[Line, ...]) -> tuple[li
             found.append(by)
     finally:
         os.environ["UNISONO_FUSED"] = usual
-        registry._entries.clear()
-        registry._entries.update(kept)
+        registry._registered.clear()
+        registry._registered.update(kept)
         for group in groups:
             dist.destroy_process_group(group)
     return found, wrong

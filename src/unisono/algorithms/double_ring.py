@@ -8,7 +8,7 @@ wires between pairs, the two rings share no wire.
 from math import gcd
 
 from unisono.algorithms.blocks import does_not_fit
-from unisono.algorithms.registry import algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.algorithms.ring import both_ways
 from unisono.schedule import Collective, Schedule
 
@@ -25,7 +25,7 @@ def _stride(world_size: int, stride: int | None, collective: str) -> int:
     return stride
 
 
-@algorithm("double_ring", "reduce_scatter", steps="n-1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("double_ring", "reduce_scatter", steps="n-1", nbytes_per_rank="(n-1)/n")
 def reduce_scatter(world_size: int, chunks: int = 1, stride: int | None = None) -> Schedule:
     """Half of every block goes around each ring."""
     collective = Collective.of("reduce_scatter", world_size, 2 * chunks)
@@ -33,7 +33,7 @@ def reduce_scatter(world_size: int, chunks: int = 1, stride: int | None = None) 
     return Schedule("double_ring", collective, steps)
 
 
-@algorithm("double_ring", "all_gather", steps="n-1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("double_ring", "all_gather", steps="n-1", nbytes_per_rank="(n-1)/n")
 def all_gather(world_size: int, chunks: int = 1, stride: int | None = None) -> Schedule:
     """Half of every block goes around each ring."""
     collective = Collective.of("all_gather", world_size, 2 * chunks)
@@ -41,7 +41,7 @@ def all_gather(world_size: int, chunks: int = 1, stride: int | None = None) -> S
     return Schedule("double_ring", collective, steps)
 
 
-@algorithm("double_ring", "all_reduce", steps="2*(n-1)", nbytes_per_rank="2*(n-1)/n")
+@register_algorithm("double_ring", "all_reduce", steps="2*(n-1)", nbytes_per_rank="2*(n-1)/n")
 def all_reduce(world_size: int, chunks: int = 1, stride: int | None = None) -> Schedule:
     """Two rings: the reduce_scatter, then the all_gather."""
     return reduce_scatter(world_size, chunks, stride).then(all_gather(world_size, chunks, stride))

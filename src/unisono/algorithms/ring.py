@@ -14,7 +14,7 @@ Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for cluster
 
 import numpy as np
 
-from unisono.algorithms.registry import algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 
 __all__ = ["all_gather", "all_reduce", "both_ways", "lap", "reduce_scatter"]
@@ -46,41 +46,41 @@ def both_ways(world_size: int, stride: int, chunks: int, reduce: bool) -> tuple[
     return tuple(Step.together(*pair) for pair in zip(*halves, strict=True))
 
 
-@algorithm("ring", "reduce_scatter", steps="n-1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("ring", "reduce_scatter", steps="n-1", nbytes_per_rank="(n-1)/n")
 def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     """Partial sums travel once around; each block ends at its owner."""
     collective = Collective.of("reduce_scatter", world_size, chunks)
     return Schedule("ring", collective, lap(world_size, 1, chunks, 0, chunks, reduce=True))
 
 
-@algorithm("ring", "all_gather", steps="n-1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("ring", "all_gather", steps="n-1", nbytes_per_rank="(n-1)/n")
 def all_gather(world_size: int, chunks: int = 1) -> Schedule:
     """Finished blocks travel once around."""
     collective = Collective.of("all_gather", world_size, chunks)
     return Schedule("ring", collective, lap(world_size, 1, chunks, 0, chunks, reduce=False))
 
 
-@algorithm("ring", "all_reduce", steps="2*(n-1)", nbytes_per_rank="2*(n-1)/n")
+@register_algorithm("ring", "all_reduce", steps="2*(n-1)", nbytes_per_rank="2*(n-1)/n")
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Twice around: the reduce_scatter, then the all_gather."""
     return reduce_scatter(world_size, chunks).then(all_gather(world_size, chunks))
 
 
-@algorithm("bidirectional_ring", "reduce_scatter", steps="n-1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("bidirectional_ring", "reduce_scatter", steps="n-1", nbytes_per_rank="(n-1)/n")
 def bidirectional_reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     """Half of every block goes around one way, half the other way, at the same time."""
     collective = Collective.of("reduce_scatter", world_size, 2 * chunks)
     return Schedule("bidirectional_ring", collective, both_ways(world_size, -1, chunks, reduce=True))
 
 
-@algorithm("bidirectional_ring", "all_gather", steps="n-1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("bidirectional_ring", "all_gather", steps="n-1", nbytes_per_rank="(n-1)/n")
 def bidirectional_all_gather(world_size: int, chunks: int = 1) -> Schedule:
     """Half of every block goes around one way, half the other way, at the same time."""
     collective = Collective.of("all_gather", world_size, 2 * chunks)
     return Schedule("bidirectional_ring", collective, both_ways(world_size, -1, chunks, reduce=False))
 
 
-@algorithm("bidirectional_ring", "all_reduce", steps="2*(n-1)", nbytes_per_rank="2*(n-1)/n")
+@register_algorithm("bidirectional_ring", "all_reduce", steps="2*(n-1)", nbytes_per_rank="2*(n-1)/n")
 def bidirectional_all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Both ways at once: the reduce_scatter, then the all_gather."""
     return bidirectional_reduce_scatter(world_size, chunks).then(bidirectional_all_gather(world_size, chunks))

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from unisono.algorithms import entry, names
+from unisono.algorithms import algorithm_info, names
 from unisono.errors import UsageError
 
 __all__ = ["Options", "algorithm", "chosen", "from_environment", "pinned"]
@@ -54,7 +54,7 @@ class Options:
                 raise UsageError(f"unknown algorithm {self.algorithm!r}: there are {', '.join(names())}")
         elif self.algorithm is not None:
             for collective, name in self.algorithm.items():
-                entry(name, collective)
+                algorithm_info(name, collective)
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -84,7 +84,7 @@ class Options:
         if not isinstance(self.algorithm, str):
             return self.algorithm.get(collective, "")
         if self.strict:
-            return entry(self.algorithm, collective).name
+            return algorithm_info(self.algorithm, collective).name
         return self.algorithm if self.algorithm in names(collective) else ""
 
 

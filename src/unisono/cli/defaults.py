@@ -9,7 +9,7 @@ from unisono.program import Default
 from unisono.program.defaults import TABLE
 from unisono.schedule import Collective
 from unisono.transport.process import cores
-from unisono.units import parse_nbytes, show_nbytes, show_ranks
+from unisono.units import parse_nbytes, show_count, show_nbytes, show_ranks
 
 __all__ = ["default_notes", "default_table", "describe_default"]
 
@@ -72,7 +72,7 @@ def describe_default(collective: str, nbytes: str | None, ranks: int, crowded: b
     of, option = (f" of {show_nbytes(size)}", f" --bytes {nbytes}") if nbytes else ("", "")
     piece = block_nbytes(Collective.of(collective, ranks), size)
     of += f", {show_nbytes(piece)} a rank," if piece < size else ""
-    here = f": {show_ranks(ranks)} on {_count(cores(), 'core')} here" if crowded is None else ""
+    here = f": {show_ranks(ranks)} on {show_count(cores(), 'core')} here" if crowded is None else ""
     return [
         f"{collective}{of} over {show_ranks(ranks)}: {row.schedule}",
         f"{'fewer cores than ranks' if full else 'a core for each rank'}{here}",
@@ -92,10 +92,6 @@ def _placements(row: Default, nbytes: int, ranks: int) -> Iterator[str]:
 def _describe(placed: Placed, nbytes: int) -> str:
     """One placement: chunks, pieces, meetings."""
     table = bound(programs(placed.schedule, placed.placement, 0)[0], nbytes, placed.cap)
-    chunks = _count(placed.schedule.collective.num_chunks, "chunk")
+    chunks = show_count(placed.schedule.collective.num_chunks, "chunk")
     part = f", {show_nbytes(table.part)} of a chunk at a time" if nbytes else ""
-    return f"{chunks} in {_count(table.pieces, 'piece')}{part}, {_count(table.meetings, 'meeting')}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return f"{chunks} in {show_count(table.pieces, 'piece')}{part}, {show_count(table.meetings, 'meeting')}"

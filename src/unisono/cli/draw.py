@@ -10,13 +10,13 @@ from rich.console import Console
 
 from unisono.cli.programs import Placed, bound, programs
 from unisono.cli.schedules import DEFAULT, RANKS, find_placed, say, show, write
-from unisono.draw import STYLES, draw_gantt, draw_html, draw_svg, draw_trace
-from unisono.draw import draw as draw_text
-from unisono.draw.program import draw_program
+from unisono.drawing import STYLES, draw_gantt, draw_html, draw_svg, draw_trace
+from unisono.drawing import draw as draw_text
+from unisono.drawing.program import draw_program
 from unisono.errors import UsageError
 from unisono.program import PLACEMENTS
 from unisono.schedule import PRESETS, Schedule, preset
-from unisono.simulate import Timeline, simulate
+from unisono.simulation import Timeline, simulate
 from unisono.units import parse_nbytes
 
 __all__ = ["draw"]

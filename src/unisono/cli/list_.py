@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unisono.algorithms import entries
+from unisono.algorithms import list_algorithms
 from unisono.cli.schedules import say, show
 from unisono.errors import UsageError
 from unisono.program.defaults import TABLE
@@ -41,7 +41,7 @@ def _table(collective: str) -> Table:
     for heading in ("algorithm", "steps", "bytes", "what it does"):
         table.add_column(heading, no_wrap=heading == "algorithm", header_style="dim")
     defaults = {row.schedule for row in TABLE if row.collective == collective}
-    for e in entries():
+    for e in list_algorithms():
         if e.collective == collective:
             note = " Simulation only." if e.simulation_only else ""
             table.add_row(e.name + " *" * (e.name in defaults), str(e.steps), str(e.nbytes_per_rank), e.summary + note)

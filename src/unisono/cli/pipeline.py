@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from unisono.algorithms.pipelines import SCHEDULES, bubble_formula, build_pipeline, usual_stages_per_rank
 from unisono.cli.schedules import read_source, say, show, write
+from unisono.drawing import draw_pipeline, draw_pipeline_svg
 from unisono.errors import UsageError
-from unisono.parallel.pipeline_actions import PipelineSchedule, from_text
-from unisono.parallel.pipeline_draw import draw_pipeline, draw_pipeline_svg
-from unisono.parallel.pipeline_schedules import SCHEDULES, bubble_formula, build_pipeline, usual_stages_per_rank
-from unisono.parallel.pipeline_simulate import PipelineCosts, PipelineTimeline, simulate_pipeline
+from unisono.schedule.pipeline import PipelineSchedule, from_text
+from unisono.simulation import PipelineCosts, PipelineTimeline, simulate_pipeline
 
 __all__ = ["pipeline"]
 

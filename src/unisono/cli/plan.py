@@ -6,15 +6,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unisono.advice import explain, ranges
 from unisono.cli.defaults import default_notes, default_table, describe_default
 from unisono.cli.schedules import say, show
 from unisono.cli.simulate import network
 from unisono.errors import UsageError
-from unisono.measured import Measured
 from unisono.schedule import COLLECTIVES, PRESETS
-from unisono.select import Choice, Selector
-from unisono.simulate import bus_factor
+from unisono.selection import Choice, Measured, Selector, explain, ranges
+from unisono.simulation import bus_factor
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
 __all__ = ["plan"]

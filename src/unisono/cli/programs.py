@@ -12,7 +12,7 @@ from unisono.program.proof import Proof
 from unisono.schedule import COLLECTIVES, Collective, Schedule
 from unisono.transport.layout import Layout
 from unisono.transport.process import cores
-from unisono.verify import verify
+from unisono.verification import verify
 
 __all__ = ["Placed", "block_nbytes", "bound", "find_default", "is_crowded", "place_default", "programs", "prove_placed"]
 

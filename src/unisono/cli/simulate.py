@@ -11,7 +11,7 @@ from unisono.algorithms import build
 from unisono.cli.schedules import find_schedule, say, show
 from unisono.errors import UsageError
 from unisono.schedule import PRESETS, Topology, cluster, preset
-from unisono.simulate import Timeline, simulate
+from unisono.simulation import Timeline, simulate
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
 __all__ = ["network", "simulate_command"]

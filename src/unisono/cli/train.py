@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from unisono.algorithms.pipelines import SCHEDULES
 from unisono.cli.files import check_writable
 from unisono.errors import UsageError
 from unisono.parallel.mesh_shape import MeshShape
-from unisono.parallel.pipeline_schedules import SCHEDULES
 from unisono.train.launch import launch
 from unisono.train.mesh_report import show_holdings, show_traffic
 from unisono.train.report import Display, comparison, printable, save_plot, summary

@@ -6,12 +6,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unisono.advice import ranges
 from unisono.cli.schedules import say, show
 from unisono.errors import UsageError
-from unisono.measured import Measured, Row
 from unisono.schedule import COLLECTIVES, preset
-from unisono.select import Selector
+from unisono.selection import Measured, Row, Selector, ranges
 from unisono.tune import DEFAULT_PATH, SIZES, SharedMemory, runnable
 from unisono.tune import tune as measure_all
 from unisono.units import parse_nbytes, show_nbytes, show_seconds

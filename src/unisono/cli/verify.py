@@ -11,8 +11,8 @@ from unisono.cli.programs import Placed, prove_placed
 from unisono.cli.schedules import DEFAULT, RANKS, find_placed, is_name, parse_programs, parse_schedule, read_file, show
 from unisono.program.proof import Proof
 from unisono.units import parse_nbytes
-from unisono.verify import Report
-from unisono.verify import verify as prove
+from unisono.verification import Report
+from unisono.verification import verify as prove
 
 __all__ = ["WRONG_EXIT", "verify"]
 

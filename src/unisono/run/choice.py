@@ -4,12 +4,11 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 
-from unisono.measured import Measured
+from unisono.algorithms import build
 from unisono.program import best_staged, default, lower
 from unisono.program.lower import Unfit
-from unisono.run.front import named
 from unisono.schedule import Schedule, preset
-from unisono.select import Selector
+from unisono.selection import Measured, Selector
 
 __all__ = ["MEASURED", "Choice", "by_default", "by_measurement", "by_name", "table_mark"]
 
@@ -56,7 +55,7 @@ def by_name(
 
     Raises UsageError if there is no such algorithm for the collective, or it does not fit the number of ranks.
     """
-    schedule = named(algorithm, collective, world_size, root, chunks, **options)
+    schedule = build(algorithm, collective, world_size, root, chunks, **options)
     placement = best_staged(schedule, deterministic)
     directly = ""
     if not deterministic and collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
@@ -101,4 +100,4 @@ def by_measurement(
         if not best.measured or usual <= best.seconds:
             return by_default(collective, nbytes, world_size, root, crowded)
     made = best.candidate
-    return by_name(made.entry.name, collective, world_size, root, best.chunks, deterministic, **dict(made.options))
+    return by_name(made.algorithm.name, collective, world_size, root, best.chunks, deterministic, **dict(made.options))

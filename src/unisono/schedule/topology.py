@@ -134,11 +134,14 @@ class Topology:
         return f"{self.name}: {self.hosts} hosts of {inner}, joined by {self.nics} x {_words(self.inter)}"
 
 
-def preset(name: str, world_size: int) -> Topology:
+def preset(name: str | Topology, world_size: int) -> Topology:
     """A topology by name: one host for shared_memory, pcie and nvlink; one rank per host for infiniband and ethernet.
 
-    "cluster" has hosts of 8 ranks (of the largest divisor of world_size up to 8). Raises UsageError for other names.
+    "cluster" has hosts of 8 ranks (of the largest divisor of world_size up to 8). A topology is returned as it is.
+    Raises UsageError for other names.
     """
+    if isinstance(name, Topology):
+        return name
     if name not in PRESETS:
         raise UsageError(f"unknown topology {name!r}: expected one of {', '.join(PRESETS)}")
     if world_size < 1:
