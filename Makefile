@@ -7,7 +7,7 @@ BIN := .venv/bin
 # of about equal length, side by side. Add a path here when it needs neither; `unit` runs everything.
 QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule run/test_run.py run/test_over_transport.py)
 QUICK_OTHERS := tests/draw $(patsubst %,tests/test_%.py,layers measured select simulate units verify) \
-	$(patsubst %,tests/cli/test_%.py,draw files list main pipeline plan simulate verify) \
+	$(patsubst %,tests/cli/test_%.py,draw common list main pipeline plan simulate verify) \
 	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values) \
 	$(patsubst %,tests/parallel/test_pipeline_%.py,draw schedules simulate verify)
 

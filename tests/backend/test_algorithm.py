@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import unisono
 from ranks import RankFailure, ranks
-from unisono.algorithms import list_algorithms, names, registry
+from unisono.algorithms import list_algorithms, names, register_algorithm, registry
 from unisono.drawing import draw
 from unisono.schedule import Collective, Schedule, Step, Transfer, preset
 from unisono.selection import select

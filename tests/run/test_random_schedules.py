@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import unisono
 from ranks import ranks
 from run.cases import REDUCING, Case, Tensors, expected, given
-from unisono.algorithms import AlgorithmInfo, build, list_algorithms, registry
+from unisono.algorithms import AlgorithmInfo, build, list_algorithms, register_algorithm, registry
 from unisono.errors import UsageError
 from unisono.run.run import run_over
 from unisono.schedule import Collective, Schedule, Step, Transfer

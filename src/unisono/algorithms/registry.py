@@ -129,7 +129,7 @@ def algorithm_info(name: str, collective: str) -> AlgorithmInfo:
 
 
 @overload
-def build(
+def build(  # type: ignore[overload-overlap]
     name: str,
     collective: Literal["pipeline"],
     world_size: int,

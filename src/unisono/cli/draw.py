@@ -1,22 +1,34 @@
 """`unisono draw`: a schedule as a text grid, a picture, a page that plays, a trace, or in text; and its programs."""
 
-from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from unisono.cli.common import say, show, write
 from unisono.cli.programs import Placed, bound, programs
-from unisono.cli.schedules import DEFAULT, RANKS, find_placed, say, show, write
-from unisono.drawing import STYLES, draw_gantt, draw_html, draw_svg, draw_trace
-from unisono.drawing import draw as draw_text
-from unisono.drawing.program import draw_program
+from unisono.cli.schedules import (
+    DEFAULT,
+    Asked,
+    Chunks,
+    Collective,
+    LinkTime,
+    Microbatches,
+    PerRank,
+    Ranks,
+    Root,
+    Source,
+    Times,
+    pipeline_costs,
+    refuse,
+)
+from unisono.drawing import STYLES
+from unisono.drawing import draw as draw_as
 from unisono.errors import UsageError
 from unisono.program import PLACEMENTS
-from unisono.schedule import PRESETS, Schedule, preset
-from unisono.simulation import Timeline, simulate
+from unisono.schedule import PRESETS, PipelineSchedule, Schedule, preset
+from unisono.simulation import PipelineTimeline, Timeline, simulate
 from unisono.units import parse_nbytes
 
 __all__ = ["draw"]
@@ -24,16 +36,6 @@ __all__ = ["draw"]
 _MOST_TRANSFERS = 2_000_000
 _NBYTES = "1MiB"
 
-_Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME|FILE", help=f"An algorithm, {DEFAULT} for the one that runs, a file, or - for standard input."
-    ),
-]
-_Collective = Annotated[str | None, typer.Argument(help="What the algorithm is to do.", show_default="all_reduce")]
-_Ranks = Annotated[int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(RANKS))]
-_Root = Annotated[int | None, typer.Option(help="Root of a broadcast, reduce, gather or scatter.", show_default="0")]
-_Chunks = Annotated[int | None, typer.Option(help="Pieces per block, for pipelining.", show_default="1")]
 _Text = Annotated[bool, typer.Option("--text", help="Print the text form, which `unisono verify -` reads.")]
 _Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture.")]
 _Style = Annotated[str, typer.Option(help=f"Of the picture: {' or '.join(STYLES)}.")]
@@ -65,11 +67,11 @@ _Bound = Annotated[
 
 
 def draw(
-    source: _Source,
-    collective: _Collective = None,
-    ranks: _Ranks = None,
-    root: _Root = None,
-    chunks: _Chunks = None,
+    source: Source,
+    collective: Collective = None,
+    ranks: Ranks = None,
+    root: Root = None,
+    chunks: Chunks = None,
     text: _Text = False,
     svg: _Svg = None,
     style: _Style = STYLES[0],
@@ -80,6 +82,10 @@ def draw(
     topology: _Topology = "nvlink",
     nbytes: _Bytes = None,
     width: _Width = None,
+    microbatches: Microbatches = None,
+    per_rank: PerRank = None,
+    times: Times = None,
+    link: LinkTime = None,
     program: _Program = False,
     placement: _Placement = None,
     rank: _Rank = None,
@@ -95,54 +101,43 @@ def draw(
 
         unisono draw ring -n 8 --timeline --topology infiniband --bytes 64KiB
 
+        unisono draw zb-v -n 4 --microbatches 8 --svg zb-v.svg
+
         unisono draw default all_reduce -n 4 --program
     """
+    asked = Asked(source, collective, ranks, root, chunks, microbatches, per_rank)
     size = parse_nbytes(nbytes or _NBYTES)
-    found = find_placed(source, collective, ranks, root, chunks, size)[0]
     console = Console(width=width, highlight=False)
+    files = {"svg": svg, "html": html, "gantt": gantt, "trace": trace}
     if program:
-        others = {"--svg": svg, "--html": html, "--timeline": timeline or None, "--gantt": gantt, "--trace": trace}
-        _refuse(others, "is of a schedule, and --program draws text")
+        others = {f"--{name}": path for name, path in files.items()} | {"--timeline": timeline or None}
+        refuse(others, "is of a schedule, and --program draws text")
         sized = size if bind or (bind is None and nbytes is not None and not text) else None
-        _draw_programs(console, found, placement, rank, text, sized)
+        _draw_programs(console, asked.find_placed(size)[0], placement, rank, text, sized)
         return
-    _refuse({"--placement": placement, "--rank": rank, "--bound": bind}, "is of the programs: give --program as well")
-    drawn = found.schedule
-    run = cache(lambda: simulate(drawn, preset(topology, drawn.world_size), size))
-    files: list[tuple[Path | None, Callable[[], str]]] = [
-        (svg, lambda: draw_svg(drawn, style)),
-        (html, lambda: draw_html(drawn)),
-        (gantt, lambda: draw_gantt(run())),
-        (trace, lambda: draw_trace(run())),
+    refuse({"--placement": placement, "--rank": rank, "--bound": bind}, "is of the programs: give --program as well")
+    schedule = asked.find_placed(size)[0].schedule if source == DEFAULT else asked.find()
+    run: Timeline | PipelineTimeline | None = None
+    if isinstance(schedule, PipelineSchedule):
+        run = simulate(schedule, costs=pipeline_costs(schedule, times, link))
+    else:
+        refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
+        if timeline or gantt is not None or trace is not None:
+            run = simulate(schedule, preset(topology, schedule.world_size), size)
+    still = schedule if run is None or isinstance(schedule, Schedule) else run
+    made = [
+        (path, draw_as(still if name in ("svg", "html") or run is None else run, name, style=style))
+        for name, path in files.items()
+        if path is not None
     ]
-    _draw_schedule(console, drawn, text, run if timeline else None, files)
-
-
-def _refuse(options: Mapping[str, object], why: str) -> None:
-    """Raises UsageError for the first option that is given."""
-    for name, value in options.items():
-        if value is not None:
-            raise UsageError(f"{name} {why}")
-
-
-def _draw_schedule(
-    console: Console,
-    schedule: Schedule,
-    text: bool,
-    run: Callable[[], Timeline] | None,
-    files: list[tuple[Path | None, Callable[[], str]]],
-) -> None:
-    """The text form, the timeline (``run``) and the files that are asked for; if nothing is, the grid."""
-    made = [(path, make()) for path, make in files if path is not None]
-    played = [run()] if run is not None else []
     if text:
         say(_text_form(schedule))
-    for timeline in played:
-        show(console, draw_text(timeline, console.width))
-    for path, content in made:
-        write(path, content)
-    if not (text or played or made):
-        show(console, draw_text(schedule, console.width))
+    if timeline and run is not None:
+        show(console, draw_as(run, width=console.width))
+    for path, drawing in made:
+        write(path, str(drawing))
+    if not (text or timeline or made):
+        show(console, draw_as(still, width=console.width))
 
 
 def _draw_programs(
@@ -157,11 +152,13 @@ def _draw_programs(
     elif text:
         say("\n".join(each.to_text() for each in made))
     else:
-        show(console, draw_program(made, console.width))
+        show(console, draw_as(made, width=console.width))
 
 
-def _text_form(schedule: Schedule) -> str:
+def _text_form(schedule: Schedule | PipelineSchedule) -> str:
     """The text form. Raises UsageError if it would fill gigabytes."""
+    if isinstance(schedule, PipelineSchedule):
+        return schedule.to_text()
     transfers = 0
     for step in schedule.steps:
         transfers += len(step) * step.repeat

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unisono.cli.schedules import say, show
+from unisono.cli.common import say, show
 from unisono.errors import UsageError
 from unisono.schedule import COLLECTIVES, preset
 from unisono.selection import Measured, Row, Selector, ranges

@@ -7,9 +7,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from unisono.cli.common import show
 from unisono.cli.programs import Placed, prove_placed
-from unisono.cli.schedules import DEFAULT, RANKS, find_placed, is_name, parse_programs, parse_schedule, read_file, show
+from unisono.cli.schedules import DEFAULT, Asked, Chunks, Collective, Microbatches, PerRank, Ranks, Root, Source
+from unisono.errors import UsageError
 from unisono.program.proof import Proof
+from unisono.schedule import PipelineSchedule
 from unisono.units import parse_nbytes
 from unisono.verification import Report
 from unisono.verification import verify as prove
@@ -20,22 +23,13 @@ WRONG_EXIT = 1
 
 
 def verify(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|NAME", help=f"A file, - for standard input, an algorithm, or {DEFAULT} for the one that runs."
-        ),
-    ],
-    collective: Annotated[
-        str | None, typer.Argument(help="What the algorithm is to do.", show_default="all_reduce")
-    ] = None,
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(RANKS))
-    ] = None,
-    root: Annotated[
-        int | None, typer.Option(help="Root of a broadcast, reduce, gather or scatter.", show_default="0")
-    ] = None,
-    chunks: Annotated[int | None, typer.Option(help="Pieces per block, for pipelining.", show_default="1")] = None,
+    source: Source,
+    collective: Collective = None,
+    ranks: Ranks = None,
+    root: Root = None,
+    chunks: Chunks = None,
+    microbatches: Microbatches = None,
+    per_rank: PerRank = None,
     in_flight: Annotated[
         int | None, typer.Option(help="Messages under way per rank.", show_default="as many as it needs")
     ] = None,
@@ -54,22 +48,26 @@ def verify(
 
         unisono draw ring all_reduce -n 4 --text | unisono verify -
 
+        unisono verify 1f1b -n 4 --microbatches 8
+
         unisono verify default all_reduce -n 4 --bytes 1MiB
     """
     console = Console(highlight=False)
-    size = parse_nbytes(nbytes)
-    if is_name(source):
-        found = find_placed(source, collective, ranks, root, chunks, size)
-    else:
-        content = read_file(source, collective, ranks, root, chunks)
-        if content.startswith("program "):
-            _conclude(console, [prove(parse_programs(content, source), in_place=in_place)])
-            return
-        found = [Placed(parse_schedule(content, source))]
-    report = prove(found[0].schedule, in_flight, in_place)
-    proofs = prove_placed(found, size, in_place) if report.ok and (program or source == DEFAULT) else []
+    asked, size = Asked(source, collective, ranks, root, chunks, microbatches, per_rank), parse_nbytes(nbytes)
+    content = "" if asked.is_name else asked.read()
+    if content.startswith("program "):
+        _conclude(console, [prove(asked.parse_programs(content), in_place=in_place)])
+        return
+    placed = asked.find_placed(size) if source == DEFAULT else []
+    schedule = placed[0].schedule if placed else asked.find() if asked.is_name else asked.parse(content)
+    report = prove(schedule, in_flight, in_place)
+    proofs: list[Proof] = []
+    if isinstance(schedule, PipelineSchedule) and program:
+        raise UsageError(f"{schedule.name} is a pipeline schedule, which has no programs: leave --program out")
+    if report and not isinstance(schedule, PipelineSchedule) and (program or placed):
+        proofs = prove_placed(placed or [Placed(schedule)], size, in_place)
     show(console, Text("\n").join(_lines(report, notes)), soft_wrap=True)
-    if not report.ok:
+    if not report:
         raise typer.Exit(WRONG_EXIT)
     _conclude(console, proofs)
 

@@ -27,7 +27,7 @@ from unisono.parallel.shards import Group, place
 from unisono.parallel.together import refuse_together
 from unisono.schedule.pipeline import PipelineSchedule
 from unisono.simulation import PipelineReport
-from unisono.verification import verify_pipeline
+from unisono.verification import verify
 
 __all__ = ["Pipeline", "stages_from_layers"]
 
@@ -148,7 +148,7 @@ class Pipeline:
         if len(set(schedules)) > 1:
             told = ", ".join(f"rank {r}: {head}" for r, head in zip(_names(self.group), heads, strict=True))
             raise MismatchError(f"the ranks of a pipeline have different schedules: {told}; build one for all")
-        verify_pipeline(self.schedule)
+        verify(self.schedule).raise_if_bad()
         wanted, complaint = self.schedule.stages_of(self.rank), None
         if len(schedules) != self.schedule.world_size:
             complaint = f"a schedule for {self.schedule.world_size} ranks does not fit a group of {len(schedules)}"

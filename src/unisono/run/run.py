@@ -27,7 +27,7 @@ _SPLIT, _JOINED = ("reduce_scatter", "scatter"), ("all_gather", "gather")
 
 
 def run(
-    schedule: Schedule,
+    schedule: Schedule | PipelineSchedule,
     tensor: torch.Tensor | Tensors | None = None,
     output: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
     *,

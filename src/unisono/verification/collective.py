@@ -240,7 +240,8 @@ class _Proof:
         if cycle:
             ranks = [wait.rank for wait in cycle]
             around = " -> ".join(map(str, [*ranks, ranks[0]]))
-            message = f"with {show_count(in_flight, 'message')} in flight per rank, ranks wait for each other for ever: {around}"
+            most = show_count(in_flight, "message")
+            message = f"with {most} in flight per rank, ranks wait for each other for ever: {around}"
             steps = tuple(sorted({wait.step for wait in cycle}))
             lines = [str(wait) for wait in cycle]
             arrow = f"{' ' * lines[-1].rindex('rank')}^ and so round again"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.cli.files import check_writable
+from unisono.cli.common import check_writable
 from unisono.errors import UsageError
 
 
