@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         UnisonoError,
         UsageError,
     )
-    from unisono.run.run import run
+    from unisono.runtime.run import run
     from unisono.schedule import Collective, PipelineSchedule, Schedule, Step, Topology, Transfer
     from unisono.selection import select
     from unisono.simulation import PipelineCosts, simulate
@@ -84,7 +84,7 @@ _HOMES = {
         "UnisonoError",
         "UsageError",
     ),
-    "run.run": ("run",),
+    "runtime.run": ("run",),
     "schedule": ("Collective", "PipelineSchedule", "Schedule", "Step", "Topology", "Transfer"),
     "selection": ("select",),
     "simulation": ("PipelineCosts", "simulate"),

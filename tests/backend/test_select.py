@@ -12,7 +12,7 @@ import unisono
 from hangs.job import Fault, attempt
 from ranks import ranks
 from unisono.backend.options import from_environment
-from unisono.run import choice
+from unisono.runtime import choice
 from unisono.schedule import preset
 from unisono.selection import Measured, Row, select, table_path
 from unisono.torch_names import all_gather_single, reduce_scatter_single

@@ -171,7 +171,7 @@ def test_every_algorithm_holds_wherever_it_fits(entry: AlgorithmInfo) -> None:
 
 
 def test_partial_sums_of_16_bits_do_not_go_between_tensors() -> None:
-    """They are refused, or the proof tells; run/choice.py goes directly where no schedule has any."""
+    """They are refused, or the proof tells; runtime/choice.py goes directly where no schedule has any."""
     programs = lowered(build("ring", "all_reduce", 3), "direct")
     try:
         tables = [bind(p, [600], area=1 << 10, itemsize=2, wide=4) for p in programs]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranks import RankFailure, ranks
 from unisono.algorithms import build
 from unisono.errors import PeerLostError, UsageError
-from unisono.run.run import run_over
+from unisono.runtime.run import run_over
 from unisono.transport.torch_p2p import TorchP2P
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "unisono"])

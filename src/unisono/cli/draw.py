@@ -27,8 +27,8 @@ from unisono.drawing import STYLES
 from unisono.drawing import draw as draw_as
 from unisono.errors import UsageError
 from unisono.program import PLACEMENTS
-from unisono.schedule import PRESETS, PipelineSchedule, Schedule, preset
-from unisono.simulation import PipelineTimeline, Timeline, simulate
+from unisono.schedule import PRESETS, PipelineSchedule, Schedule
+from unisono.simulation import simulate
 from unisono.units import parse_nbytes
 
 __all__ = ["draw"]
@@ -117,27 +117,34 @@ def draw(
         return
     refuse({"--placement": placement, "--rank": rank, "--bound": bind}, "is of the programs: give --program as well")
     schedule = asked.find_placed(size)[0].schedule if source == DEFAULT else asked.find()
-    run: Timeline | PipelineTimeline | None = None
     if isinstance(schedule, PipelineSchedule):
-        run = simulate(schedule, costs=pipeline_costs(schedule, times, link))
+        how: dict[str, Any] = {"costs": pipeline_costs(schedule, times, link)}
     else:
         refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
-        if timeline or gantt is not None or trace is not None:
-            run = simulate(schedule, preset(topology, schedule.world_size), size)
-    still = schedule if run is None or isinstance(schedule, Schedule) else run
-    made = [
-        (path, draw_as(still if name in ("svg", "html") or run is None else run, name, style=style))
-        for name, path in files.items()
-        if path is not None
-    ]
+        how = {"topology": topology, "nbytes": size}
+    _draw_schedule(console, schedule, text, timeline, style, files, how)
+
+
+def _draw_schedule(
+    console: Console,
+    schedule: Schedule | PipelineSchedule,
+    text: bool,
+    timeline: bool,
+    style: str,
+    files: dict[str, Path | None],
+    how: dict[str, Any],
+) -> None:
+    """The text form, the timeline, and the files by format, as asked for; if nothing is, what `draw` makes of it."""
+    played = draw_as(simulate(schedule, **how), width=console.width) if timeline else None
+    made = [(path, draw_as(schedule, name, style=style, **how)) for name, path in files.items() if path is not None]
     if text:
         say(_text_form(schedule))
-    if timeline and run is not None:
-        show(console, draw_as(run, width=console.width))
+    if played is not None:
+        show(console, played)
     for path, drawing in made:
         write(path, str(drawing))
     if not (text or timeline or made):
-        show(console, draw_as(still, width=console.width))
+        show(console, draw_as(schedule, width=console.width, **how))
 
 
 def _draw_programs(
