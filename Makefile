@@ -5,11 +5,10 @@ BIN := .venv/bin
 # Tests without rank processes and without torch.distributed: what is data (schedules, programs and their proofs), what
 # tells about it (verify, simulate, draw, select, plan), numbers, tables, texts, and the shape of the house. Two halves
 # of about equal length, side by side. Add a path here when it needs neither; `unit` runs everything.
-QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule runtime/test_run.py runtime/test_over_transport.py)
-QUICK_OTHERS := tests/draw $(patsubst %,tests/test_%.py,layers measured select simulate units verify) \
+QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule runtime/test_over_transport.py)
+QUICK_OTHERS := $(addprefix tests/,drawing selection simulation verification test_layers.py test_units.py) \
 	$(patsubst %,tests/cli/test_%.py,draw common list main pipeline plan simulate verify) \
-	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values) \
-	$(patsubst %,tests/parallel/test_pipeline_%.py,draw schedules simulate verify)
+	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values)
 
 .PHONY: run test quick quick-proofs quick-others test-frameworks install lint types unit soak bench format clean
 

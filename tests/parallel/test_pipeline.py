@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ranks import ranks
 from unisono.algorithms.pipelines import SCHEDULES, build_pipeline, interleaved_1f1b
-from unisono.drawing import draw_pipeline_svg
+from unisono.drawing import draw
 from unisono.errors import MismatchError, ScheduleError, UsageError
 from unisono.parallel.layers import divide_layers
 from unisono.parallel.pipeline import Pipeline, stages_from_layers
@@ -372,7 +372,7 @@ def slow_pipeline(rank: int, world_size: int) -> tuple[float, float, str, int]:
         reports.append(pipeline.report())
     dist.destroy_process_group(group)
     report = min(reports, key=lambda r: abs(r.measured.bubble - r.predicted.bubble))
-    in_svg = draw_pipeline_svg(report.measured).count("<title>")
+    in_svg = str(draw(report.measured, "svg")).count("<title>")
     return report.measured.bubble, report.predicted.bubble, str(report), in_svg
 
 

@@ -6,13 +6,18 @@ from threading import Event
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from ranks import ranks
 from unisono.algorithms import build, names, register_algorithm, registry
 from unisono.errors import UsageError
-from unisono.runtime.run import run_over
-from unisono.schedule import Collective, Schedule, Step, Transfer
+from unisono.runtime.run import run, run_over
+from unisono.schedule import COLLECTIVES, Collective, Schedule, Step, Transfer
+from unisono.schedule.collectives import ROOTED
 from unisono.transport.loopback import Loopback, run_loopback
 from unisono.verification import verify
+
+Tensors = list[torch.Tensor]
 
 
 def test_a_new_algorithm_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +114,89 @@ def test_says_what_does_not_fit(call: Callable[[Loopback], None], words: str) ->
 
 
 def test_an_algorithm_that_does_not_fit_is_named() -> None:
-    with pytest.raises(UsageError, match=r"algorithm in_network .*simulation only"):
-        build("in_network", "all_reduce", 4)
+    with pytest.raises(UsageError, match="in_network all_reduce needs a switch that sums"):
+        run(build("in_network", "all_reduce", 2), [torch.ones(4)] * 2)
     with pytest.raises(UsageError, match="algorithm bruck has no broadcast"):
         build("bruck", "broadcast", 4)
     with pytest.raises(UsageError, match="ring all_reduce has no option"):
         build("ring", "all_reduce", 4, rows=2)
     assert build("ring", "all_reduce", 4) is build("ring", "all_reduce", 4)
+
+
+def by_hand(collective: str, given: Tensors, root: int) -> list[torch.Tensor | None]:
+    """What every rank ends up with, by arithmetic on all ranks' tensors."""
+    n, total = len(given), torch.stack(given).sum(0)
+    blocks = [list(x.chunk(n)) for x in given]
+    nothing: list[torch.Tensor | None] = [None] * n
+    results: dict[str, Callable[[], list[torch.Tensor | None]]] = {
+        "all_reduce": lambda: [total] * n,
+        "reduce": lambda: [*nothing[:root], total, *nothing[root + 1 :]],
+        "broadcast": lambda: [given[root]] * n,
+        "reduce_scatter": lambda: list(total.chunk(n)),
+        "scatter": lambda: list(blocks[root]),
+        "all_gather": lambda: [torch.cat(given)] * n,
+        "gather": lambda: [*nothing[:root], torch.cat(given), *nothing[root + 1 :]],
+        "all_to_all": lambda: [torch.cat([blocks[src][dst] for src in range(n)]) for dst in range(n)],
+        "barrier": lambda: nothing,
+    }
+    return results[collective]()
+
+
+CASES = [(names(c)[0], c, n, n - 1 if c in ROOTED else 0) for c in COLLECTIVES for n in (1, 3, 4)]
+
+
+def inputs(n: int) -> Tensors:
+    numbers = torch.Generator().manual_seed(n)
+    return [torch.randint(-9, 9, (2 * n, 5), generator=numbers).to(torch.float64) for _ in range(n)]
+
+
+@pytest.mark.parametrize(("name", "collective", "n", "root"), CASES)
+def test_the_verb_runs_threads_where_there_is_no_group(name: str, collective: str, n: int, root: int) -> None:
+    given = inputs(n)
+    kept = [x.clone() for x in given]
+    found = run(build(name, collective, n, root), None if collective == "barrier" else given)
+    expected = by_hand(collective, given, root)
+    assert isinstance(found, list)
+    for mine, right in zip(found, expected, strict=True):
+        assert (mine is None) == (right is None)
+        assert mine is None or torch.equal(mine, right)
+    assert all(map(torch.equal, given, kept))
+
+
+def in_a_group(rank: int, n: int, cases: list[tuple[str, str, int, int]]) -> list[tuple[str, str]]:
+    """What differs from the same by hand, in the default group."""
+    wrong = []
+    for name, collective, size, root in cases:
+        if size == n:
+            given = inputs(n)
+            found = run(build(name, collective, n, root), None if collective == "barrier" else given[rank])
+            right = by_hand(collective, given, root)[rank]
+            if (found is None) != (right is None) or (right is not None and not torch.equal(found, right)):
+                wrong.append((name, collective))
+    x = torch.full((3,), float(rank))
+    run(build("ring", "all_reduce", n), x, x)
+    mine = dist.new_group([0, n - 1])
+    if rank in (0, n - 1):
+        together = run(build("one_shot", "all_reduce", 2), x, group=mine, op="AVG")
+        assert torch.equal(together, x)
+    return wrong if torch.equal(x, torch.full((3,), n * (n - 1) / 2)) else [*wrong, ("ring", "in place")]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_the_verb_runs_over_a_process_group(backend: str) -> None:
+    assert ranks(3, backend=backend).run(in_a_group, CASES) == [[]] * 3
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: run(build("ring", "all_reduce", 3), torch.ones(4)), "needs a list of 3 as its tensor: one tensor per"),
+        (lambda: run(build("ring", "all_reduce", 3), [torch.ones(4)] * 2), "runs in 3 threads and needs a list of 3"),
+        (lambda: run(build("ring", "all_reduce", 2), [torch.ones(4), None]), "rank 1 needs one tensor, got NoneType"),
+        (lambda: run(build("ring", "reduce_scatter", 2), [torch.ones(5)] * 2), "cuts the first dimension in 2"),
+        (lambda: run(build("1f1b", "pipeline", 2), []), "1f1b is of a pipeline, which runs a model"),
+    ],
+)
+def test_the_verb_says_what_does_not_fit(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        call()

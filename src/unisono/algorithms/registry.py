@@ -177,10 +177,15 @@ def _built(
     return info.builder(world_size, chunks=chunks, **rooted, **dict(options))
 
 
-def names(collective: str | None = None) -> list[str]:
+def names(collective: str | None = None) -> tuple[str, ...]:
     """Names of all algorithms, or of those that do one collective, sorted."""
     _load()
-    return sorted({name for name, does in _registered if collective in (None, does)})
+    return _names(tuple(_registered), collective)
+
+
+@lru_cache(maxsize=32)
+def _names(registered: tuple[tuple[str, str], ...], collective: str | None) -> tuple[str, ...]:
+    return tuple(sorted({name for name, does in registered if collective in (None, does)}))
 
 
 def list_algorithms(collective: str | None = None) -> list[AlgorithmInfo]:

@@ -36,10 +36,16 @@ class Drawing:
     def __str__(self) -> str:
         if isinstance(self.content, str):
             return self.content
-        console = Console(file=StringIO(), width=max(self.width, 1), color_system=None, legacy_windows=False)
-        with console.capture() as captured:
-            console.print(self.content)
-        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+        console = self._recorded()
+        return "\n".join(line.rstrip() for line in console.export_text().splitlines())
+
+    def _recorded(self) -> Console:
+        """A console that has printed the content, for itself alone."""
+        console = Console(
+            file=StringIO(), width=max(self.width, 1), record=True, force_jupyter=False, legacy_windows=False
+        )
+        console.print(self.content)
+        return console
 
     def __repr__(self) -> str:
         return str(self) if self.format == "text" else f"<{self.format} drawing of {len(str(self)):,} characters>"
@@ -55,9 +61,7 @@ class Drawing:
             return f'<iframe srcdoc="{escape(str(self))}" style="width:100%;height:640px;border:0"></iframe>'
         if self.format != "text":
             return None
-        console = Console(file=StringIO(), width=max(self.width, 1), record=True, force_jupyter=False)
-        console.print(self.content)
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return self._recorded().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write it to a file, UTF-8; returns the path. Raises UsageError if the file cannot be written."""

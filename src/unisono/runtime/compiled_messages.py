@@ -1,10 +1,10 @@
 """Messages as compiled loops: head, payload, counts and bell in one call, without the interpreter. Needs numba.
 
 What is written where is what runtime/flow.py does: either end of a message may come this way while the other takes the
-long one. A loop carries several messages, one for each end of a ring at most, in turn, piece by piece: a rank that waits for
-what it receives sends meanwhile. It comes back when a message is done, where the peers keep it waiting for ``patience``
-ns, or when it has moved for `_LONGEST`: nobody looks for lost peers, or serves others, in here. What has moved by then
-counts; the lane goes on from there.
+long one. A loop carries several messages, one for each end of a ring at most, in turn, piece by piece: a rank that
+waits for what it receives sends meanwhile. It comes back when a message is done, where the peers keep it waiting for
+``patience`` ns, or when it has moved for `_LONGEST`: nobody looks for lost peers, or serves others, in here. What has
+moved by then counts; the lane goes on from there.
 """
 
 from collections.abc import Callable

@@ -71,25 +71,29 @@ def run(
 
     """
     if isinstance(schedule, PipelineSchedule):
-        raise UsageError(
-            f"{schedule.name} is of a pipeline, which runs a model: give both to unisono.parallel's Pipeline"
-        )
-    n = schedule.world_size
+        raise UsageError(f"{schedule.name} is of a pipeline, which runs a model: see unisono.parallel")
 
     def as_rank(transport: Transport, own: object, into: object) -> torch.Tensor | None:
         return _run_rank(schedule, transport, own, into, op, factor, deterministic)
 
     if group is not None or dist.is_initialized():
         return as_rank(TorchP2P(group), tensor, output)
-    given = [None] * n if tensor is None else tensor
-    wanted = [None] * n if output is None else output
-    for what, items in (("tensor", given), ("output", wanted)):
-        if isinstance(items, torch.Tensor) or len(items) != n:
-            raise UsageError(
-                f"without a process group {schedule.name} runs in {n} threads and needs a list of {n} as its {what}: "
-                f"one tensor per rank; to run it on this rank's tensor, call init_process_group first"
-            )
-    return run_loopback(n, lambda transport: as_rank(transport, given[transport.rank], wanted[transport.rank]))
+    given, wanted = _per_rank(schedule, "tensor", tensor), _per_rank(schedule, "output", output)
+    ranks = schedule.world_size
+    return run_loopback(ranks, lambda transport: as_rank(transport, given[transport.rank], wanted[transport.rank]))
+
+
+def _per_rank(schedule: Schedule, what: str, items: object) -> Sequence[object]:
+    """An operand for every thread."""
+    n = schedule.world_size
+    if items is None:
+        return [None] * n
+    if not isinstance(items, list | tuple) or len(items) != n:
+        raise UsageError(
+            f"without a process group {schedule.name} runs in {n} threads and needs a list of {n} as its {what}: "
+            f"one tensor per rank; to run it on this rank's tensor, call init_process_group first"
+        )
+    return items
 
 
 def _run_rank(
@@ -148,8 +152,7 @@ def run_over(
         all_to_all       a block per rank (to)      a block per rank (from)
         barrier          None                       None
 
-    Tensors are contiguous, of any dtype and shape; `tensor` and `output` must not overlap otherwise. What a rank only
-    gives is never written.
+    Tensors are contiguous, of any dtype and shape; `tensor` and `output` must not overlap otherwise. Inputs are kept.
 
     `op` is a reduce op of torch by name, `factor` that of PREMUL_SUM. `sizes`: elements of every block where they are
     not equal: n of them; n * n for all_to_all, by source, then destination. `deterministic`: one order of summation

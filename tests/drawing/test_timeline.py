@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from unisono.algorithms import build
-from unisono.drawing import draw, draw_gantt, draw_trace
+from unisono.drawing import draw
 from unisono.drawing.colours import chunk_colour
 from unisono.errors import UsageError
 from unisono.schedule import Collective, Schedule, preset
@@ -29,7 +29,7 @@ NAMES = [run.schedule.name for run in RUNS]
 
 @pytest.mark.parametrize("run", RUNS, ids=NAMES)
 def test_the_trace_has_every_event_at_both_ends(run: Timeline) -> None:
-    trace = json.loads(draw_trace(run))
+    trace = json.loads(str(draw(run, "trace")))
     e = run.events
     for side, mine, other in (("sends", e.src, e.dst), ("receives", e.dst, e.src)):
         found = sorted(
@@ -52,7 +52,7 @@ def test_the_trace_has_every_event_at_both_ends(run: Timeline) -> None:
 
 @pytest.mark.parametrize("run", RUNS, ids=NAMES)
 def test_a_track_shows_one_thing_at_a_time_and_has_a_name(run: Timeline) -> None:
-    events = json.loads(draw_trace(run))["traceEvents"]
+    events = json.loads(str(draw(run, "trace")))["traceEvents"]
     tracks: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for event in (x for x in events if x["ph"] == "X"):
         tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
@@ -65,7 +65,7 @@ def test_a_track_shows_one_thing_at_a_time_and_has_a_name(run: Timeline) -> None
 
 
 def test_an_arrow_joins_the_two_ends_of_a_message() -> None:
-    events = json.loads(draw_trace(RUNS[0]))["traceEvents"]
+    events = json.loads(str(draw(RUNS[0], "trace")))["traceEvents"]
     ends: dict[int, dict[str, Any]] = defaultdict(dict)
     for event in (x for x in events if x["name"] == "message"):
         ends[event["id"]][event["ph"]] = event
@@ -77,22 +77,23 @@ def test_an_arrow_joins_the_two_ends_of_a_message() -> None:
 
 @pytest.mark.parametrize("run", RUNS, ids=NAMES)
 def test_bars_of_the_chart_are_as_long_as_the_messages(run: Timeline) -> None:
-    root = ElementTree.fromstring(draw_gantt(run))
+    root = ElementTree.fromstring(str(draw(run, "gantt")))
     bars = [r for r in root.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
-    e = run.events
+    e, num_chunks = run.events, run.schedule.collective.num_chunks
     assert len(bars) == 2 * len(e)
     scale = 1000 / max(run.time, float(e.end.max()))
-    for i in range(len(e)):
-        sent, received = bars[2 * i], bars[2 * i + 1]
-        assert (
-            sent.get("fill")
-            == received.get("fill")
-            == chunk_colour(int(e.chunk[i]), run.schedule.collective.num_chunks)
-        )
-        for bar, rank in ((sent, e.src[i]), (received, e.dst[i])):
-            assert float(bar.get("x", "")) == pytest.approx(76 + e.start[i] * scale, abs=0.06)
-            assert float(bar.get("width", "")) == pytest.approx((e.end[i] - e.start[i]) * scale - 0.8, abs=0.06)
-            assert int((float(bar.get("y", "")) - 70) // 30) == rank
+    expected = [
+        (rank, lane, e.start[i], e.end[i], chunk_colour(int(e.chunk[i]), num_chunks))
+        for rank in range(run.schedule.world_size + run.schedule.switches)
+        for lane, ranks in ((0, e.src), (1, e.dst))
+        for i in range(len(e))
+        if ranks[i] == rank
+    ]
+    for bar, (rank, lane, start, end, colour) in zip(bars, expected, strict=True):
+        assert bar.get("fill") == colour
+        assert float(bar.get("x", "")) == pytest.approx(76 + start * scale, abs=0.06)
+        assert float(bar.get("width", "")) == pytest.approx((end - start) * scale - 0.8, abs=0.06)
+        assert float(bar.get("y", "")) == pytest.approx(70 + 30 * rank + (2, 16)[lane])
 
 
 def test_the_text_chart_of_a_ring() -> None:
@@ -114,7 +115,7 @@ def test_the_text_chart_of_a_ring() -> None:
 @pytest.mark.parametrize("run", RUNS, ids=NAMES)
 @pytest.mark.parametrize("width", [24, 80, 200])
 def test_the_text_chart_keeps_to_its_width(run: Timeline, width: int) -> None:
-    rows = [line for line in str(draw(run, width)).splitlines() if "→ " in line[:12] or "← " in line[:12]][:-1]
+    rows = [line for line in str(draw(run, width=width)).splitlines() if "→ " in line[:12] or "← " in line[:12]][:-1]
     assert len(rows) >= 2 * run.schedule.world_size
     assert all(len(row) <= width for row in rows)
 
@@ -123,11 +124,11 @@ def test_many_ranks_are_cut_in_text_and_refused_in_a_picture() -> None:
     run = _run("ring", 80)
     assert "ranks 31 to 78 not shown" in str(draw(run))
     with pytest.raises(UsageError, match="over 80 ranks makes 12640 messages, a chart shows up to 64 ranks"):
-        draw_gantt(run)
+        str(draw(run, "gantt"))
 
 
 def test_nothing_to_do_is_an_empty_chart() -> None:
     run = simulate(Schedule("idle", Collective("all_reduce", 2, 1), ()), preset("nvlink", 2), 8)
     assert str(draw(run)).splitlines()[2:4] == ["rank 0 →", "       ←"]
-    assert ElementTree.fromstring(draw_gantt(run)).tag == f"{SVG}svg"
-    assert json.loads(draw_trace(run))["traceEvents"] == []
+    assert ElementTree.fromstring(str(draw(run, "gantt"))).tag == f"{SVG}svg"
+    assert json.loads(str(draw(run, "trace")))["traceEvents"] == []

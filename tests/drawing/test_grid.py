@@ -38,7 +38,7 @@ Moves = set[tuple[int, int, int, int, bool]]
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures(name: str) -> None:
     algorithm, collective, ranks, width = PICTURES[name]
-    picture = f"{draw(build(algorithm, collective, ranks), width)}\n"
+    picture = f"{draw(build(algorithm, collective, ranks), width=width)}\n"
     file = GOLDEN / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         file.write_text(picture, encoding="utf-8")

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from unisono.algorithms.pipelines import SCHEDULES, bubble_formula, build_pipeline, interleaved_1f1b
 from unisono.errors import ScheduleError, UsageError
-from unisono.schedule.pipeline import Action, PipelineSchedule, from_text
-from unisono.simulation import PipelineCosts, Slot, simulate_pipeline
+from unisono.schedule import Action, PipelineSchedule
+from unisono.simulation import PipelineCosts, Slot, simulate
 
 times = st.sampled_from([0.25, 0.5, 1.0, 1.75, 3.0])
 
@@ -16,7 +16,7 @@ def test_the_bubble_is_that_of_the_formula(name: str, p: int, m: int, t_f: float
     schedule = build_pipeline(name, p, m)
     each = schedule.num_stages // p
     formula = bubble_formula(schedule, t_f, t_b, t_w)
-    line = simulate_pipeline(schedule, PipelineCosts(t_f / each, t_b / each, t_w / each))
+    line = simulate(schedule, costs=PipelineCosts(t_f / each, t_b / each, t_w / each))
     assert sum(line.busy) == pytest.approx(p * m * (t_f + t_b + t_w))
     assert line.time >= max(line.spans) - 1e-9
     if formula is not None:
@@ -25,26 +25,26 @@ def test_the_bubble_is_that_of_the_formula(name: str, p: int, m: int, t_f: float
 
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_zb_v_has_no_bubble_when_the_three_are_equal(p: int) -> None:
-    assert simulate_pipeline(build_pipeline("zb-v", p, 4 * p)).bubbles == (0,) * p
+    assert simulate(build_pipeline("zb-v", p, 4 * p)).bubbles == (0,) * p
 
 
 def test_memory_is_that_of_the_table() -> None:
     p, m, v = 4, 12, 3
-    most = {name: max(simulate_pipeline(build_pipeline(name, p, m)).in_flight) for name in SCHEDULES}
+    most = {name: max(simulate(build_pipeline(name, p, m)).in_flight) for name in SCHEDULES}
     assert most == {"gpipe": m, "1f1b": p, "interleaved": p * (1 + (p - 1) / (p * 2)), "zb-h1": p, "zb-v": p}
-    assert max(simulate_pipeline(interleaved_1f1b(p, m, v)).in_flight) == p * (1 + (p - 1) / (p * v))
-    assert simulate_pipeline(build_pipeline("1f1b", p, m)).in_flight == (4, 3, 2, 1)
+    assert max(simulate(interleaved_1f1b(p, m, v)).in_flight) == p * (1 + (p - 1) / (p * v))
+    assert simulate(build_pipeline("1f1b", p, m)).in_flight == (4, 3, 2, 1)
 
 
 def test_messages() -> None:
-    counts = {name: simulate_pipeline(build_pipeline(name, 4, 8)).num_messages for name in SCHEDULES}
+    counts = {name: simulate(build_pipeline(name, 4, 8)).num_messages for name in SCHEDULES}
     assert counts == {"gpipe": 48, "1f1b": 48, "interleaved": 112, "zb-h1": 48, "zb-v": 96}
 
 
 def test_times_of_each_stage_and_of_the_link() -> None:
-    schedule = from_text("pipeline x stages=2 microbatches=1\nrank 0: 0F0 0B0 0W0\nrank 1: 1F0 1BW0")
+    schedule = PipelineSchedule.from_text("pipeline x stages=2 microbatches=1\nrank 0: 0F0 0B0 0W0\nrank 1: 1F0 1BW0")
     costs = PipelineCosts(forward=[1, 2], input_gradient=[3, 4], weight_gradient=[5, 6], link=0.5)
-    line = simulate_pipeline(schedule, costs)
+    line = simulate(schedule, costs=costs)
     assert line.slots[0] == (
         Slot(Action(0, "F", 0), 0, 1),
         Slot(Action(0, "B", 0), 14, 17),  # both gradients of stage 1, then the link
@@ -57,22 +57,22 @@ def test_times_of_each_stage_and_of_the_link() -> None:
 
 
 def test_stages_of_one_rank_need_no_link() -> None:
-    schedule = from_text("pipeline x stages=2 microbatches=1\nrank 0: 0F0 1F0 1BW0 0BW0")
-    assert simulate_pipeline(schedule, PipelineCosts(link=9)).time == 6
+    schedule = PipelineSchedule.from_text("pipeline x stages=2 microbatches=1\nrank 0: 0F0 1F0 1BW0 0BW0")
+    assert simulate(schedule, costs=PipelineCosts(link=9)).time == 6
 
 
 def test_nothing_takes_no_time() -> None:
-    line = simulate_pipeline(build_pipeline("1f1b", 2, 2), PipelineCosts(0, 0, 0))
+    line = simulate(build_pipeline("1f1b", 2, 2), costs=PipelineCosts(0, 0, 0))
     assert (line.time, line.bubble, line.bubbles) == (0, 0, (0, 0))
 
 
 def test_wrong_schedules_and_costs_are_refused() -> None:
     with pytest.raises(ScheduleError, match="no rank does 0F0"):
-        simulate_pipeline(PipelineSchedule("empty", 1, 1, ((),)))
+        simulate(PipelineSchedule("empty", 1, 1, ((),)))
     schedule = build_pipeline("1f1b", 2, 2)
     with pytest.raises(UsageError, match="forward has 3 times: expected one for all stages or 2"):
-        simulate_pipeline(schedule, PipelineCosts(forward=[1, 2, 3]))
+        simulate(schedule, costs=PipelineCosts(forward=[1, 2, 3]))
     with pytest.raises(UsageError, match="link must not be below zero, got -1"):
-        simulate_pipeline(schedule, PipelineCosts(link=-1))
+        simulate(schedule, costs=PipelineCosts(link=-1))
     with pytest.raises(UsageError, match="weight_gradient must not be below zero, got nan"):
-        simulate_pipeline(schedule, PipelineCosts(weight_gradient=float("nan")))
+        simulate(schedule, costs=PipelineCosts(weight_gradient=float("nan")))

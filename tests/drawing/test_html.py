@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from unisono.algorithms import build
-from unisono.drawing import draw_html
+from unisono.drawing import draw
 from unisono.errors import UsageError
 from unisono.schedule import Collective, Schedule, Step, Transfer
 
@@ -32,7 +32,7 @@ class _Page(HTMLParser):
 
 
 def _data(schedule: Schedule) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(_Page(draw_html(schedule)).scripts[0])
+    data: dict[str, Any] = json.loads(_Page(str(draw(schedule, "html"))).scripts[0])
     return data
 
 
@@ -80,14 +80,14 @@ def test_a_contribution_that_comes_twice_is_marked() -> None:
 
 
 def test_nothing_comes_from_elsewhere() -> None:
-    page = draw_html(build("ring", "all_reduce", 4))
+    page = str(draw(build("ring", "all_reduce", 4), "html"))
     assert re.findall(r"https?://[^\"' ]*", page) == ["http://www.w3.org/2000/svg"]
     assert not [a for _, a in _Page(page).tags if a.keys() & {"src", "href"}]
     assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|import\(", page)
 
 
 def test_the_script_finds_its_elements() -> None:
-    page = _Page(draw_html(build("ring", "all_reduce", 4)))
+    page = _Page(str(draw(build("ring", "all_reduce", 4), "html")))
     ids = {a["id"] for _, a in page.tags if "id" in a}
     assert {"play", "forward", "back", "first", "last", "slider"} <= ids
     wanted = set(re.findall(r'byId\("(\w+)"\)', page.scripts[1]))
@@ -96,7 +96,7 @@ def test_the_script_finds_its_elements() -> None:
 
 
 def test_a_name_cannot_break_the_page() -> None:
-    page = draw_html(Schedule("</script><b>", Collective("all_reduce", 2, 1), (Step.of(Transfer(0, 9, 0)),)))
+    page = str(draw(Schedule("</script><b>", Collective("all_reduce", 2, 1), (Step.of(Transfer(0, 9, 0)),)), "html"))
     assert "<title>&lt;/script&gt;&lt;b&gt; all_reduce" in page
     assert page.count("</script>") == 2
     assert (
@@ -115,4 +115,4 @@ def test_a_name_cannot_break_the_page() -> None:
 )
 def test_too_much_to_look_at_is_refused(name: str, collective: str, ranks: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        draw_html(build(name, collective, ranks))
+        str(draw(build(name, collective, ranks), "html"))

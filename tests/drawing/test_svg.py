@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from unisono.algorithms import build
-from unisono.drawing import STYLES, draw_svg
+from unisono.drawing import STYLES, draw
 from unisono.drawing.colours import chunk_colour
 from unisono.drawing.svg import element, number
 from unisono.errors import UsageError
@@ -28,7 +28,7 @@ def _arrows(svg: str) -> list[tuple[str, ElementTree.Element]]:
 @pytest.mark.parametrize(("name", "ranks"), CASES)
 def test_every_message_is_an_arrow(name: str, ranks: int, style: str) -> None:
     schedule = build(name, "all_reduce", ranks)
-    arrows = _arrows(draw_svg(schedule, style))
+    arrows = _arrows(str(draw(schedule, "svg", style=style)))
     expected = {(t.src, t.dst, t.reduce) for step in schedule.explicit_steps() for t in step}
     total = sum(len({(t.src, t.dst, t.reduce) for t in step}) for step in schedule.explicit_steps())
     assert len(arrows) == total
@@ -47,7 +47,7 @@ def test_every_message_is_an_arrow(name: str, ranks: int, style: str) -> None:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("name", "ranks"), CASES)
 def test_everything_is_on_the_page(name: str, ranks: int, style: str) -> None:
-    root = ElementTree.fromstring(draw_svg(build(name, "all_reduce", ranks), style))
+    root = ElementTree.fromstring(str(draw(build(name, "all_reduce", ranks), "svg", style=style)))
     width, height = float(root.get("width", "")), float(root.get("height", ""))
     shifts: list[tuple[ElementTree.Element, float, float]] = [(root, 0.0, 0.0)]
     checked = 0
@@ -67,7 +67,7 @@ def test_everything_is_on_the_page(name: str, ranks: int, style: str) -> None:
 
 @pytest.mark.parametrize("ranks", [4, 8, 16])
 def test_labels_of_a_ring_cover_no_rank_and_no_other_label(ranks: int) -> None:
-    root = ElementTree.fromstring(draw_svg(build("ring", "all_reduce", ranks), "circle"))
+    root = ElementTree.fromstring(str(draw(build("ring", "all_reduce", ranks), "svg", style="circle")))
     for panel in root.iter(f"{SVG}g"):
         circles = [
             (float(c.get("cx", "")), float(c.get("cy", "")), float(c.get("r", "")))
@@ -82,7 +82,7 @@ def test_labels_of_a_ring_cover_no_rank_and_no_other_label(ranks: int) -> None:
 
 
 def test_ranks_stand_on_a_circle_clockwise_from_the_top() -> None:
-    root = ElementTree.fromstring(draw_svg(build("ring", "all_gather", 4), "circle"))
+    root = ElementTree.fromstring(str(draw(build("ring", "all_gather", 4), "svg", style="circle")))
     circles = list(root.iter(f"{SVG}circle"))[:4]
     x = [float(c.get("cx", "")) for c in circles]
     y = [float(c.get("cy", "")) for c in circles]
@@ -92,7 +92,7 @@ def test_ranks_stand_on_a_circle_clockwise_from_the_top() -> None:
 
 
 def test_one_chunk_for_everybody_is_named_once() -> None:
-    svg = draw_svg(build("one_shot", "all_reduce", 8))
+    svg = str(draw(build("one_shot", "all_reduce", 8), "svg"))
     assert "step 0 · c0" in svg
     assert 'class="label"' not in svg
 
@@ -100,7 +100,7 @@ def test_one_chunk_for_everybody_is_named_once() -> None:
 @pytest.mark.parametrize("style", STYLES)
 def test_what_is_left_out_is_noted(style: str) -> None:
     step = Step.of(Transfer(0, 1, 0), Transfer(0, 9, 0))
-    svg = draw_svg(Schedule("long", Collective("all_reduce", 2, 1), (step,) * 70), style)
+    svg = str(draw(Schedule("long", Collective("all_reduce", 2, 1), (step,) * 70), "svg", style=style))
     assert "steps 64 to 69 not shown" in svg
     assert "not shown: 64 transfers of ranks or chunks that do not exist" in svg
     assert len(_arrows(svg)) == 64
@@ -109,16 +109,16 @@ def test_what_is_left_out_is_noted(style: str) -> None:
 @pytest.mark.parametrize("style", STYLES)
 def test_too_many_ranks_are_refused(style: str) -> None:
     with pytest.raises(UsageError, match=r"ring all_reduce has 65 ranks and switches.*up to 64"):
-        draw_svg(build("ring", "all_reduce", 65), style)
+        str(draw(build("ring", "all_reduce", 65), "svg", style=style))
 
 
 def test_an_unknown_style_is_refused() -> None:
     with pytest.raises(UsageError, match="unknown style 'square': expected one of circle, rows"):
-        draw_svg(build("ring", "all_reduce", 4), "square")
+        str(draw(build("ring", "all_reduce", 4), "svg", style="square"))
 
 
 def test_a_name_cannot_break_the_picture() -> None:
-    svg = draw_svg(Schedule("<b>&", Collective("all_reduce", 2, 1), ()))
+    svg = str(draw(Schedule("<b>&", Collective("all_reduce", 2, 1), ()), "svg"))
     assert ElementTree.fromstring(svg).findtext(f"{SVG}title") == "<b>& all_reduce · 2 ranks · 1 chunk · 0 steps"
 
 
@@ -136,5 +136,5 @@ def test_attributes_are_quoted_and_none_is_left_out() -> None:
 @pytest.mark.parametrize("style", STYLES)
 def test_a_small_picture_is_as_wide_as_its_title(style: str) -> None:
     schedule = Schedule("a_name_that_is_longer_than_its_picture", Collective("all_reduce", 2, 1), ())
-    root = ElementTree.fromstring(draw_svg(schedule, style))
+    root = ElementTree.fromstring(str(draw(schedule, "svg", style=style)))
     assert float(root.get("width", "")) > 9 * len(str(root.findtext(f"{SVG}title")))

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from unisono.algorithms import build, list_algorithms
+from unisono.drawing import draw
 from unisono.drawing.colours import chunk_colour
-from unisono.drawing.program import draw_program
 from unisono.errors import UsageError
 from unisono.program import PLACEMENTS, Place, Program, Row, Unfit, lower
 
@@ -42,7 +42,7 @@ def _programs(algorithm: str, collective: str, ranks: int, placement: str) -> li
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures(name: str) -> None:
     *what, width = PICTURES[name]
-    picture = f"{draw_program(_programs(*what), width)}\n"
+    picture = f"{draw(_programs(*what), width=width)}\n"
     file = GOLDEN / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         file.write_text(picture, encoding="utf-8")
@@ -124,7 +124,7 @@ def test_the_drawing_shows_every_row(name: str, collective: str, placement: str)
         assert "switch" in str(problem)  # noqa: PT017
         return
     for program in programs:
-        picture = str(draw_program([program], 300, 1000))
+        picture = str(draw([program], width=300, max_steps=1000))
         if "×" not in picture:
             assert _read(picture) == [replace(row, step=0) for row in program.rows]
 
@@ -132,19 +132,19 @@ def test_the_drawing_shows_every_row(name: str, collective: str, placement: str)
 def test_chunks_have_the_colour_they_have_in_schedules() -> None:
     console = Console(width=80, force_terminal=True, color_system="truecolor", legacy_windows=False)
     with console.capture() as shown:
-        console.print(draw_program(_programs("ring", "all_reduce", 4, "staged")))
+        console.print(draw(_programs("ring", "all_reduce", 4, "staged")))
     red, green, blue = (int(chunk_colour(3, 4)[i : i + 2], 16) for i in (1, 3, 5))
     assert f"\x1b[38;2;{red};{green};{blue}mc3\x1b[0m" in shown.get()
 
 
 def test_one_rank_has_the_whole_width() -> None:
-    picture = str(draw_program(_programs("two_phase", "all_reduce", 8, "mailbox")[3:4]))
+    picture = str(draw(_programs("two_phase", "all_reduce", 8, "mailbox")[3:4]))
     assert picture.startswith("two_phase all_reduce · mailbox · rank 3 of 8 · 8 chunks · 2 meetings\n")
     assert "c3 out, 4-7:s3, 0-2:s2 ← 0-2:s2 + in + 4-7:s3\n" in picture
 
 
 def test_programs_of_two_calls_are_refused() -> None:
     with pytest.raises(UsageError, match="programs of two calls: <ring all_reduce, staged: rank 0 of 4"):
-        draw_program([*_programs("ring", "all_reduce", 4, "staged"), *_programs("ring", "all_reduce", 3, "staged")])
+        draw([*_programs("ring", "all_reduce", 4, "staged"), *_programs("ring", "all_reduce", 3, "staged")])
     with pytest.raises(UsageError, match="no program"):
-        draw_program([])
+        draw([])
