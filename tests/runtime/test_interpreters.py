@@ -104,7 +104,7 @@ def seen(ways: dict[str, Callable[..., int]], unusual: list[str]) -> dict[str, C
     """Loops that note when they meet unexpected headers."""
 
     def run(*args: int) -> int:
-        outcome = ways["runtime"](*args)
+        outcome = ways["run"](*args)
         if outcome == DIFFERS:
             unusual.append("differs")
         return outcome

@@ -234,7 +234,7 @@ class Preparer:
             if loops.kept(name) or (not cold and loops.serve(name, self._mode == _AT_ONCE)):
                 found = loops.of(name)
                 self.issued, self.completed = found["issued"], found["completed"]
-                return found["runtime"]
+                return found["run"]
         return partial(TORCH.run, sample=sample)
 
     def meeting(self) -> Prepared:
