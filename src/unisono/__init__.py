@@ -5,7 +5,8 @@ A schedule is a value, and a few verbs say everything about it:
     build, verify, simulate, draw, run, select
 
 Importing this package makes the ``torch.distributed`` backend ``"unisono"`` known, if torch is there, and loads nothing
-else: every name below is imported when it is first used. Installed, the backend is known after ``import torch`` alone.
+else: every name below but the errors is imported when it is first used. Installed, the backend is known after
+``import torch`` alone.
 """
 
 import os as _os
@@ -14,21 +15,21 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from unisono.backend import register as _register
+from unisono.errors import (
+    CollectiveTimeout,
+    DeadlockError,
+    MismatchError,
+    PeerLostError,
+    ScheduleError,
+    UnisonoError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from unisono.algorithms import build, register_algorithm
     from unisono.backend.options import Options, algorithm
     from unisono.backend.persistent import prepare
     from unisono.drawing import Drawing, draw
-    from unisono.errors import (
-        CollectiveTimeout,
-        DeadlockError,
-        MismatchError,
-        PeerLostError,
-        ScheduleError,
-        UnisonoError,
-        UsageError,
-    )
     from unisono.runtime.run import run
     from unisono.schedule import Collective, PipelineSchedule, Schedule, Step, Topology, Transfer
     from unisono.selection import select
@@ -71,28 +72,19 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "algorithms": ("build", "register_algorithm"),
-    "backend.options": ("Options", "algorithm"),
-    "backend.persistent": ("prepare",),
-    "drawing": ("Drawing", "draw"),
-    "errors": (
-        "CollectiveTimeout",
-        "DeadlockError",
-        "MismatchError",
-        "PeerLostError",
-        "ScheduleError",
-        "UnisonoError",
-        "UsageError",
-    ),
-    "runtime.run": ("run",),
-    "schedule": ("Collective", "PipelineSchedule", "Schedule", "Step", "Topology", "Transfer"),
-    "selection": ("select",),
-    "simulation": ("PipelineCosts", "simulate"),
-    "transport.shared_tensor": ("empty",),
-    "verification": ("verify",),
-    "watch.flight": ("dump_flight_record",),
+    "algorithms": "build register_algorithm",
+    "backend.options": "Options algorithm",
+    "backend.persistent": "prepare",
+    "drawing": "Drawing draw",
+    "runtime.run": "run",
+    "schedule": "Collective PipelineSchedule Schedule Step Topology Transfer",
+    "selection": "select",
+    "simulation": "PipelineCosts simulate",
+    "transport.shared_tensor": "empty",
+    "verification": "verify",
+    "watch.flight": "dump_flight_record",
 }
-_HOME_OF = {name: f"unisono.{home}" for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: f"unisono.{home}" for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:

@@ -6,23 +6,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from unisono.cli import options
 from unisono.cli.common import say, show, write
 from unisono.cli.programs import Placed, bound, programs
-from unisono.cli.schedules import (
-    DEFAULT,
-    Asked,
-    Chunks,
-    Collective,
-    LinkTime,
-    Microbatches,
-    PerRank,
-    Ranks,
-    Root,
-    Source,
-    Times,
-    pipeline_costs,
-    refuse,
-)
+from unisono.cli.schedules import Asked, pipeline_costs, refuse
 from unisono.drawing import STYLES
 from unisono.drawing import draw as draw_as
 from unisono.errors import UsageError
@@ -46,7 +33,7 @@ _Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tim
 _Topology = Annotated[str, typer.Option(help=f"Of the timeline: {', '.join(PRESETS)}.")]
 _Bytes = Annotated[
     str | None,
-    typer.Option("--bytes", metavar="SIZE", help=f"Of the timeline, of {DEFAULT}, of --bound.", show_default=_NBYTES),
+    typer.Option("--bytes", metavar="SIZE", help="Of the timeline, the default, --bound.", show_default=_NBYTES),
 ]
 _Width = Annotated[int | None, typer.Option(min=20, help="Characters per line.", show_default="the terminal's")]
 
@@ -67,11 +54,11 @@ _Bound = Annotated[
 
 
 def draw(
-    source: Source,
-    collective: Collective = None,
-    ranks: Ranks = None,
-    root: Root = None,
-    chunks: Chunks = None,
+    source: options.Source,
+    collective: options.Collective = None,
+    ranks: options.Ranks = None,
+    root: options.Root = None,
+    chunks: options.Chunks = None,
     text: _Text = False,
     svg: _Svg = None,
     style: _Style = STYLES[0],
@@ -82,10 +69,10 @@ def draw(
     topology: _Topology = "nvlink",
     nbytes: _Bytes = None,
     width: _Width = None,
-    microbatches: Microbatches = None,
-    per_rank: PerRank = None,
-    times: Times = None,
-    link: LinkTime = None,
+    microbatches: options.Microbatches = None,
+    per_rank: options.PerRank = None,
+    times: options.Times = None,
+    link: options.LinkTime = None,
     program: _Program = False,
     placement: _Placement = None,
     rank: _Rank = None,
@@ -116,7 +103,7 @@ def draw(
         _draw_programs(console, asked.find_placed(size)[0], placement, rank, text, sized)
         return
     refuse({"--placement": placement, "--rank": rank, "--bound": bind}, "is of the programs: give --program as well")
-    schedule = asked.find_placed(size)[0].schedule if source == DEFAULT else asked.find()
+    schedule = asked.find_placed(size)[0].schedule if source == options.DEFAULT else asked.find()
     if isinstance(schedule, PipelineSchedule):
         how: dict[str, Any] = {"costs": pipeline_costs(schedule, times, link)}
     else:

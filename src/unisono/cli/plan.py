@@ -7,9 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
+from unisono.cli import options
 from unisono.cli.common import say, show
-from unisono.cli.defaults import default_notes, default_table, describe_default
-from unisono.cli.schedules import LinkTime, Microbatches, Times, pipeline_costs, refuse, topology_of
+from unisono.cli.programs import default_notes, default_table, describe_default
+from unisono.cli.schedules import pipeline_costs, refuse, topology_of
 from unisono.cli.simulate import compare_pipelines
 from unisono.errors import UsageError
 from unisono.schedule import COLLECTIVES, PRESETS
@@ -49,9 +50,9 @@ def plan(
     model: Annotated[bool, typer.Option("--model", help="By the model, even if this machine was measured.")] = False,
     by_default: _Default = False,
     crowded: _Crowded = None,
-    microbatches: Microbatches = None,
-    times: Times = None,
-    link: LinkTime = None,
+    microbatches: options.Microbatches = None,
+    times: options.Times = None,
+    link: options.LinkTime = None,
 ) -> None:
     """Choose an algorithm by collective, size and topology, and say why; or show what runs by default.
 

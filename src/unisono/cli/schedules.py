@@ -4,13 +4,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
 
 from unisono.algorithms import build, names
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
 from unisono.cli.common import read_source, source_name
+from unisono.cli.options import COLLECTIVE, DEFAULT, MICROBATCHES, RANKS
 from unisono.cli.programs import Placed, find_default, place_default
 from unisono.errors import UsageError
 from unisono.program import Program
@@ -19,61 +17,11 @@ from unisono.schedule.text import read_schedule
 from unisono.simulation import PipelineCosts
 
 __all__ = [
-    "DEFAULT",
-    "RANKS",
     "Asked",
-    "Chunks",
-    "Collective",
-    "LinkTime",
-    "Microbatches",
-    "PerRank",
-    "Ranks",
-    "Root",
-    "Source",
-    "Times",
     "pipeline_costs",
     "refuse",
     "topology_of",
 ]
-
-DEFAULT = "default"
-"""In place of an algorithm: the one that runs if none is asked for."""
-RANKS, MICROBATCHES = 4, 8
-_COLLECTIVE = "all_reduce"
-
-
-def _of_pipelines(*names: str, **how: Any) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(*names, rich_help_panel="Pipelines", **how)
-    return option
-
-
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME|FILE",
-        help=f"An algorithm, a pipeline schedule, {DEFAULT} for what runs, a file, or - for standard input.",
-    ),
-]
-Collective = Annotated[str | None, typer.Argument(help="What the algorithm is to do.", show_default=_COLLECTIVE)]
-Ranks = Annotated[int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(RANKS))]
-Root = Annotated[int | None, typer.Option(help="Root of a broadcast, reduce, gather or scatter.", show_default="0")]
-Chunks = Annotated[int | None, typer.Option(help="Pieces per block, for pipelining.", show_default="1")]
-Microbatches = Annotated[
-    int | None, _of_pipelines("--microbatches", "-m", help="Microbatches of a step.", show_default=str(MICROBATCHES))
-]
-PerRank = Annotated[
-    int | None, _of_pipelines("--per-rank", help="Stages on each rank.", show_default="1; interleaved, zb-v: 2")
-]
-Times = Annotated[
-    str | None,
-    _of_pipelines(
-        "--times",
-        metavar="F,B,W",
-        help="Of a rank's stages together, for one microbatch: forward, gradient of the input, of the weights.",
-        show_default="1,1,1",
-    ),
-]
-LinkTime = Annotated[float | None, _of_pipelines("--link", help="Time of a message.", show_default="0")]
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:
@@ -117,7 +65,7 @@ class Asked:
         if self.source not in SCHEDULES:
             refuse(pipelines, f"is of pipelines, and {self.source} is an algorithm: leave it out")
             chunks = 1 if self.chunks is None else self.chunks
-            return build(self.source, self.collective or _COLLECTIVE, self.world_size, self.root or 0, chunks)
+            return build(self.source, self.collective or COLLECTIVE, self.world_size, self.root or 0, chunks)
         others = {"--root": self.root, "--chunks": self.chunks}
         refuse(others, f"is of collectives, and {self.source} is a pipeline schedule: leave it out")
         if self.collective not in (None, PIPELINE):
@@ -140,7 +88,7 @@ class Asked:
         refuse(pipelines, "is of pipelines: leave it out")
         if self.chunks is not None:
             raise UsageError("the table of defaults has its own number of chunks: leave --chunks out")
-        row = find_default(self.collective or _COLLECTIVE, nbytes, self.world_size)
+        row = find_default(self.collective or COLLECTIVE, nbytes, self.world_size)
         return place_default(row, nbytes, self.world_size, self.root or 0)
 
     def read(self) -> str:

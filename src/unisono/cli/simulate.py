@@ -8,21 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.algorithms.pipelines import SCHEDULES, bubble_formula
+from unisono.cli import options
 from unisono.cli.common import say, show
-from unisono.cli.schedules import (
-    Asked,
-    Chunks,
-    Collective,
-    LinkTime,
-    Microbatches,
-    PerRank,
-    Ranks,
-    Root,
-    Times,
-    pipeline_costs,
-    refuse,
-    topology_of,
-)
+from unisono.cli.schedules import Asked, pipeline_costs, refuse, topology_of
 from unisono.errors import UsageError
 from unisono.schedule import PRESETS, PipelineSchedule, Schedule, Topology
 from unisono.simulation import PipelineTimeline, Timeline, simulate
@@ -38,8 +26,8 @@ def simulate_command(
         str | None,
         typer.Argument(metavar="[NAME|FILE]", help="An algorithm, a pipeline schedule, a file, or - for input."),
     ] = None,
-    collective: Collective = None,
-    ranks: Ranks = None,
+    collective: options.Collective = None,
+    ranks: options.Ranks = None,
     nbytes: Annotated[
         str | None, typer.Option("--bytes", metavar="SIZE", help="E.g. 4, 1KiB, 256MB.", show_default="1MiB")
     ] = None,
@@ -50,16 +38,16 @@ def simulate_command(
     compare: Annotated[
         str | None, typer.Option(metavar="NAMES", help="What to compare, by comma; without --bytes, latency.")
     ] = None,
-    root: Root = None,
-    chunks: Chunks = None,
+    root: options.Root = None,
+    chunks: options.Chunks = None,
     eager: Annotated[
         bool, typer.Option("--eager", help="Latency is spent on the wire and keeps no rank busy.")
     ] = False,
     lines: Annotated[int, typer.Option("--path", min=0, help="Messages of the critical path to print.")] = 12,
-    microbatches: Microbatches = None,
-    per_rank: PerRank = None,
-    times: Times = None,
-    link: LinkTime = None,
+    microbatches: options.Microbatches = None,
+    per_rank: options.PerRank = None,
+    times: options.Times = None,
+    link: options.LinkTime = None,
 ) -> None:
     """Predict the time of a schedule: of a collective by latency, bytes, sums and contention; of a pipeline its bubble.
 

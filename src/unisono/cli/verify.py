@@ -7,9 +7,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from unisono.cli import options
 from unisono.cli.common import show
 from unisono.cli.programs import Placed, prove_placed
-from unisono.cli.schedules import DEFAULT, Asked, Chunks, Collective, Microbatches, PerRank, Ranks, Root, Source
+from unisono.cli.schedules import Asked
 from unisono.errors import UsageError
 from unisono.program.proof import Proof
 from unisono.schedule import PipelineSchedule
@@ -23,22 +24,22 @@ WRONG_EXIT = 1
 
 
 def verify(
-    source: Source,
-    collective: Collective = None,
-    ranks: Ranks = None,
-    root: Root = None,
-    chunks: Chunks = None,
-    microbatches: Microbatches = None,
-    per_rank: PerRank = None,
+    source: options.Source,
+    collective: options.Collective = None,
+    ranks: options.Ranks = None,
+    root: options.Root = None,
+    chunks: options.Chunks = None,
+    microbatches: options.Microbatches = None,
+    per_rank: options.PerRank = None,
     in_flight: Annotated[
         int | None, typer.Option(help="Messages under way per rank.", show_default="as many as it needs")
     ] = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="One buffer for input and output.")] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Also tell which transfers could be left out.")] = False,
     program: Annotated[
-        bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {DEFAULT}.")
+        bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {options.DEFAULT}.")
     ] = False,
-    nbytes: Annotated[str, typer.Option("--bytes", metavar="SIZE", help=f"Of {DEFAULT}, and of programs.")] = "1MiB",
+    nbytes: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Of the default, of programs.")] = "1MiB",
 ) -> None:
     """Prove that a schedule does what it says, or show everything that is wrong with it; the same for programs.
 
@@ -58,7 +59,7 @@ def verify(
     if content.startswith("program "):
         _conclude(console, [prove(asked.parse_programs(content), in_place=in_place)])
         return
-    placed = asked.find_placed(size) if source == DEFAULT else []
+    placed = asked.find_placed(size) if source == options.DEFAULT else []
     schedule = placed[0].schedule if placed else asked.find() if asked.is_name else asked.parse(content)
     report = prove(schedule, in_flight, in_place)
     proofs: list[Proof] = []
