@@ -21,7 +21,7 @@ from unisono.errors import UsageError
 from unisono.schedule import COLLECTIVES, Schedule, Topology, preset
 from unisono.selection.measured import Measured
 from unisono.simulation import bus_factor, simulate
-from unisono.units import as_nbytes
+from unisono.units import as_nbytes, show_nbytes, show_seconds
 
 __all__ = ["SIZES", "Choice", "Crossover", "Quote", "Selector", "select"]
 
@@ -68,7 +68,7 @@ class Quote:
         return self.candidate.label + (f" in {self.chunks} pieces" if self.chunks > 1 else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Choice:
     """The quotes for one size, best first; `left_out` says why other algorithms were not considered."""
 
@@ -88,6 +88,12 @@ class Choice:
         """Bytes per second of the best, as NCCL's tests define it."""
         factor = bus_factor(self.collective, self.topology.world_size)
         return self.nbytes * factor / self.best.seconds if self.best.seconds else 0.0
+
+    def __repr__(self) -> str:
+        seconds = ", ".join(f"{quote.label} {show_seconds(quote.seconds)}" for quote in self.quotes[:3])
+        return (
+            f"<{self.collective} of {show_nbytes(self.nbytes)} over {self.topology.world_size} ranks: {seconds}, ...>"
+        )
 
     def build(self, root: int = 0) -> Schedule:
         """The schedule of the best."""
