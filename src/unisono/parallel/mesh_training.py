@@ -44,7 +44,7 @@ class MeshTransformer:
     """This rank's share of a transformer, and the steps that all ranks take together.
 
     whole: equal on all ranks (draw it with one seed); its weights are copied. microbatches: of each dp rank's rows in a
-    step; by default 2 · pp with a pipeline, else 1. schedule: a name of `pipeline_schedules.SCHEDULES`.
+    step; by default 2 · pp with a pipeline, else 1. schedule: one of `unisono list pipeline`.
 
     Making one is collective. Raises UsageError on every rank, before anything is cut or sent, if there are more stages
     than layers, if heads do not divide by tp, or if the context is too short for sp; MismatchError if the ranks' models
