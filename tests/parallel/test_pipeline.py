@@ -235,7 +235,7 @@ def test_what_one_rank_refuses_all_refuse_before_anything_moves(backend: str) ->
         "ranks 0, 1, 2: a schedule for 2 ranks does not fit a group of 3",
         "ranks 1, 2: reduction = 'avg': must be",
         "different schedules: rank 0: pipeline 1f1b stages=3 microbatches=2, rank 1: pipeline 1f1b",
-        "pipeline schedule none: 3 findings",
+        "none pipeline, 1 stage on 3 ranks, 1 microbatch: 3 findings",
         "a tied weight is torch.float32 [1, 1] in stage 0, but stage 2 has torch.float32 [3, 1]",
         "rank 1: stage 1 has no parameter 'weigth'",
         "ranks 0, 1, 2: nothing to report before the first step",
