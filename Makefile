@@ -46,7 +46,7 @@ quick-others:
 
 test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in a .venv of their own (about 8 minutes)
 	.venv-frameworks/bin/python -m unisono.runtime.loaded
-	.venv-frameworks/bin/python -m pytest tests/third_party -W default --durations 20
+	.venv-frameworks/bin/python -m pytest tests/third_party tests/test_notebook.py -W default --durations 20
 
 .venv-frameworks/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-frameworks
