@@ -5,11 +5,10 @@ BIN := .venv/bin
 # Tests without rank processes and without torch.distributed: what is data (schedules, programs and their proofs), what
 # tells about it (verify, simulate, draw, select, plan), numbers, tables, texts, and the shape of the house. Two halves
 # of about equal length, side by side. Add a path here when it needs neither; `unit` runs everything.
-QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule run/test_front.py run/test_over_transport.py)
-QUICK_OTHERS := tests/draw $(patsubst %,tests/test_%.py,layers measured select simulate units verify) \
-	$(patsubst %,tests/cli/test_%.py,draw files list main pipeline plan simulate verify) \
-	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values) \
-	$(patsubst %,tests/parallel/test_pipeline_%.py,draw schedules simulate verify)
+QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule runtime/test_over_transport.py)
+QUICK_OTHERS := $(addprefix tests/,drawing selection simulation verification test_layers.py test_units.py) \
+	$(patsubst %,tests/cli/test_%.py,draw common list main pipeline plan simulate verify) \
+	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values)
 
 .PHONY: run test quick quick-proofs quick-others test-frameworks install lint types unit soak bench format clean
 
@@ -19,7 +18,7 @@ run: install            ## train the main job on 4 local ranks
 test: lint types unit   ## everything CI runs
 
 install: .venv/installed  ## everything in .venv, and the loops that have changed compiled
-	$(BIN)/python -m unisono.run.loaded
+	$(BIN)/python -m unisono.runtime.loaded
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -46,8 +45,8 @@ quick-others:
 	@$(BIN)/python -m pytest $(QUICK_OTHERS)
 
 test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in a .venv of their own (about 8 minutes)
-	.venv-frameworks/bin/python -m unisono.run.loaded
-	.venv-frameworks/bin/python -m pytest tests/third_party -W default --durations 20
+	.venv-frameworks/bin/python -m unisono.runtime.loaded
+	.venv-frameworks/bin/python -m pytest tests/third_party tests/test_notebook.py -W default --durations 20
 
 .venv-frameworks/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-frameworks

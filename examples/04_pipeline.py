@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from unisono import build
 from unisono.parallel.pipeline import Pipeline, stages_from_layers
-from unisono.parallel.pipeline_schedules import build_pipeline
 
 WIDTH, ROWS, MICROBATCHES, STEPS = 128, 64, 8, 20
 
@@ -31,7 +31,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "1f1b"
 
     # 1. a schedule is data: which rank does what, in which order
-    schedule = build_pipeline(name, world_size, MICROBATCHES)
+    schedule = build(name, "pipeline", world_size, microbatches=MICROBATCHES)
     if rank == 0:
         print(schedule)
 

@@ -39,7 +39,7 @@ __all__ = ["BACKEND", "FORKS", "RankFailure", "Ranks", "ranks"]
 FORKS = multiprocessing.get_context("forkserver")
 """Where every test gets its processes from: the one server has imported what takes long, and the processes share it."""
 FORKS.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed", "pytest", "unisono.run.loaded", "unisono.train.job"]
+    ["torch._dynamo", "torch.distributed", "pytest", "unisono.runtime.loaded", "unisono.train.job"]
 )
 
 BACKEND = "unisono"

@@ -1,36 +1,43 @@
-"""The loop that measures, with a made-up clock; and the real ranks, with a real one."""
+"""The table that tune makes of what the bench measures; and real ranks."""
+
+from collections.abc import Callable
 
 import pytest
 
+from unisono import tune as module
 from unisono.algorithms import names
+from unisono.bench.result import Rates
+from unisono.bench.result import Row as Result
+from unisono.bench.settings import Settings
 from unisono.errors import UsageError
-from unisono.measured import Row
-from unisono.schedule import COLLECTIVES
-from unisono.tune import DEFAULT_PATH, SharedMemory, runnable, tune
+from unisono.selection import Row
+from unisono.tune import DEFAULT_PATH, runnable, tune
 
 
-def test_measures_everything_that_can_run_and_leaves_out_what_does_not_fit() -> None:
+def test_measures_everything_that_can_run_and_leaves_out_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def measure(collective: str, algorithm: str, nbytes: int, ranks: int) -> float:
-        asked.append((collective, algorithm, nbytes, ranks))
-        if algorithm == "tree":
-            raise UsageError("algorithm tree does not fit")
-        return 1e-6 * (1 + nbytes)
+    def bench(settings: Settings, tell: Callable[[Rates | Result], None]) -> None:
+        tell(Rates())
+        for collective in settings.collectives:
+            for nbytes in settings.sizes(collective):
+                for contender in settings.contenders:
+                    asked.append((collective, contender.algorithm, nbytes))
+                    refused = "does not fit" if contender.algorithm == "tree" else ""
+                    times = () if refused else (1e-6 * (1 + nbytes),) * settings.runs
+                    how = {"seconds": times, "refused": refused}
+                    row = Result(collective, contender.name, nbytes, nbytes // 4, "float32", "sum", "in", 4, **how)
+                    tell(row)
 
+    monkeypatch.setattr(module, "launch", bench)
     told: list[Row] = []
-    table = tune(measure, ["all_reduce", "barrier"], 4, [64, 8, 64], on_row=told.append)
-    reduces = [("all_reduce", a, s, 4) for s in (8, 64) for a in [DEFAULT_PATH, *runnable("all_reduce")]]
-    barriers = [("barrier", a, 0, 4) for a in [DEFAULT_PATH, *runnable("barrier")]]
-    assert asked == reduces + barriers
+    table = tune(["all_reduce", "barrier"], 4, [64, 8, 64], on_row=told.append)
+    algorithms = ["", *runnable("all_reduce", "barrier")]
+    assert asked == [(c, a, s) for c, s in (("all_reduce", 8), ("all_reduce", 64), ("barrier", 0)) for a in algorithms]
     assert sorted(told) == table.rows
     assert "tree" not in table.algorithms("all_reduce", 4)
     assert table.seconds("all_reduce", 4, "ring", 8) == pytest.approx(9e-6)
-
-
-def test_names_restrict_the_algorithms() -> None:
-    table = tune(lambda *_: 1e-6, ["all_reduce"], 2, [8], ["ring"])
-    assert table.rows == [Row("all_reduce", 2, "ring", 8, 1e-6)]
+    assert table.seconds("all_reduce", 4, DEFAULT_PATH, 64) == pytest.approx(65e-6)
 
 
 def test_what_only_a_switch_can_do_is_not_run() -> None:
@@ -38,20 +45,13 @@ def test_what_only_a_switch_can_do_is_not_run() -> None:
     assert "in_network" not in runnable("all_reduce")
 
 
-def test_real_ranks_measure_every_collective_and_refuse_what_does_not_fit() -> None:
-    with SharedMemory(2) as measure:
-        for collective in COLLECTIVES:
-            for name in (DEFAULT_PATH, runnable(collective)[0]):
-                assert 0 < measure(collective, name, 100, 2) < 10
-        with pytest.raises(UsageError, match="these are 2 ranks"):
-            measure("all_reduce", "ring", 8, 3)
-        with pytest.raises(UsageError, match="has no broadcast"):
-            measure("broadcast", "ring", 8, 2)
-        assert measure("all_reduce", "ring", 0, 2) > 0
-        processes = list(measure._processes)
-    assert not any(p.is_alive() for p in processes)
+def test_real_ranks_measure_what_fits() -> None:
+    table = tune(["broadcast", "barrier"], 2, [128], [DEFAULT_PATH, "tree", "ring"])
+    assert table.algorithms("broadcast", 2) == [DEFAULT_PATH, "tree"]  # a ring does no broadcast
+    assert {row.algorithm: row.nbytes for row in table.rows if row.collective == "barrier"}["ring"] == 0
+    assert all(0 < row.seconds < 10 for row in table.rows)
 
 
 def test_no_ranks_are_refused() -> None:
-    with pytest.raises(UsageError, match="at least 1 rank"):
-        SharedMemory(0)
+    with pytest.raises(UsageError, match="expected 1 or more"):
+        tune(["all_reduce"], 0)

@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 
 from unisono.backend.reducing import Reducing
-from unisono.run.choice import by_default
-from unisono.run.prepared import Kind
+from unisono.runtime.choice import by_default
+from unisono.runtime.prepared import Kind
 
 __all__: list[str] = []
 

@@ -4,7 +4,7 @@ import re
 
 from unisono.errors import UsageError
 
-__all__ = ["parse_nbytes", "show_nbytes", "show_ranks", "show_seconds"]
+__all__ = ["as_nbytes", "parse_nbytes", "show_count", "show_nbytes", "show_ranks", "show_seconds"]
 
 _BINARY = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)(b?))", re.IGNORECASE)
@@ -26,6 +26,11 @@ def parse_nbytes(text: str) -> int:
     return int(value)
 
 
+def as_nbytes(size: str | float) -> float:
+    """Bytes of a size that is a number or a text. Raises UsageError as `parse_nbytes` does."""
+    return parse_nbytes(size) if isinstance(size, str) else size
+
+
 def show_nbytes(nbytes: float) -> str:
     """Three digits and a binary unit: `4 B`, `1.5 KiB`, `256 MiB`."""
     power = 0
@@ -36,9 +41,15 @@ def show_nbytes(nbytes: float) -> str:
     return f"{_digits(nbytes)} {unit}"
 
 
+def show_count(number: int, what: str) -> str:
+    """`1 rank`, `4 ranks`, `2 switches`, `24,576 ranks`."""
+    ending = "" if number == 1 else "es" if what.endswith("ch") else "s"
+    return f"{number:,} {what}{ending}"
+
+
 def show_ranks(count: int) -> str:
     """`1 rank`, `4 ranks`."""
-    return f"{count} rank{'s' * (count != 1)}"
+    return show_count(count, "rank")
 
 
 def show_seconds(seconds: float) -> str:

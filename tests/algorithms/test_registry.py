@@ -1,21 +1,21 @@
 import pytest
 
 import unisono.algorithms.registry as registry
-from unisono.algorithms import algorithm, build, entry, names
+from unisono.algorithms import algorithm_info, build, names, register_algorithm
 from unisono.errors import UsageError
 from unisono.schedule import Collective, Schedule, Step
-from unisono.verify import verify
+from unisono.verification import verify
 
 
 @pytest.fixture
 def _unchanged_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     names()
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 @pytest.mark.usefixtures("_unchanged_registry")
 def test_one_function_adds_an_algorithm() -> None:
-    @algorithm("relay", "broadcast", steps="n-1", nbytes_per_rank="1")
+    @register_algorithm("relay", "broadcast", steps="n-1", nbytes_per_rank="1")
     def relay(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
         """Each rank hands the whole to the next."""
         hops = [((root + i) % world_size, (root + i + 1) % world_size) for i in range(world_size - 1)]
@@ -26,7 +26,7 @@ def test_one_function_adds_an_algorithm() -> None:
     assert "relay" not in names("all_reduce")
     made = build("relay", "broadcast", 4, root=2)
     assert verify(made).ok
-    assert made.num_steps == entry("relay", "broadcast").steps(4)
+    assert made.num_steps == algorithm_info("relay", "broadcast").steps(4)
     assert relay(4, 2) == made
     inside = build("hierarchical", "broadcast", 6, root=4, intra="relay")
     assert verify(inside).ok
@@ -34,7 +34,7 @@ def test_one_function_adds_an_algorithm() -> None:
 
 @pytest.mark.usefixtures("_unchanged_registry")
 def test_an_all_reduce_is_also_a_barrier() -> None:
-    @algorithm("mine", "all_reduce", steps="1", nbytes_per_rank="n-1")
+    @register_algorithm("mine", "all_reduce", steps="1", nbytes_per_rank="n-1")
     def mine(world_size: int, chunks: int = 1, flavour: str = "") -> Schedule:
         """All at once."""
         return build("one_shot", "all_reduce", world_size, chunks=chunks)
@@ -43,15 +43,15 @@ def test_an_all_reduce_is_also_a_barrier() -> None:
     assert barrier.collective.name == "barrier"
     assert barrier.collective.chunk_nbytes(100.0) == 0
     assert verify(barrier).ok
-    assert entry("mine", "barrier").options == ("flavour",)
+    assert algorithm_info("mine", "barrier").options == ("flavour",)
 
 
 @pytest.mark.usefixtures("_unchanged_registry")
 def test_a_name_belongs_to_one_file() -> None:
     with pytest.raises(UsageError, match=r"algorithm ring all_reduce is already taken by unisono\.algorithms\.ring"):
-        algorithm("ring", "all_reduce", steps="1", nbytes_per_rank="1")(lambda world_size, chunks=1: None)
+        register_algorithm("ring", "all_reduce", steps="1", nbytes_per_rank="1")(lambda world_size, chunks=1: None)
     with pytest.raises(UsageError, match="unknown collective 'all_reduces'"):
-        algorithm("mine", "all_reduces", steps="1", nbytes_per_rank="1")
+        register_algorithm("mine", "all_reduces", steps="1", nbytes_per_rank="1")
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ def test_an_algorithm_that_does_not_fit_says_so_by_name(name: str, options: dict
 
 
 def test_only_what_needs_a_switch_is_for_simulation_only() -> None:
-    for e in registry.entries():
-        assert e.simulation_only == (e.build(4).switches > 0)
+    for e in registry.list_algorithms():
+        assert e.simulation_only == (build(e.name, e.collective, 4).switches > 0)

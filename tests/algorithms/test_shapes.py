@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from algorithms.oracle import busiest_share, numbers_are_right
-from unisono.algorithms import bruck, build, direct, double_ring, grid, halving_doubling, ring, star, tree
+from unisono.algorithms import bruck, build, direct, grid, halving_doubling, ring, star, tree
 from unisono.schedule import Schedule, preset
-from unisono.verify import verify
+from unisono.verification import verify
 
 
 def _links(schedule: Schedule) -> set[tuple[int, int]]:
@@ -52,8 +52,8 @@ def test_double_ring_shares_no_link(n: int, stride: int) -> None:
     first = {(r, (r + 1) % n) for r in range(n)}
     second = {(r, (r + stride) % n) for r in range(n)}
     assert not first & second
-    assert _links(double_ring.all_reduce(n)) == first | second
-    assert _links(double_ring.all_gather(n, stride=-stride)) == first | {(b, a) for a, b in second}
+    assert _links(ring.double_all_reduce(n)) == first | second
+    assert _links(ring.double_all_gather(n, stride=-stride)) == first | {(b, a) for a, b in second}
 
 
 def test_a_grid_may_be_given_its_rows() -> None:

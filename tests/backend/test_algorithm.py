@@ -9,12 +9,12 @@ import torch.distributed as dist
 
 import unisono
 from ranks import RankFailure, ranks
-from unisono.algorithms import algorithm, entries, names, registry
-from unisono.draw import draw
+from unisono.algorithms import list_algorithms, names, register_algorithm, registry
+from unisono.drawing import draw
 from unisono.schedule import Collective, Schedule, Step, Transfer, preset
-from unisono.select import select
-from unisono.simulate import simulate
-from unisono.verify import verify
+from unisono.selection import select
+from unisono.simulation import simulate
+from unisono.verification import verify
 
 
 def brigade(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
@@ -25,7 +25,7 @@ def brigade(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
 
 
 def add_brigade() -> None:
-    algorithm("brigade", "broadcast", steps="n-1", nbytes_per_rank="1")(brigade)
+    register_algorithm("brigade", "broadcast", steps="n-1", nbytes_per_rank="1")(brigade)
 
 
 def by_brigade(rank: int, world_size: int) -> list[float]:
@@ -38,7 +38,7 @@ def by_brigade(rank: int, world_size: int) -> list[float]:
 
 def test_a_new_algorithm_is_proved_priced_drawn_selected_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     names()  # everything that belongs to the registry is in it; what is added here leaves it again
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     add_brigade()
     schedule = brigade(4, root=1)
     assert verify(schedule).ok
@@ -46,7 +46,7 @@ def test_a_new_algorithm_is_proved_priced_drawn_selected_and_run(monkeypatch: py
     assert "brigade broadcast" in str(draw(schedule))
     assert "brigade" in names("broadcast")
     quotes = select("broadcast", 1 << 10, preset("shared_memory", 3)).quotes
-    assert "brigade" in {quote.candidate.entry.name for quote in quotes}
+    assert "brigade" in {quote.candidate.algorithm.name for quote in quotes}
     assert ranks(3).run(by_brigade) == [[2.0, 2.0]] * 3
 
 
@@ -56,7 +56,7 @@ def every_algorithm(rank: int, world_size: int, numel: int, deterministic: bool)
     expected = mine.clone()
     dist.all_reduce(expected)
     wrong = []
-    for entry in entries():
+    for entry in list_algorithms():
         if entry.collective == "all_reduce" and not entry.simulation_only:
             x = mine.clone()
             with unisono.algorithm(entry.name, deterministic=deterministic):
@@ -77,7 +77,7 @@ def uneven_reduce_scatter(rank: int, world_size: int) -> list[str]:
     pieces, wrong = [torch.full((2 * r,), float(rank + r)) for r in range(world_size)], []
     expected = [float(sum(r + rank for r in range(world_size)))] * (2 * rank)
     for name in sorted(names("reduce_scatter")):
-        if registry.entry(name, "reduce_scatter").simulation_only:
+        if registry.algorithm_info(name, "reduce_scatter").simulation_only:
             continue
         output = torch.zeros(2 * rank)
         with unisono.algorithm(name):

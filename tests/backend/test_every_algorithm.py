@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import unisono
 from ranks import ranks
-from run.cases import Case, Tensors, every_case, given, problems, same
+from runtime.cases import Case, Tensors, every_case, given, problems, same
 from unisono.errors import MismatchError
 from unisono.schedule import Schedule
 

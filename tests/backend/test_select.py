@@ -12,10 +12,9 @@ import unisono
 from hangs.job import Fault, attempt
 from ranks import ranks
 from unisono.backend.options import from_environment
-from unisono.measured import Measured, Row, table_path
-from unisono.run import choice
+from unisono.runtime import choice
 from unisono.schedule import preset
-from unisono.select import select
+from unisono.selection import Measured, Row, select, table_path
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 
 SMALL, LARGE = 256, 1 << 18  # bytes
@@ -142,7 +141,7 @@ def test_without_a_table_the_simulator_chooses(tmp_path: Path) -> None:
 
     @cache
     def simulated(collective: str, nbytes: int) -> str:
-        return select(collective, nbytes, topology).best.candidate.entry.name
+        return select(collective, nbytes, topology).best.candidate.algorithm.name
 
     found = ranks(3, group=False).run(by_a_table, str(tmp_path / "meeting"), str(tmp_path / "none"), "options", sizes)
     for wrong, chosen in found:

@@ -10,12 +10,11 @@ from typer.testing import CliRunner, Result
 
 from unisono.algorithms import build
 from unisono.cli.main import app
-from unisono.draw import draw, draw_gantt, draw_html, draw_svg, draw_trace
-from unisono.draw.program import draw_program
+from unisono.drawing import draw
 from unisono.program import Program, bind, lower
 from unisono.program.defaults import DIRECT_MOVED
 from unisono.schedule import Schedule, preset
-from unisono.simulate import simulate
+from unisono.simulation import simulate
 from unisono.transport.layout import Layout
 
 COMMAND = [sys.executable, "-m", "unisono.cli", "draw"]
@@ -44,7 +43,7 @@ def test_a_file_and_standard_input_are_drawn_like_the_algorithm(tmp_path: Path) 
     schedule = build("double_tree", "all_reduce", 4)
     (tmp_path / "mine.txt").write_text(schedule.to_text())
     (tmp_path / "mine.json").write_text(json.dumps(schedule.to_json()))
-    expected = f"{draw(schedule, 80)}\n"
+    expected = f"{draw(schedule)}\n"
     assert _draw(str(tmp_path / "mine.txt"), "--width", "80").stdout == expected
     assert _draw(str(tmp_path / "mine.json"), "--width", "80").stdout == expected
     assert _draw("-", "--width", "80", stdin=schedule.to_text()).stdout == expected
@@ -54,11 +53,11 @@ def test_pictures_are_written(tmp_path: Path) -> None:
     schedule = build("ring", "all_reduce", 4)
     run = simulate(schedule, preset("ethernet", 4), 4096)
     for option, extra, expected in (
-        ("--svg", [], draw_svg(schedule)),
-        ("--svg", ["--style", "rows"], draw_svg(schedule, "rows")),
-        ("--html", [], draw_html(schedule)),
-        ("--gantt", ["--topology", "ethernet", "--bytes", "4KiB"], draw_gantt(run)),
-        ("--trace", ["--topology", "ethernet", "--bytes", "4KiB"], draw_trace(run)),
+        ("--svg", [], str(draw(schedule, "svg"))),
+        ("--svg", ["--style", "rows"], str(draw(schedule, "svg", style="rows"))),
+        ("--html", [], str(draw(schedule, "html"))),
+        ("--gantt", ["--topology", "ethernet", "--bytes", "4KiB"], str(draw(run, "gantt"))),
+        ("--trace", ["--topology", "ethernet", "--bytes", "4KiB"], str(draw(run, "trace"))),
     ):
         file = tmp_path / f"picture{option}"
         result = _draw("ring", option, str(file), *extra)
@@ -72,7 +71,7 @@ def test_a_dash_writes_the_picture_to_standard_output() -> None:
 
 def test_the_timeline_is_printed() -> None:
     result = _draw("ring", "--timeline", "--topology", "pcie", "--bytes", "64KiB", "--width", "80")
-    assert result.stdout == f"{draw(simulate(build('ring', 'all_reduce', 4), preset('pcie', 4), 65536), 80)}\n"
+    assert result.stdout == f"{draw(simulate(build('ring', 'all_reduce', 4), preset('pcie', 4), 65536))}\n"
 
 
 @pytest.mark.parametrize(
@@ -179,18 +178,18 @@ def test_default_is_what_the_table_names_for_the_size(nbytes: str, name: str) ->
     given = ("default", "all_reduce", "-n", "4", "--bytes", nbytes)
     assert _draw(*given, "--width", "80").stdout == f"{draw(schedule)}\n"
     assert Schedule.from_text(_draw(*given, "--text").stdout) == schedule
-    assert _draw(*given, "--svg", "-").stdout == draw_svg(schedule)
+    assert _draw(*given, "--svg", "-").stdout == str(draw(schedule, "svg"))
 
 
 def test_programs_are_drawn_as_the_backend_places_them() -> None:
     for name, placement in (("ring", "staged"), ("two_phase", "mailbox"), ("default", "mailbox")):
         schedule = build(name if name != "default" else "two_phase", "all_reduce", 4)
-        expected = draw_program([lower(schedule, rank, placement) for rank in range(4)])
+        expected = draw([lower(schedule, rank, placement) for rank in range(4)])
         assert _draw(name, "--program", "--width", "80").stdout == f"{expected}\n"
 
 
 def test_one_rank_and_another_placement() -> None:
-    expected = draw_program([lower(build("two_phase", "all_reduce", 4), 2, "direct")])
+    expected = draw([lower(build("two_phase", "all_reduce", 4), 2, "direct")])
     assert _draw("default", "--program", "--rank", "2", "--placement", "direct").stdout == f"{expected}\n"
 
 
@@ -205,7 +204,7 @@ def test_programs_are_bound_to_bytes_that_are_given() -> None:
     table = bind(program, [3 << 20], area=Layout(4).stage)
     given = ("default", "--program", "--rank", "1", "--bytes", "3MiB")
     assert _draw(*given).stdout == f"{table.to_text()}\n"
-    assert _draw(*given, "--no-bound").stdout == f"{draw_program([program])}\n"
+    assert _draw(*given, "--no-bound").stdout == f"{draw([program])}\n"
     assert _draw(*given, "--text").stdout == program.to_text()
     assert _draw("ring", "--program", "--bound").stdout == _draw("ring", "--program", "--bytes", "1MiB").stdout
 

@@ -1,6 +1,6 @@
 from typer.testing import CliRunner
 
-from unisono.algorithms import entries
+from unisono.algorithms import list_algorithms
 from unisono.cli.main import app
 from unisono.program.defaults import TABLE
 from unisono.schedule import COLLECTIVES
@@ -14,9 +14,9 @@ def test_lists_every_algorithm_under_its_collective() -> None:
         first = line.split(" ")[0]
         if first in COLLECTIVES:
             under = first
-        elif first in {e.name for e in entries()}:
+        elif first in {e.name for e in list_algorithms()}:
             listed.append((under, first))
-    assert listed == [(e.collective, e.name) for e in entries()]
+    assert listed == [(e.collective, e.name) for e in list_algorithms()]
 
 
 def test_lists_one_collective_with_steps_and_bytes() -> None:

@@ -5,10 +5,10 @@ from typer.testing import CliRunner, Result
 
 from unisono.cli.main import app
 from unisono.cli.programs import is_crowded
-from unisono.measured import Measured, Row
 from unisono.program import Default, default
 from unisono.program.defaults import TABLE
 from unisono.schedule import COLLECTIVES
+from unisono.selection import Measured, Row
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def test_the_table_of_one_collective(monkeypatch: pytest.MonkeyPatch) -> None:
             "all_reduce", 1 << 62, "two_phase", "mailbox", crowded=False, directly="direct", directly_above=1 << 20
         ),
     )
-    monkeypatch.setattr("unisono.cli.defaults.TABLE", table)
+    monkeypatch.setattr("unisono.cli.programs.TABLE", table)
     lines = CliRunner().invoke(app, ["plan", "--default", "all_reduce"], env={"COLUMNS": "120"}).stdout.splitlines()
     assert lines[:4] == [
         "collective  up to      cores   schedule   placement  chunks  at most  shared",

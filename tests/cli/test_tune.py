@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from unisono.cli.main import app
-from unisono.measured import Measured, table_path
+from unisono.selection import Measured, table_path
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def test_keeps_nothing_if_asked_so() -> None:
     ("arguments", "message"),
     [
         (["nope"], "unknown collective 'nope'"),
-        (["all_reduce", "-n", "0"], "tune needs at least 1 rank"),
+        (["all_reduce", "-n", "0"], "--ranks is 0, expected 1 or more"),
         (["all_reduce", "--bytes", "1,x"], "'x' is not a size"),
         (["all_reduce", "--algorithms", "in_network"], "no algorithm 'in_network' can run all_reduce"),
     ],

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from unisono.algorithms import build, entries
+from unisono.algorithms import build, list_algorithms
 from unisono.schedule.picture import life_of_chunk
 
 HERE = Path(__file__).parent
 
 CASES = sorted(
-    {(e.name, e.collective) for e in entries() if e.collective != "barrier"} | {("bruck", "barrier")},
+    {(e.name, e.collective) for e in list_algorithms() if e.collective != "barrier"} | {("bruck", "barrier")},
 )
 
 

@@ -131,8 +131,6 @@ class Walker:
 
 def launch(rank: int, world_size: int, folder: str, rounds: int) -> list[str]:
     """Rounds of ranks that walk, are robbed of one, and heard; returns what was wrong. The one killed is replaced."""
-    import unisono.backend.process_group  # once, instead of in every rank
-    import unisono.run.front  # noqa: F401
 
     gc.freeze()
     rng, wrong = random.Random(rank), []

@@ -8,11 +8,11 @@ import torch.distributed as dist
 
 from parallel.mesh_models import CONTEXT, MAX_NORM, ROWS, STEPS, Reference, adam, batches, one_process, whole
 from ranks import ranks
+from unisono.algorithms.pipelines import usual_stages_per_rank
 from unisono.errors import MismatchError, UsageError
 from unisono.parallel.mesh import TrainingMesh
 from unisono.parallel.mesh_shape import MeshShape, factorisations
 from unisono.parallel.mesh_training import MeshTransformer
-from unisono.parallel.pipeline_schedules import usual_stages_per_rank
 
 
 class Case(NamedTuple):

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from ranks import ranks
+from unisono.algorithms.pipelines import SCHEDULES, build_pipeline, interleaved_1f1b
+from unisono.drawing import draw
 from unisono.errors import MismatchError, ScheduleError, UsageError
 from unisono.parallel.layers import divide_layers
 from unisono.parallel.pipeline import Pipeline, stages_from_layers
-from unisono.parallel.pipeline_actions import PipelineSchedule
-from unisono.parallel.pipeline_draw import draw_pipeline_svg
-from unisono.parallel.pipeline_schedules import SCHEDULES, build_pipeline, interleaved_1f1b
+from unisono.schedule.pipeline import PipelineSchedule
 
 WIDTH = 4
 
@@ -235,7 +235,7 @@ def test_what_one_rank_refuses_all_refuse_before_anything_moves(backend: str) ->
         "ranks 0, 1, 2: a schedule for 2 ranks does not fit a group of 3",
         "ranks 1, 2: reduction = 'avg': must be",
         "different schedules: rank 0: pipeline 1f1b stages=3 microbatches=2, rank 1: pipeline 1f1b",
-        "pipeline schedule none: 3 findings",
+        "none pipeline, 1 stage on 3 ranks, 1 microbatch: 3 findings",
         "a tied weight is torch.float32 [1, 1] in stage 0, but stage 2 has torch.float32 [3, 1]",
         "rank 1: stage 1 has no parameter 'weigth'",
         "ranks 0, 1, 2: nothing to report before the first step",
@@ -372,7 +372,7 @@ def slow_pipeline(rank: int, world_size: int) -> tuple[float, float, str, int]:
         reports.append(pipeline.report())
     dist.destroy_process_group(group)
     report = min(reports, key=lambda r: abs(r.measured.bubble - r.predicted.bubble))
-    in_svg = draw_pipeline_svg(report.measured).count("<title>")
+    in_svg = str(draw(report.measured, "svg")).count("<title>")
     return report.measured.bubble, report.predicted.bubble, str(report), in_svg
 
 

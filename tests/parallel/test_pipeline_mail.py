@@ -3,9 +3,9 @@ import torch
 import torch.distributed as dist
 
 from ranks import ranks
+from unisono.algorithms.pipelines import SCHEDULES, build_pipeline
 from unisono.parallel.pipeline_channels import Channels, deal_out
 from unisono.parallel.pipeline_mail import Letter, PipelineMail, letters
-from unisono.parallel.pipeline_schedules import SCHEDULES, build_pipeline
 from unisono.parallel.pipeline_shapes import Form, Shapes
 
 

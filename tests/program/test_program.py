@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from unisono.algorithms import build, entries
-from unisono.algorithms.registry import Entry
+from unisono.algorithms import build, list_algorithms
+from unisono.algorithms.registry import AlgorithmInfo
 from unisono.errors import UsageError
 from unisono.program import PLACEMENTS, Program, Unfit, lower
 from unisono.program.defaults import TABLE
 from unisono.schedule import Schedule
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "programs"
-RUN = [e for e in entries() if not e.simulation_only]
+RUN = [e for e in list_algorithms() if not e.simulation_only]
 
 
 def same(one: Program, other: Program) -> bool:
@@ -28,11 +28,11 @@ def vars_of(program: Program) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("entry", RUN, ids=lambda e: f"{e.name}-{e.collective}")
-def test_text_reads_back(entry: Entry) -> None:
+def test_text_reads_back(entry: AlgorithmInfo) -> None:
     read = 0
     for n in (2, 3, 4):
         try:
-            schedule = entry.build(n)
+            schedule = build(entry.name, entry.collective, n)
         except UsageError:
             continue
         for placement in PLACEMENTS:

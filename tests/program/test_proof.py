@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from unisono.algorithms import build, entries
-from unisono.algorithms.registry import Entry
+from unisono.algorithms import build, list_algorithms
+from unisono.algorithms.registry import AlgorithmInfo
 from unisono.errors import ScheduleError, UsageError
 from unisono.program import Program, Table, Unfit, best_staged, bind, lower
 from unisono.program.bind import (
@@ -36,7 +36,7 @@ from unisono.program.proof_play import Play
 from unisono.schedule import Schedule
 from unisono.schedule.collectives import ROOTED
 from unisono.transport.layout import Layout
-from unisono.verify import verify
+from unisono.verification import verify
 
 
 def roots(collective: str, n: int) -> list[int]:
@@ -121,11 +121,11 @@ def small_area(programs: Sequence[Program], itemsize: int = 1, wide: int = 1, li
     return lines * LINE * max(1, *(programs[0].slots or (programs[0].collective.world_size,))) * wide // itemsize
 
 
-def schedules(entry: Entry, n: int) -> Iterator[Schedule]:
+def schedules(entry: AlgorithmInfo, n: int) -> Iterator[Schedule]:
     for root in roots(entry.collective, n) if entry.rooted and n < 5 else [0]:
         for chunks in (1, 2) if root == 0 and n < 4 else (1,):
             try:
-                yield entry.build(n, root, chunks)
+                yield build(entry.name, entry.collective, n, root, chunks)
             except UsageError:
                 continue  # it is not for so many ranks
 
@@ -151,9 +151,9 @@ def hold(schedule: Schedule, placement: str, deterministic: bool, itemsize: int)
 
 
 @pytest.mark.parametrize(
-    "entry", [e for e in entries() if not e.simulation_only], ids=lambda e: f"{e.name}-{e.collective}"
+    "entry", [e for e in list_algorithms() if not e.simulation_only], ids=lambda e: f"{e.name}-{e.collective}"
 )
-def test_every_algorithm_holds_wherever_it_fits(entry: Entry) -> None:
+def test_every_algorithm_holds_wherever_it_fits(entry: AlgorithmInfo) -> None:
     proofs = 0
     for n in (2, 3, 4, 5, 6):
         for schedule in schedules(entry, n):
@@ -171,7 +171,7 @@ def test_every_algorithm_holds_wherever_it_fits(entry: Entry) -> None:
 
 
 def test_partial_sums_of_16_bits_do_not_go_between_tensors() -> None:
-    """They are refused, or the proof tells; run/choice.py goes directly where no schedule has any."""
+    """They are refused, or the proof tells; runtime/choice.py goes directly where no schedule has any."""
     programs = lowered(build("ring", "all_reduce", 3), "direct")
     try:
         tables = [bind(p, [600], area=1 << 10, itemsize=2, wide=4) for p in programs]
@@ -181,7 +181,7 @@ def test_partial_sums_of_16_bits_do_not_go_between_tensors() -> None:
 
 
 UNEVEN = [
-    (e.name, e.collective) for e in entries()
+    (e.name, e.collective) for e in list_algorithms()
     if e.collective in ("all_to_all", "all_gather", "gather", "scatter") and not e.simulation_only
 ]  # fmt: skip
 

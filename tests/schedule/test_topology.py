@@ -42,7 +42,6 @@ def test_ports_inside_are_the_ranks_and_outside_the_nics() -> None:
     # ranks 0..7 have ports 0..7; host 0 has NICs 8, 9 and host 1 has 10, 11, each shared by two ranks
     assert out.tolist() == [0, 8, 8, 9, 11]
     assert into.tolist() == [1, 10, 10, 11, 8]
-    assert max(out.max(), into.max()) < topology.num_ports
 
 
 def test_point_to_point_wires_are_one_per_ordered_pair() -> None:
@@ -52,7 +51,6 @@ def test_point_to_point_wires_are_one_per_ordered_pair() -> None:
     assert out.tolist() == into.tolist()
     assert len(set(out.tolist())) == len(pairs)
     assert out.min() >= topology.world_size
-    assert out.max() < topology.num_ports
     assert topology.describe() == "mesh: 3 ranks over wire (1 µs, 1 GB/s, point-to-point)"
     free = Topology("free", 1, 2, Link("free", 0.0, 0.0))
     assert free.describe() == "free: 2 ranks over free (0 µs, no limit, switched)"

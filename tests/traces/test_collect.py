@@ -18,8 +18,8 @@ from unisono.backend.group import Group
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.backend.work import PendingWork
 from unisono.errors import CollectiveTimeout
-from unisono.run.lane import Lane
-from unisono.run.reduce import Reducer
+from unisono.runtime.lane import Lane
+from unisono.runtime.reduce import Reducer
 from unisono.trace import collect
 from unisono.trace.collect import Collector
 from unisono.trace.summary import summarize

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from ranks import RankFailure, ranks
+from unisono.algorithms import build
 from unisono.errors import PeerLostError, UsageError
-from unisono.run.front import named, run
+from unisono.runtime.run import run_over
 from unisono.transport.torch_p2p import TorchP2P
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "unisono"])
@@ -21,7 +22,7 @@ def in_a_subgroup(rank: int, world_size: int) -> list[float] | str:
         if rank in (1, 3):
             transport, x = TorchP2P(group), torch.full((3,), float(rank))
             assert (transport.rank, transport.world_size) == (rank // 2, 2)
-            run(named("ring", "all_reduce", 2), x, transport)
+            run_over(build("ring", "all_reduce", 2), x, transport)
             with pytest.raises(UsageError, match="has no peer 2"):
                 transport.send(2, x)
             return x.tolist()

@@ -1,5 +1,12 @@
 """Algorithms: pure builders of schedules, one family per file, found by name in the registry. Never imports torch."""
 
-from unisono.algorithms.registry import Entry, algorithm, build, entries, entry, names
+from unisono.algorithms.registry import (
+    AlgorithmInfo,
+    algorithm_info,
+    build,
+    list_algorithms,
+    names,
+    register_algorithm,
+)
 
-__all__ = ["Entry", "algorithm", "build", "entries", "entry", "names"]
+__all__ = ["AlgorithmInfo", "algorithm_info", "build", "list_algorithms", "names", "register_algorithm"]

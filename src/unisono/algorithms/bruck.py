@@ -11,13 +11,13 @@ import numpy as np
 
 from unisono.algorithms.blocks import circular
 from unisono.algorithms.formula import ceil_log2
-from unisono.algorithms.registry import algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "barrier", "reduce_scatter"]
 
 
-@algorithm("bruck", "all_gather", steps="L", nbytes_per_rank="(n-1)/n")
+@register_algorithm("bruck", "all_gather", steps="L", nbytes_per_rank="(n-1)/n")
 def all_gather(world_size: int, chunks: int = 1) -> Schedule:
     """Every rank's run of consecutive blocks doubles each time."""
     ranks = np.arange(world_size)
@@ -28,19 +28,19 @@ def all_gather(world_size: int, chunks: int = 1) -> Schedule:
     return Schedule("bruck", Collective.of("all_gather", world_size, chunks), steps)
 
 
-@algorithm("bruck", "reduce_scatter", steps="L", nbytes_per_rank="(n-1)/n")
+@register_algorithm("bruck", "reduce_scatter", steps="L", nbytes_per_rank="(n-1)/n")
 def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     """The all_gather backwards."""
     return all_gather(world_size, chunks).reversed()
 
 
-@algorithm("bruck", "all_reduce", steps="2*L", nbytes_per_rank="2*(n-1)/n")
+@register_algorithm("bruck", "all_reduce", steps="2*L", nbytes_per_rank="2*(n-1)/n")
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """The reduce_scatter, then the all_gather: few steps and few bytes for any number of ranks."""
     return reduce_scatter(world_size, chunks).then(all_gather(world_size, chunks))
 
 
-@algorithm("bruck", "all_to_all", steps="L", nbytes_per_rank="<= L/2")
+@register_algorithm("bruck", "all_to_all", steps="L", nbytes_per_rank="<= L/2")
 def all_to_all(world_size: int, chunks: int = 1) -> Schedule:
     """Blocks travel by the binary digits of their distance, many in one message."""
     source, offset = np.divmod(np.arange(world_size**2), world_size)
@@ -53,7 +53,7 @@ def all_to_all(world_size: int, chunks: int = 1) -> Schedule:
     return Schedule("bruck", Collective.of("all_to_all", world_size, chunks), tuple(steps))
 
 
-@algorithm("bruck", "barrier", steps="L", nbytes_per_rank="0")
+@register_algorithm("bruck", "barrier", steps="L", nbytes_per_rank="0")
 def barrier(world_size: int, chunks: int = 1) -> Schedule:
     """Dissemination: after step i everybody has heard of the 2**(i+1)-1 ranks before it."""
     ranks = np.arange(world_size)

@@ -12,13 +12,13 @@ n-2+k steps: every port is busy all the time, so large messages take little more
 
 import numpy as np
 
-from unisono.algorithms.registry import algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, LazySteps, Schedule, Step
 
 __all__ = ["all_reduce", "broadcast", "gather", "reduce", "scatter"]
 
 
-@algorithm("chain", "broadcast", steps="n-2+k", nbytes_per_rank="1")
+@register_algorithm("chain", "broadcast", steps="n-2+k", nbytes_per_rank="1")
 def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """Pieces run down the chain, one behind the other."""
 
@@ -30,7 +30,7 @@ def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     return Schedule("chain", Collective.of("broadcast", world_size, chunks, root), steps)
 
 
-@algorithm("chain", "scatter", steps="n-1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("chain", "scatter", steps="n-1", nbytes_per_rank="(n-1)/n")
 def scatter(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """Blocks run down the chain, the one with the longest way first."""
 
@@ -43,19 +43,19 @@ def scatter(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     return Schedule("chain", Collective.of("scatter", world_size, chunks, root), steps)
 
 
-@algorithm("chain", "reduce", steps="n-2+k", nbytes_per_rank="1")
+@register_algorithm("chain", "reduce", steps="n-2+k", nbytes_per_rank="1")
 def reduce(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """The broadcast backwards: sums grow on the way to the root."""
     return broadcast(world_size, root, chunks).reversed()
 
 
-@algorithm("chain", "gather", steps="n-1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("chain", "gather", steps="n-1", nbytes_per_rank="(n-1)/n")
 def gather(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """The scatter backwards: blocks run up the chain to the root."""
     return scatter(world_size, root, chunks).reversed()
 
 
-@algorithm("chain", "all_reduce", steps="2*(n-2+k)", nbytes_per_rank="1 + min(n-2, 1)")
+@register_algorithm("chain", "all_reduce", steps="2*(n-2+k)", nbytes_per_rank="1 + min(n-2, 1)")
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Sums run up to rank 0, results run back down."""
     return reduce(world_size, 0, chunks).then(broadcast(world_size, 0, chunks))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.algorithms import star
-from unisono.algorithms.registry import algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 
 __all__ = [
@@ -33,7 +33,7 @@ def _once(step: Step) -> tuple[Step, ...]:
     return (step,) if len(step) else ()
 
 
-@algorithm("direct", "reduce_scatter", steps="1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("direct", "reduce_scatter", steps="1", nbytes_per_rank="(n-1)/n")
 def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     """Everybody sends each block to its owner at once."""
     src, dst = _pairs(world_size)
@@ -41,7 +41,7 @@ def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     return Schedule("direct", Collective.of("reduce_scatter", world_size, chunks), _once(step))
 
 
-@algorithm("direct", "all_gather", steps="1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("direct", "all_gather", steps="1", nbytes_per_rank="(n-1)/n")
 def all_gather(world_size: int, chunks: int = 1) -> Schedule:
     """Everybody sends its block to everybody at once."""
     src, dst = _pairs(world_size)
@@ -49,7 +49,7 @@ def all_gather(world_size: int, chunks: int = 1) -> Schedule:
     return Schedule("direct", Collective.of("all_gather", world_size, chunks), _once(step))
 
 
-@algorithm("direct", "all_to_all", steps="1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("direct", "all_to_all", steps="1", nbytes_per_rank="(n-1)/n")
 def all_to_all(world_size: int, chunks: int = 1) -> Schedule:
     """All n(n-1) blocks at once."""
     src, dst = _pairs(world_size)
@@ -57,7 +57,7 @@ def all_to_all(world_size: int, chunks: int = 1) -> Schedule:
     return Schedule("direct", Collective.of("all_to_all", world_size, chunks), _once(step))
 
 
-@algorithm("one_shot", "all_reduce", steps="1", nbytes_per_rank="n-1")
+@register_algorithm("one_shot", "all_reduce", steps="1", nbytes_per_rank="n-1")
 def one_shot_all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Everybody sends everything to everybody; each sums all."""
     src, dst = _pairs(world_size)
@@ -65,13 +65,13 @@ def one_shot_all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     return Schedule("one_shot", Collective.of("all_reduce", world_size, chunks), _once(step))
 
 
-@algorithm("two_phase", "all_reduce", steps="2", nbytes_per_rank="2*(n-1)/n")
+@register_algorithm("two_phase", "all_reduce", steps="2", nbytes_per_rank="2*(n-1)/n")
 def two_phase_all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Each rank sums its own block of all, then hands it to all."""
     return reduce_scatter(world_size, chunks).then(all_gather(world_size, chunks), name="two_phase")
 
 
-@algorithm("two_phase", "reduce", steps="2", nbytes_per_rank="1")
+@register_algorithm("two_phase", "reduce", steps="2", nbytes_per_rank="1")
 def two_phase_reduce(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """Each rank sums its own block of all, then hands it to the root."""
     return reduce_scatter(world_size, chunks).then(star.gather(world_size, root, chunks), name="two_phase")

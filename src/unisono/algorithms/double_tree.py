@@ -13,7 +13,7 @@ Source: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broad
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.algorithms.registry import algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, LazySteps, Schedule, Step
 
 __all__ = ["all_reduce", "broadcast", "parents", "reduce"]
@@ -90,7 +90,7 @@ def _down(edges: list[Edge], chunks: int) -> LazySteps:
     return LazySteps(len(busy), make)
 
 
-@algorithm("double_tree", "broadcast", steps="<= 2*L + 2*k", nbytes_per_rank="1")
+@register_algorithm("double_tree", "broadcast", steps="<= 2*L + 2*k", nbytes_per_rank="1")
 def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """The root feeds two trees over the others, half of the bytes each."""
     edges = [
@@ -102,13 +102,13 @@ def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     return Schedule("double_tree", collective, _down(edges, chunks))
 
 
-@algorithm("double_tree", "reduce", steps="<= 2*L + 2*k", nbytes_per_rank="1")
+@register_algorithm("double_tree", "reduce", steps="<= 2*L + 2*k", nbytes_per_rank="1")
 def reduce(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """The broadcast backwards: half of the bytes is summed up each tree."""
     return broadcast(world_size, root, chunks).reversed()
 
 
-@algorithm("double_tree", "all_reduce", steps="<= 4*L + 4*k", nbytes_per_rank="<= 2")
+@register_algorithm("double_tree", "all_reduce", steps="<= 4*L + 4*k", nbytes_per_rank="<= 2")
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Sums run up both trees to their roots, results run back down."""
     edges = [(tree, p, v) for tree, above in enumerate(parents(world_size)) for v, p in enumerate(above) if p >= 0]

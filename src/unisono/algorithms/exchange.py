@@ -8,13 +8,13 @@ works in place.
 
 import numpy as np
 
-from unisono.algorithms.registry import algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 
 __all__ = ["pairwise", "shift"]
 
 
-@algorithm("shift", "all_to_all", steps="n-1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("shift", "all_to_all", steps="n-1", nbytes_per_rank="(n-1)/n")
 def shift(world_size: int, chunks: int = 1) -> Schedule:
     """Round i: send to the i-th rank after, receive from the i-th before."""
     src = np.arange(world_size)
@@ -23,7 +23,7 @@ def shift(world_size: int, chunks: int = 1) -> Schedule:
     return Schedule("shift", Collective.of("all_to_all", world_size, chunks), steps)
 
 
-@algorithm("pairwise", "all_to_all", steps="n - 1 + n % 2", nbytes_per_rank="(n-1)/n")
+@register_algorithm("pairwise", "all_to_all", steps="n - 1 + n % 2", nbytes_per_rank="(n-1)/n")
 def pairwise(world_size: int, chunks: int = 1) -> Schedule:
     """Tournament: ranks swap in pairs; serves in place."""
     circle = world_size - 1 + world_size % 2

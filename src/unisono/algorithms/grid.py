@@ -13,7 +13,7 @@ import numpy as np
 from unisono.algorithms import hierarchical, ring
 from unisono.algorithms.blocks import does_not_fit
 from unisono.algorithms.formula import squarish
-from unisono.algorithms.registry import algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule
 from unisono.schedule.model import chain_steps
 from unisono.schedule.transform import place
@@ -29,14 +29,14 @@ def _rows(world_size: int, rows: int | None, collective: str) -> int:
     return rows
 
 
-@algorithm("grid", "all_reduce", steps="2*(a-1) + 2*(b-1)", nbytes_per_rank="2*(n-1)/n")
+@register_algorithm("grid", "all_reduce", steps="2*(a-1) + 2*(b-1)", nbytes_per_rank="2*(n-1)/n")
 def all_reduce(world_size: int, chunks: int = 1, rows: int | None = None) -> Schedule:
     """Reduce_scatter in rows, all_reduce in columns, all_gather in rows."""
     rows = _rows(world_size, rows, "all_reduce")
     return replace(hierarchical.all_reduce(world_size, chunks, rows, "ring", "ring"), name="grid")
 
 
-@algorithm("grid", "all_gather", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
+@register_algorithm("grid", "all_gather", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
 def all_gather(world_size: int, chunks: int = 1, rows: int | None = None) -> Schedule:
     """Blocks travel along the rows, then whole rows along the columns."""
     rows = _rows(world_size, rows, "all_gather")
@@ -51,7 +51,7 @@ def all_gather(world_size: int, chunks: int = 1, rows: int | None = None) -> Sch
     return Schedule("grid", Collective.of("all_gather", world_size, chunks), steps)
 
 
-@algorithm("grid", "reduce_scatter", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
+@register_algorithm("grid", "reduce_scatter", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
 def reduce_scatter(world_size: int, chunks: int = 1, rows: int | None = None) -> Schedule:
     """The all_gather backwards."""
     return all_gather(world_size, chunks, rows).reversed()

@@ -3,8 +3,8 @@
 Rank r is number r % g of host r // g, with g ranks per host and N hosts. all_reduce: reduce_scatter inside, so that
 number j of every host holds block j; all_reduce of block j among all numbers j, over g networks side by side; then
 all_gather inside. Where the inner algorithm has no reduce_scatter, sums go to number 0 of each host and come back from
-it. The outer network carries 1/g of the bytes per rank. Options: hosts (by default the most nearly square grid), intra
-and inter.
+it. The outer network carries 1/g of the bytes per rank. From one root: first to one rank of every host, of the same
+number as the root, then inside the hosts. Options: hosts (by default the most nearly square grid), intra and inter.
 """
 
 from math import lcm
@@ -12,30 +12,54 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.algorithms.levels import build_level, every_chunk, grid_of_ranks
-from unisono.algorithms.registry import algorithm, names
+from unisono.algorithms.blocks import does_not_fit
+from unisono.algorithms.formula import squarish
+from unisono.algorithms.registry import algorithm_info, build, names, register_algorithm
 from unisono.schedule import Collective, Schedule
 from unisono.schedule.model import chain_steps
 from unisono.schedule.transform import place, refine
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
 
 
-@algorithm("hierarchical", "all_reduce", steps="2*(a-1) + 2*(b-1)", nbytes_per_rank="2*(n-1)/n")
+def _grid_of_ranks(world_size: int, hosts: int | None, collective: str) -> NDArray[np.int64]:
+    """Ranks by host and number, int64, shape (hosts, ranks per host); by default the most nearly square grid.
+
+    Raises UsageError if the ranks do not divide among the hosts.
+    """
+    rows = squarish(world_size)[0] if hosts is None else hosts
+    if rows < 1 or world_size % rows:
+        raise does_not_fit("hierarchical", collective, f"{world_size} ranks do not divide among {rows} hosts")
+    return np.arange(world_size).reshape(rows, -1)
+
+
+def _build_level(name: str, collective: str, world_size: int, root: int, chunks: int) -> Schedule:
+    """The schedule of one level. Raises UsageError if there is no such algorithm, or it needs a switch."""
+    if algorithm_info(name, collective).simulation_only:
+        raise does_not_fit("hierarchical", collective, f"{name} needs a switch of its own at every level")
+    return build(name, collective, world_size, root, chunks)
+
+
+def _every_chunk(groups: int, count: int) -> NDArray[np.int64]:
+    """Chunk ids that mean the same in every group: int64, shape (groups, count)."""
+    return np.broadcast_to(np.arange(count), (groups, count))
+
+
+@register_algorithm("hierarchical", "all_reduce", steps="2*(a-1) + 2*(b-1)", nbytes_per_rank="2*(n-1)/n")
 def all_reduce(
     world_size: int, chunks: int = 1, hosts: int | None = None, intra: str = "ring", inter: str = "ring"
 ) -> Schedule:
     """Reduce_scatter inside, all_reduce between, all_gather inside."""
-    ranks = grid_of_ranks(world_size, hosts, "all_reduce")
+    ranks = _grid_of_ranks(world_size, hosts, "all_reduce")
     number, local = ranks.shape
-    between = build_level(inter, "all_reduce", number, 0, chunks)
+    between = _build_level(inter, "all_reduce", number, 0, chunks)
     if intra not in names("reduce_scatter") or intra not in names("all_gather"):
         return _through_leaders(ranks, between, intra)
     per_block = between.collective.num_chunks
-    inward = build_level(intra, "reduce_scatter", local, 0, per_block)
-    outward = build_level(intra, "all_gather", local, 0, per_block)
+    inward = _build_level(intra, "reduce_scatter", local, 0, per_block)
+    outward = _build_level(intra, "all_gather", local, 0, per_block)
     pieces = inward.collective.pieces
-    everything = every_chunk(number, local * pieces)
+    everything = _every_chunk(number, local * pieces)
     blocks = np.arange(local * pieces).reshape(local, pieces)
     up = place(inward.steps, ranks, everything)
     across = place(refine(between.steps, pieces // per_block), ranks.T, blocks)
@@ -46,27 +70,27 @@ def all_reduce(
 
 def _through_leaders(ranks: NDArray[np.int64], between: Schedule, intra: str) -> Schedule:
     number, local = ranks.shape
-    inward = build_level(intra, "reduce", local, 0, between.collective.num_chunks)
-    outward = build_level(intra, "broadcast", local, 0, between.collective.num_chunks)
+    inward = _build_level(intra, "reduce", local, 0, between.collective.num_chunks)
+    outward = _build_level(intra, "broadcast", local, 0, between.collective.num_chunks)
     parts = (inward, between, outward)
     total = lcm(*(s.collective.num_chunks for s in parts))
     refined = [refine(s.steps, total // s.collective.num_chunks) for s in parts]
-    up = place(refined[0], ranks, every_chunk(number, total))
-    across = place(refined[1], ranks[:, :1].T, every_chunk(1, total))
-    down = place(refined[2], ranks, every_chunk(number, total))
+    up = place(refined[0], ranks, _every_chunk(number, total))
+    across = place(refined[1], ranks[:, :1].T, _every_chunk(1, total))
+    down = place(refined[2], ranks, _every_chunk(number, total))
     steps = chain_steps(chain_steps(up, across), down)
     return Schedule("hierarchical", Collective.of("all_reduce", ranks.size, total), steps)
 
 
-@algorithm("hierarchical", "all_gather", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
+@register_algorithm("hierarchical", "all_gather", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
 def all_gather(
     world_size: int, chunks: int = 1, hosts: int | None = None, intra: str = "ring", inter: str = "ring"
 ) -> Schedule:
     """Between hosts first, where each block travels once; then inside."""
-    ranks = grid_of_ranks(world_size, hosts, "all_gather")
+    ranks = _grid_of_ranks(world_size, hosts, "all_gather")
     number, local = ranks.shape
-    between = build_level(inter, "all_gather", number, 0, chunks)
-    inside = build_level(intra, "all_gather", local, 0, number * between.collective.pieces)
+    between = _build_level(inter, "all_gather", number, 0, chunks)
+    inside = _build_level(intra, "all_gather", local, 0, number * between.collective.pieces)
     pieces = inside.collective.pieces // number
     by_number = np.arange(world_size * pieces).reshape(number, local, pieces).transpose(1, 0, 2).reshape(local, -1)
     across = place(refine(between.steps, pieces // between.collective.pieces), ranks.T, by_number)
@@ -74,7 +98,7 @@ def all_gather(
     return Schedule("hierarchical", Collective.of("all_gather", world_size, pieces), chain_steps(across, within))
 
 
-@algorithm("hierarchical", "reduce_scatter", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
+@register_algorithm("hierarchical", "reduce_scatter", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
 def reduce_scatter(
     world_size: int, chunks: int = 1, hosts: int | None = None, intra: str = "ring", inter: str = "ring"
 ) -> Schedule:
@@ -82,17 +106,68 @@ def reduce_scatter(
     return all_gather(world_size, chunks, hosts, intra, inter).reversed()
 
 
-@algorithm("hierarchical", "all_to_all", steps="1 + min(b-1, 1)", nbytes_per_rank="(a-1)/a + (b-1)/b")
+@register_algorithm("hierarchical", "all_to_all", steps="1 + min(b-1, 1)", nbytes_per_rank="(a-1)/a + (b-1)/b")
 def all_to_all(
     world_size: int, chunks: int = 1, hosts: int | None = None, intra: str = "direct", inter: str = "direct"
 ) -> Schedule:
     """Inside, blocks go to the number they are for; between hosts, each pair of ranks exchanges one large message."""
-    ranks = grid_of_ranks(world_size, hosts, "all_to_all")
+    ranks = _grid_of_ranks(world_size, hosts, "all_to_all")
     number, local = ranks.shape
-    inside = build_level(intra, "all_to_all", local, 0, number * chunks)
-    between = build_level(inter, "all_to_all", number, 0, local * chunks)
+    inside = _build_level(intra, "all_to_all", local, 0, number * chunks)
+    between = _build_level(inter, "all_to_all", number, 0, local * chunks)
     # chunk ids by source host, source number, goal host, goal number, piece
     ids = np.arange(world_size**2 * chunks).reshape(number, local, number, local, chunks)
     within = place(inside.steps, ranks, ids.transpose(0, 1, 3, 2, 4).reshape(number, -1))
     across = place(between.steps, ranks.T, ids.transpose(3, 0, 2, 1, 4).reshape(local, -1))
     return Schedule("hierarchical", Collective.of("all_to_all", world_size, chunks), chain_steps(within, across))
+
+
+@register_algorithm("hierarchical", "broadcast", steps="<= 2*L", nbytes_per_rank="<= 2*L")
+def broadcast(
+    world_size: int, root: int = 0, chunks: int = 1, hosts: int | None = None, intra: str = "tree", inter: str = "tree"
+) -> Schedule:
+    """One rank of every host first, then the others inside."""
+    ranks = _grid_of_ranks(world_size, hosts, "broadcast")
+    number, local = ranks.shape
+    between = _build_level(inter, "broadcast", number, root // local, chunks)
+    inside = _build_level(intra, "broadcast", local, root % local, chunks)
+    total = lcm(between.collective.num_chunks, inside.collective.num_chunks)
+    across = refine(between.steps, total // between.collective.num_chunks)
+    within = refine(inside.steps, total // inside.collective.num_chunks)
+    steps = chain_steps(
+        place(across, ranks[:, root % local][None, :], _every_chunk(1, total)),
+        place(within, ranks, _every_chunk(number, total)),
+    )
+    return Schedule("hierarchical", Collective.of("broadcast", world_size, total, root), steps)
+
+
+@register_algorithm("hierarchical", "reduce", steps="<= 2*L", nbytes_per_rank="<= 2*L")
+def reduce(
+    world_size: int, root: int = 0, chunks: int = 1, hosts: int | None = None, intra: str = "tree", inter: str = "tree"
+) -> Schedule:
+    """The broadcast backwards: sums inside first, then between hosts."""
+    return broadcast(world_size, root, chunks, hosts, intra, inter).reversed()
+
+
+@register_algorithm("hierarchical", "scatter", steps="<= 2*L", nbytes_per_rank="(n-1)/n")
+def scatter(
+    world_size: int, root: int = 0, chunks: int = 1, hosts: int | None = None, intra: str = "tree", inter: str = "tree"
+) -> Schedule:
+    """Each host's blocks to one rank of it, then one block to each rank inside."""
+    ranks = _grid_of_ranks(world_size, hosts, "scatter")
+    number, local = ranks.shape
+    between = _build_level(inter, "scatter", number, root // local, local * chunks)
+    inside = _build_level(intra, "scatter", local, root % local, chunks)
+    steps = chain_steps(
+        place(between.steps, ranks[:, root % local][None, :], _every_chunk(1, world_size * chunks)),
+        place(inside.steps, ranks, np.arange(world_size * chunks).reshape(number, -1)),
+    )
+    return Schedule("hierarchical", Collective.of("scatter", world_size, chunks, root), steps)
+
+
+@register_algorithm("hierarchical", "gather", steps="<= 2*L", nbytes_per_rank="<= 1")
+def gather(
+    world_size: int, root: int = 0, chunks: int = 1, hosts: int | None = None, intra: str = "tree", inter: str = "tree"
+) -> Schedule:
+    """The scatter backwards: blocks collect inside first, then between hosts."""
+    return scatter(world_size, root, chunks, hosts, intra, inter).reversed()

@@ -7,7 +7,7 @@ Source: Graham et al., "Scalable Hierarchical Aggregation Protocol (SHArP)", 201
 
 import numpy as np
 
-from unisono.algorithms.registry import algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
@@ -30,28 +30,28 @@ def _waves(ranks: np.ndarray, chunks: int) -> list[tuple[np.ndarray, int, int]]:
     return [(ranks, t, 1) for t in range(chunks)]
 
 
-@algorithm("in_network", "all_reduce", steps="k+1", nbytes_per_rank="1", simulation_only=True)
+@register_algorithm("in_network", "all_reduce", steps="k+1", nbytes_per_rank="1", simulation_only=True)
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Up to the switch, which sums; down to everybody."""
     everybody = _waves(np.arange(world_size), chunks)
     return _through_switch(Collective.of("all_reduce", world_size, chunks), everybody, everybody)
 
 
-@algorithm("in_network", "reduce", steps="k+1", nbytes_per_rank="1", simulation_only=True)
+@register_algorithm("in_network", "reduce", steps="k+1", nbytes_per_rank="1", simulation_only=True)
 def reduce(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """Up to the switch, which sums; down to the root."""
     up, down = _waves(np.arange(world_size), chunks), _waves(np.array([root]), chunks)
     return _through_switch(Collective.of("reduce", world_size, chunks, root), up, down)
 
 
-@algorithm("in_network", "broadcast", steps="k+1", nbytes_per_rank="1", simulation_only=True)
+@register_algorithm("in_network", "broadcast", steps="k+1", nbytes_per_rank="1", simulation_only=True)
 def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """Up from the root, down to everybody else."""
     up, down = _waves(np.array([root]), chunks), _waves(np.delete(np.arange(world_size), root), chunks)
     return _through_switch(Collective.of("broadcast", world_size, chunks, root), up, down)
 
 
-@algorithm("in_network", "reduce_scatter", steps="n+1", nbytes_per_rank="1", simulation_only=True)
+@register_algorithm("in_network", "reduce_scatter", steps="n+1", nbytes_per_rank="1", simulation_only=True)
 def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     """Block after block up to the switch, each sum down to its owner."""
     up = [(np.arange(world_size), b * chunks, chunks) for b in range(world_size)]
@@ -59,7 +59,7 @@ def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     return _through_switch(Collective.of("reduce_scatter", world_size, chunks), up, down)
 
 
-@algorithm("in_network", "all_gather", steps="2", nbytes_per_rank="1/n", simulation_only=True)
+@register_algorithm("in_network", "all_gather", steps="2", nbytes_per_rank="1/n", simulation_only=True)
 def all_gather(world_size: int, chunks: int = 1) -> Schedule:
     """Everybody's block up to the switch at once, all others down to everybody."""
     ranks = np.arange(world_size)

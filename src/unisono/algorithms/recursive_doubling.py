@@ -12,13 +12,13 @@ Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communicatio
 import numpy as np
 
 from unisono.algorithms.blocks import Core, circular
-from unisono.algorithms.registry import algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 
 __all__ = ["all_gather", "all_reduce"]
 
 
-@algorithm("recursive_doubling", "all_reduce", steps="L + min(x, 1)", nbytes_per_rank="L")
+@register_algorithm("recursive_doubling", "all_reduce", steps="L + min(x, 1)", nbytes_per_rank="L")
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Partners swap their whole sums at distance 1, 2, 4 ..."""
     core, member = Core(world_size), np.arange(Core(world_size).size)
@@ -29,7 +29,7 @@ def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     return Schedule("recursive_doubling", Collective.of("all_reduce", world_size, chunks), tuple(steps))
 
 
-@algorithm(
+@register_algorithm(
     "recursive_doubling",
     "all_gather",
     steps="L + min(x, 1)",

@@ -2,7 +2,7 @@
 
 Adding an algorithm is one function in one file, here or anywhere that is imported:
 
-    @algorithm("relay", "broadcast", steps="n-1", nbytes_per_rank="1")
+    @register_algorithm("relay", "broadcast", steps="n-1", nbytes_per_rank="1")
     def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
         "Each rank hands the whole to the next."
         ...
@@ -15,22 +15,24 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
+from typing import Literal, overload
 
 from unisono.algorithms.formula import Formula
+from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
 from unisono.errors import UsageError
-from unisono.schedule import COLLECTIVES, Schedule
+from unisono.schedule import COLLECTIVES, PipelineSchedule, Schedule
 
-__all__ = ["Entry", "algorithm", "build", "entries", "entry", "names"]
+__all__ = ["AlgorithmInfo", "algorithm_info", "build", "list_algorithms", "names", "register_algorithm"]
 
 Builder = Callable[..., Schedule]
 
-_entries: dict[tuple[str, str], "Entry"] = {}
+_registered: dict[tuple[str, str], "AlgorithmInfo"] = {}
 
 
 @dataclass(frozen=True)
-class Entry:
+class AlgorithmInfo:
     """One algorithm for one collective, and what it costs with its default options.
 
     `steps` counts steps; `nbytes_per_rank` is the share of the collective's bytes that the busiest rank sends.
@@ -46,25 +48,23 @@ class Entry:
     rooted: bool
     simulation_only: bool
 
-    def build(self, world_size: int, root: int = 0, chunks: int = 1, **options: object) -> Schedule:
-        """The schedule. Raises UsageError if a number is out of range, an option unknown, or the algorithm unfit."""
+    def check(self, world_size: int, root: int, chunks: int, options: dict[str, object]) -> None:
+        """Raises UsageError if a number is out of range or an option unknown."""
+        called = f"{self.name} {self.collective}"
         for what, value in (("world_size", world_size), ("chunks", chunks)):
             if value < 1:
-                raise UsageError(f"{self.name} {self.collective}: {what} must be at least 1, got {value}")
+                raise UsageError(f"{called}: {what} must be at least 1, got {value}")
         if not 0 <= root < world_size:
-            raise UsageError(f"{self.name} {self.collective}: there is no rank {root} among {world_size} to be root")
+            raise UsageError(f"{called}: there is no rank {root} among {world_size} to be root")
         if root and not self.rooted:
-            raise UsageError(f"{self.name} {self.collective} has no root, got root={root}")
+            raise UsageError(f"{called} has no root, got root={root}")
         unknown = sorted(options.keys() - set(self.options))
         if unknown:
             known = ", ".join(self.options) or "none"
-            raise UsageError(f"{self.name} {self.collective} has no option {', '.join(unknown)} (it has: {known})")
-        if self.rooted:
-            options["root"] = root
-        return self.builder(world_size, chunks=chunks, **options)
+            raise UsageError(f"{called} has no option {', '.join(unknown)} (it has: {known})")
 
 
-def algorithm(
+def register_algorithm(
     name: str, collective: str, *, steps: str, nbytes_per_rank: str, simulation_only: bool = False
 ) -> Callable[[Builder], Builder]:
     """Register the decorated function as algorithm `name` for `collective`; the function itself stays as it is.
@@ -78,70 +78,121 @@ def algorithm(
         )
 
     def register(builder: Builder) -> Builder:
-        taken = _entries.get((name, collective))
+        taken = _registered.get((name, collective))
         if taken is not None and taken.builder.__module__ != builder.__module__:
             raise UsageError(f"algorithm {name} {collective} is already taken by {taken.builder.__module__}")
         parameters = inspect.signature(builder).parameters
-        options = tuple(p for p in parameters if p not in ("world_size", "root", "chunks"))
-        summary = (inspect.getdoc(builder) or "").partition("\n")[0]
-        made = Entry(
+        made = AlgorithmInfo(
             name,
             collective,
             builder,
             Formula(steps),
             Formula(nbytes_per_rank),
-            summary,
-            options,
-            "root" in parameters,
-            simulation_only,
+            summary=(inspect.getdoc(builder) or "").partition("\n")[0],
+            options=tuple(p for p in parameters if p not in ("world_size", "root", "chunks")),
+            rooted="root" in parameters,
+            simulation_only=simulation_only,
         )
-        _entries[name, collective] = made
+        _registered[name, collective] = made
         if collective == "all_reduce":
-            _entries.setdefault((name, "barrier"), _as_barrier(made))
+            _registered.setdefault((name, "barrier"), _as_barrier(made))
         return builder
 
     return register
 
 
-def _as_barrier(of: Entry) -> Entry:
+def _as_barrier(of: AlgorithmInfo) -> AlgorithmInfo:
     def barrier(world_size: int, chunks: int = 1, **options: object) -> Schedule:
         return of.builder(world_size, chunks=chunks, **options).as_barrier()
 
     barrier.__module__ = of.builder.__module__
     summary = f"The steps of {of.name} all_reduce, with nothing in them."
-    return Entry(of.name, "barrier", barrier, of.steps, Formula("0"), summary, of.options, False, of.simulation_only)
+    nothing, only = Formula("0"), of.simulation_only
+    return AlgorithmInfo(of.name, "barrier", barrier, of.steps, nothing, summary, of.options, False, only)
 
 
-def entry(name: str, collective: str) -> Entry:
+def algorithm_info(name: str, collective: str) -> AlgorithmInfo:
     """The algorithm of that name for that collective. Raises UsageError that lists what there is instead."""
     _load()
-    if (name, collective) in _entries:
-        return _entries[name, collective]
+    if (name, collective) in _registered:
+        return _registered[name, collective]
     if collective not in COLLECTIVES:
         raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
-    serves = sorted(c for n, c in _entries if n == name)
+    serves = sorted(c for n, c in _registered if n == name)
     if serves:
         raise UsageError(
             f"algorithm {name} has no {collective}: it does {', '.join(serves)}; "
             f"{collective} is done by {', '.join(names(collective))}"
         )
-    raise UsageError(f"unknown algorithm {name!r}: {collective} is done by {', '.join(names(collective))}")
+    hint = f'; {name} is a pipeline schedule: build("{name}", "{PIPELINE}", ...)' if name in SCHEDULES else ""
+    raise UsageError(f"unknown algorithm {name!r}: {collective} is done by {', '.join(names(collective))}{hint}")
 
 
-def build(name: str, collective: str, world_size: int, root: int = 0, chunks: int = 1, **options: object) -> Schedule:
-    """The schedule of algorithm `name` for a collective. Raises UsageError that says what does not fit, and why."""
-    return entry(name, collective).build(world_size, root, chunks, **options)
+@overload
+def build(  # type: ignore[overload-overlap]
+    name: str,
+    collective: Literal["pipeline"],
+    world_size: int,
+    *,
+    microbatches: int = 8,
+    stages_per_rank: int | None = None,
+) -> PipelineSchedule: ...
 
 
-def names(collective: str | None = None) -> list[str]:
+@overload
+def build(
+    name: str, collective: str, world_size: int, root: int = 0, chunks: int = 1, **options: object
+) -> Schedule: ...
+
+
+def build(
+    name: str, collective: str, world_size: int, root: int = 0, chunks: int = 1, **options: object
+) -> Schedule | PipelineSchedule:
+    """The schedule of an algorithm for a collective, or of a pipeline; the same arguments give the same object.
+
+    Args:
+        name: of an algorithm (`unisono list`), or of a pipeline schedule: gpipe, 1f1b, interleaved, zb-h1, zb-v.
+        collective: what it does, e.g. "all_reduce"; "pipeline" for pipeline schedules.
+        world_size: number of ranks.
+        root: rank that broadcast, reduce, gather and scatter start or end at.
+        chunks: pieces per block, for algorithms that pipeline.
+        options: of the algorithm, e.g. `hosts`; of a pipeline `microbatches` and `stages_per_rank`.
+
+    Raises:
+        UsageError: there is none of that name, a number is out of range, an option unknown, or the algorithm unfit.
+
+    """
+    if collective == PIPELINE:
+        return build_pipeline(name, world_size, **options)  # type: ignore[arg-type]
+    info = algorithm_info(name, collective)
+    info.check(world_size, root, chunks, options)
+    return _built(info, world_size, root, chunks, tuple(sorted(options.items())))
+
+
+@lru_cache(maxsize=256)
+def _built(
+    info: AlgorithmInfo, world_size: int, root: int, chunks: int, options: tuple[tuple[str, object], ...]
+) -> Schedule:
+    rooted = {"root": root} if info.rooted else {}
+    return info.builder(world_size, chunks=chunks, **rooted, **dict(options))
+
+
+def names(collective: str | None = None) -> tuple[str, ...]:
     """Names of all algorithms, or of those that do one collective, sorted."""
-    return sorted({e.name for e in entries() if collective in (None, e.collective)})
-
-
-def entries() -> list[Entry]:
-    """Everything there is, by collective (in the order of COLLECTIVES) and name."""
     _load()
-    return sorted(_entries.values(), key=lambda e: (COLLECTIVES.index(e.collective), e.name))
+    return _names(tuple(_registered), collective)
+
+
+@lru_cache(maxsize=32)
+def _names(registered: tuple[tuple[str, str], ...], collective: str | None) -> tuple[str, ...]:
+    return tuple(sorted({name for name, does in registered if collective in (None, does)}))
+
+
+def list_algorithms(collective: str | None = None) -> list[AlgorithmInfo]:
+    """Everything there is, or what does one collective, by collective (in the order of COLLECTIVES) and name."""
+    _load()
+    found = (info for info in _registered.values() if collective in (None, info.collective))
+    return sorted(found, key=lambda info: (COLLECTIVES.index(info.collective), info.name))
 
 
 @cache

@@ -13,7 +13,7 @@ import numpy as np
 
 from unisono.algorithms.blocks import circular
 from unisono.algorithms.formula import ceil_log2
-from unisono.algorithms.registry import algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
@@ -27,7 +27,7 @@ def _levels(world_size: int) -> list[tuple[int, np.ndarray]]:
     return [(d, np.arange(0, world_size - d, 2 * d)) for d in distances]
 
 
-@algorithm("tree", "broadcast", steps="L", nbytes_per_rank="L")
+@register_algorithm("tree", "broadcast", steps="L", nbytes_per_rank="L")
 def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """Everybody who has it hands it to one more."""
     steps = tuple(
@@ -36,7 +36,7 @@ def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     return Schedule("tree", Collective.of("broadcast", world_size, chunks, root), steps)
 
 
-@algorithm("tree", "scatter", steps="L", nbytes_per_rank="(n-1)/n")
+@register_algorithm("tree", "scatter", steps="L", nbytes_per_rank="(n-1)/n")
 def scatter(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """Everybody hands on half of the blocks it holds."""
     steps = []
@@ -47,31 +47,31 @@ def scatter(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     return Schedule("tree", Collective.of("scatter", world_size, chunks, root), tuple(steps))
 
 
-@algorithm("tree", "reduce", steps="L", nbytes_per_rank="1")
+@register_algorithm("tree", "reduce", steps="L", nbytes_per_rank="1")
 def reduce(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """The broadcast backwards: sums run down to the root."""
     return broadcast(world_size, root, chunks).reversed()
 
 
-@algorithm("tree", "gather", steps="L", nbytes_per_rank=f"{_SUBTREE}/n")
+@register_algorithm("tree", "gather", steps="L", nbytes_per_rank=f"{_SUBTREE}/n")
 def gather(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """The scatter backwards: blocks collect towards the root."""
     return scatter(world_size, root, chunks).reversed()
 
 
-@algorithm("tree", "all_reduce", steps="2*L", nbytes_per_rank="L")
+@register_algorithm("tree", "all_reduce", steps="2*L", nbytes_per_rank="L")
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Reduce to rank 0, then broadcast."""
     return reduce(world_size, 0, chunks).then(broadcast(world_size, 0, chunks))
 
 
-@algorithm("tree", "all_gather", steps="2*L", nbytes_per_rank="L")
+@register_algorithm("tree", "all_gather", steps="2*L", nbytes_per_rank="L")
 def all_gather(world_size: int, chunks: int = 1) -> Schedule:
     """Gather at rank 0, then broadcast."""
     return gather(world_size, 0, chunks).then(broadcast(world_size, 0, world_size * chunks))
 
 
-@algorithm("tree", "reduce_scatter", steps="2*L", nbytes_per_rank=f"1 + ({_SUBTREE} - 1)/n")
+@register_algorithm("tree", "reduce_scatter", steps="2*L", nbytes_per_rank=f"1 + ({_SUBTREE} - 1)/n")
 def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     """Reduce to rank 0, then scatter."""
     return reduce(world_size, 0, world_size * chunks).then(scatter(world_size, 0, chunks))

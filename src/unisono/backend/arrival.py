@@ -5,7 +5,7 @@ import time
 
 from unisono.backend.roll import Roll
 from unisono.errors import CollectiveTimeout, DeadlockError, UsageError
-from unisono.run.lane import any_listeners
+from unisono.runtime.lane import any_listeners
 from unisono.watch.account import now
 from unisono.watch.call import call_site, site_text
 from unisono.watch.page import watch

@@ -16,8 +16,8 @@ from unisono.backend.options import chosen
 from unisono.backend.reducing import Reducing
 from unisono.backend.tensors import ordinary
 from unisono.errors import UsageError
-from unisono.run.message import Letter, letter
-from unisono.run.prepared import Places, Prepared, Preparer
+from unisono.runtime.message import Letter, letter
+from unisono.runtime.prepared import Places, Prepared, Preparer
 from unisono.transport.inference import outside_inference
 
 __all__ = ["FastPath", "Maker"]

@@ -17,9 +17,9 @@ from unisono.backend.reducing import Reducing
 from unisono.backend.roll import Roll
 from unisono.backend.stores import keep_inherited
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
-from unisono.run.collectives import CollectiveLane
-from unisono.run.mail_lane import MailLane
-from unisono.run.reentry import reentered
+from unisono.runtime.collectives import CollectiveLane
+from unisono.runtime.mail_lane import MailLane
+from unisono.runtime.reentry import reentered
 from unisono.transport.arena import announce
 from unisono.transport.board import Board
 from unisono.transport.layout import AFFINITY

@@ -14,9 +14,9 @@ import torch
 from unisono.backend.options import Options, chosen
 from unisono.backend.tensors import Result, overlap
 from unisono.errors import UsageError
-from unisono.run.choice import MEASURED, Choice, by_default, by_measurement, by_name, table_mark
-from unisono.run.collectives import Part
-from unisono.run.prepared import Kind, Places, Prepared, Preparer
+from unisono.runtime.choice import MEASURED, Choice, by_default, by_measurement, by_name, table_mark
+from unisono.runtime.collectives import Part
+from unisono.runtime.prepared import Kind, Places, Prepared, Preparer
 from unisono.watch.call import Call, name_of_dtype, piece
 from unisono.watch.farewell import short
 

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
-from unisono.algorithms import entry, names
+from unisono.algorithms import algorithm_info, names
 from unisono.errors import UsageError
 
 __all__ = ["Options", "algorithm", "chosen", "from_environment", "pinned"]
@@ -50,11 +50,11 @@ class Options:
         if self.select not in ("default", "measured"):
             raise UsageError(f"Options(select={self.select!r}): expected 'default' or 'measured'")
         if isinstance(self.algorithm, str):
-            if self.algorithm not in _known() and self.algorithm not in names():  # one made since
+            if self.algorithm not in names():
                 raise UsageError(f"unknown algorithm {self.algorithm!r}: there are {', '.join(names())}")
         elif self.algorithm is not None:
             for collective, name in self.algorithm.items():
-                entry(name, collective)
+                algorithm_info(name, collective)
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -84,13 +84,8 @@ class Options:
         if not isinstance(self.algorithm, str):
             return self.algorithm.get(collective, "")
         if self.strict:
-            return entry(self.algorithm, collective).name
+            return algorithm_info(self.algorithm, collective).name
         return self.algorithm if self.algorithm in names(collective) else ""
-
-
-@cache
-def _known() -> frozenset[str]:
-    return frozenset(names())
 
 
 _block: ContextVar[Options | None] = ContextVar("unisono_algorithm", default=None)

@@ -13,9 +13,9 @@ from unisono.backend.operations import NOTHING
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.backend.reducing import Reducing, reduce_op
 from unisono.errors import UsageError
-from unisono.run.collectives import CollectiveTask, Part
-from unisono.run.prepared import Prepared
-from unisono.run.task import Task
+from unisono.runtime.collectives import CollectiveTask, Part
+from unisono.runtime.prepared import Prepared
+from unisono.runtime.task import Task
 
 __all__ = ["PersistentCall", "prepared"]
 

@@ -37,9 +37,9 @@ from unisono.backend.synchronous import waited_for
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
-from unisono.run.collectives import CollectiveTask, Part
-from unisono.run.point_to_point import Message
-from unisono.run.task import telling
+from unisono.runtime.collectives import CollectiveTask, Part
+from unisono.runtime.point_to_point import Message
+from unisono.runtime.task import telling
 from unisono.transport.inference import outside_inference
 
 __all__ = ["UnisonoProcessGroup"]

@@ -7,9 +7,9 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch.autograd import profiler
 
-from unisono.run.lane import Lane
-from unisono.run.point_to_point import Message
-from unisono.run.task import Task
+from unisono.runtime.lane import Lane
+from unisono.runtime.point_to_point import Message
+from unisono.runtime.task import Task
 
 __all__ = ["DONE", "PendingWork"]
 

@@ -11,7 +11,7 @@ import torch
 from unisono.bench.bound import bound_nbytes
 from unisono.bench.result import Rates
 from unisono.bench.settings import REDUCING, Settings
-from unisono.run.reduce import reducer
+from unisono.runtime.reduce import reducer
 
 __all__ = ["LIMITS", "bound_seconds", "limit_of", "measure_rates"]
 

@@ -1,22 +1,21 @@
 """`unisono draw`: a schedule as a text grid, a picture, a page that plays, a trace, or in text; and its programs."""
 
-from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from unisono.cli import options
+from unisono.cli.common import say, show, write
 from unisono.cli.programs import Placed, bound, programs
-from unisono.cli.schedules import DEFAULT, RANKS, find_placed, say, show, write
-from unisono.draw import STYLES, draw_gantt, draw_html, draw_svg, draw_trace
-from unisono.draw import draw as draw_text
-from unisono.draw.program import draw_program
+from unisono.cli.schedules import Asked, pipeline_costs, refuse
+from unisono.drawing import STYLES
+from unisono.drawing import draw as draw_as
 from unisono.errors import UsageError
 from unisono.program import PLACEMENTS
-from unisono.schedule import PRESETS, Schedule, preset
-from unisono.simulate import Timeline, simulate
+from unisono.schedule import PRESETS, PipelineSchedule, Schedule
+from unisono.simulation import simulate
 from unisono.units import parse_nbytes
 
 __all__ = ["draw"]
@@ -24,16 +23,6 @@ __all__ = ["draw"]
 _MOST_TRANSFERS = 2_000_000
 _NBYTES = "1MiB"
 
-_Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME|FILE", help=f"An algorithm, {DEFAULT} for the one that runs, a file, or - for standard input."
-    ),
-]
-_Collective = Annotated[str | None, typer.Argument(help="What the algorithm is to do.", show_default="all_reduce")]
-_Ranks = Annotated[int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(RANKS))]
-_Root = Annotated[int | None, typer.Option(help="Root of a broadcast, reduce, gather or scatter.", show_default="0")]
-_Chunks = Annotated[int | None, typer.Option(help="Pieces per block, for pipelining.", show_default="1")]
 _Text = Annotated[bool, typer.Option("--text", help="Print the text form, which `unisono verify -` reads.")]
 _Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture.")]
 _Style = Annotated[str, typer.Option(help=f"Of the picture: {' or '.join(STYLES)}.")]
@@ -44,7 +33,7 @@ _Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tim
 _Topology = Annotated[str, typer.Option(help=f"Of the timeline: {', '.join(PRESETS)}.")]
 _Bytes = Annotated[
     str | None,
-    typer.Option("--bytes", metavar="SIZE", help=f"Of the timeline, of {DEFAULT}, of --bound.", show_default=_NBYTES),
+    typer.Option("--bytes", metavar="SIZE", help="Of the timeline, the default, --bound.", show_default=_NBYTES),
 ]
 _Width = Annotated[int | None, typer.Option(min=20, help="Characters per line.", show_default="the terminal's")]
 
@@ -65,11 +54,11 @@ _Bound = Annotated[
 
 
 def draw(
-    source: _Source,
-    collective: _Collective = None,
-    ranks: _Ranks = None,
-    root: _Root = None,
-    chunks: _Chunks = None,
+    source: options.Source,
+    collective: options.Collective = None,
+    ranks: options.Ranks = None,
+    root: options.Root = None,
+    chunks: options.Chunks = None,
     text: _Text = False,
     svg: _Svg = None,
     style: _Style = STYLES[0],
@@ -80,6 +69,10 @@ def draw(
     topology: _Topology = "nvlink",
     nbytes: _Bytes = None,
     width: _Width = None,
+    microbatches: options.Microbatches = None,
+    per_rank: options.PerRank = None,
+    times: options.Times = None,
+    link: options.LinkTime = None,
     program: _Program = False,
     placement: _Placement = None,
     rank: _Rank = None,
@@ -95,54 +88,50 @@ def draw(
 
         unisono draw ring -n 8 --timeline --topology infiniband --bytes 64KiB
 
+        unisono draw zb-v -n 4 --microbatches 8 --svg zb-v.svg
+
         unisono draw default all_reduce -n 4 --program
     """
+    asked = Asked(source, collective, ranks, root, chunks, microbatches, per_rank)
     size = parse_nbytes(nbytes or _NBYTES)
-    found = find_placed(source, collective, ranks, root, chunks, size)[0]
     console = Console(width=width, highlight=False)
+    files = {"svg": svg, "html": html, "gantt": gantt, "trace": trace}
     if program:
-        others = {"--svg": svg, "--html": html, "--timeline": timeline or None, "--gantt": gantt, "--trace": trace}
-        _refuse(others, "is of a schedule, and --program draws text")
+        others = {f"--{name}": path for name, path in files.items()} | {"--timeline": timeline or None}
+        refuse(others, "is of a schedule, and --program draws text")
         sized = size if bind or (bind is None and nbytes is not None and not text) else None
-        _draw_programs(console, found, placement, rank, text, sized)
+        _draw_programs(console, asked.find_placed(size)[0], placement, rank, text, sized)
         return
-    _refuse({"--placement": placement, "--rank": rank, "--bound": bind}, "is of the programs: give --program as well")
-    drawn = found.schedule
-    run = cache(lambda: simulate(drawn, preset(topology, drawn.world_size), size))
-    files: list[tuple[Path | None, Callable[[], str]]] = [
-        (svg, lambda: draw_svg(drawn, style)),
-        (html, lambda: draw_html(drawn)),
-        (gantt, lambda: draw_gantt(run())),
-        (trace, lambda: draw_trace(run())),
-    ]
-    _draw_schedule(console, drawn, text, run if timeline else None, files)
-
-
-def _refuse(options: Mapping[str, object], why: str) -> None:
-    """Raises UsageError for the first option that is given."""
-    for name, value in options.items():
-        if value is not None:
-            raise UsageError(f"{name} {why}")
+    refuse({"--placement": placement, "--rank": rank, "--bound": bind}, "is of the programs: give --program as well")
+    schedule = asked.find_placed(size)[0].schedule if source == options.DEFAULT else asked.find()
+    if isinstance(schedule, PipelineSchedule):
+        how: dict[str, Any] = {"costs": pipeline_costs(schedule, times, link)}
+    else:
+        refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
+        how = {"topology": topology, "nbytes": size}
+    _draw_schedule(console, schedule, text, timeline, style, files, how)
 
 
 def _draw_schedule(
     console: Console,
-    schedule: Schedule,
+    schedule: Schedule | PipelineSchedule,
     text: bool,
-    run: Callable[[], Timeline] | None,
-    files: list[tuple[Path | None, Callable[[], str]]],
+    timeline: bool,
+    style: str,
+    files: dict[str, Path | None],
+    how: dict[str, Any],
 ) -> None:
-    """The text form, the timeline (``run``) and the files that are asked for; if nothing is, the grid."""
-    made = [(path, make()) for path, make in files if path is not None]
-    played = [run()] if run is not None else []
+    """The text form, the timeline, and the files by format, as asked for; if nothing is, what `draw` makes of it."""
+    played = draw_as(simulate(schedule, **how), width=console.width) if timeline else None
+    made = [(path, draw_as(schedule, name, style=style, **how)) for name, path in files.items() if path is not None]
     if text:
         say(_text_form(schedule))
-    for timeline in played:
-        show(console, draw_text(timeline, console.width))
-    for path, content in made:
-        write(path, content)
-    if not (text or played or made):
-        show(console, draw_text(schedule, console.width))
+    if played is not None:
+        show(console, played)
+    for path, drawing in made:
+        write(path, str(drawing))
+    if not (text or timeline or made):
+        show(console, draw_as(schedule, width=console.width, **how))
 
 
 def _draw_programs(
@@ -157,11 +146,13 @@ def _draw_programs(
     elif text:
         say("\n".join(each.to_text() for each in made))
     else:
-        show(console, draw_program(made, console.width))
+        show(console, draw_as(made, width=console.width))
 
 
-def _text_form(schedule: Schedule) -> str:
+def _text_form(schedule: Schedule | PipelineSchedule) -> str:
     """The text form. Raises UsageError if it would fill gigabytes."""
+    if isinstance(schedule, PipelineSchedule):
+        return schedule.to_text()
     transfers = 0
     for step in schedule.steps:
         transfers += len(step) * step.repeat

@@ -1,13 +1,15 @@
 """`unisono list`: the algorithms there are, with their steps and bytes."""
 
+import inspect
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from unisono.algorithms import entries
-from unisono.cli.schedules import say, show
+from unisono.algorithms import list_algorithms
+from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, bubble_formula, build_pipeline
+from unisono.cli.common import say, show
 from unisono.errors import UsageError
 from unisono.program.defaults import TABLE
 from unisono.schedule import COLLECTIVES
@@ -26,14 +28,30 @@ def list_(
 
     unisono list all_reduce
     """
-    if collective is not None and collective not in COLLECTIVES:
-        raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
+    wanted = (*COLLECTIVES, PIPELINE)
+    if collective is not None and collective not in wanted:
+        raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(wanted)}")
     console = Console(highlight=False)
-    for name in COLLECTIVES if collective is None else (collective,):
-        show(console, _table(name))
+    for name in wanted if collective is None else (collective,):
+        show(console, _pipelines() if name == PIPELINE else _table(name))
+    if collective == PIPELINE:
+        say("Bubble: share of its time that a rank is idle, for F, B and W equally long; of 4 ranks, 8 microbatches.")
+        return
     say("Bytes: sent by the busiest rank, as a share of the collective's. n ranks, k pieces, L = ceil(log2 n),")
     say("p the largest power of two up to n, x = n - p, a columns and b rows of the squarest grid.")
     say("* runs by default: `unisono plan --default` says from which size to which.")
+
+
+def _pipelines() -> Table:
+    table = Table(box=None, pad_edge=False, title=PIPELINE, title_justify="left", title_style="bold")
+    for heading in ("schedule", "stages per rank", "bubble", "what it does"):
+        table.add_column(heading, no_wrap=heading == "schedule", header_style="dim")
+    for name, builder in SCHEDULES.items():
+        made = build_pipeline(name, 4, 8)
+        summary = (inspect.getdoc(builder) or "").partition("\n")[0].partition(" 2 ranks,")[0]
+        table.add_row(name, str(made.num_stages // 4), f"{bubble_formula(made) or 0:.1%}", summary)
+    table.add_row()
+    return table
 
 
 def _table(collective: str) -> Table:
@@ -41,9 +59,8 @@ def _table(collective: str) -> Table:
     for heading in ("algorithm", "steps", "bytes", "what it does"):
         table.add_column(heading, no_wrap=heading == "algorithm", header_style="dim")
     defaults = {row.schedule for row in TABLE if row.collective == collective}
-    for e in entries():
-        if e.collective == collective:
-            note = " Simulation only." if e.simulation_only else ""
-            table.add_row(e.name + " *" * (e.name in defaults), str(e.steps), str(e.nbytes_per_rank), e.summary + note)
+    for e in list_algorithms(collective):
+        note = " Simulation only." if e.simulation_only else ""
+        table.add_row(e.name + " *" * (e.name in defaults), str(e.steps), str(e.nbytes_per_rank), e.summary + note)
     table.add_row()
     return table

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import bench, draw, list_, pipeline, plan, ps, simulate, trace, train, tune, verify
+from unisono.cli import bench, draw, list_, plan, ps, simulate, trace, train, tune, verify
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
@@ -25,7 +25,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify.verify,
     "simulate": simulate.simulate_command,
     "plan": plan.plan,
-    "pipeline": pipeline.pipeline,
     "tune": tune.tune,
     "bench": bench.bench,
     "trace": trace.trace,

@@ -6,15 +6,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unisono.advice import explain, ranges
-from unisono.cli.defaults import default_notes, default_table, describe_default
-from unisono.cli.schedules import say, show
-from unisono.cli.simulate import network
+from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
+from unisono.cli import options
+from unisono.cli.common import say, show
+from unisono.cli.programs import default_notes, default_table, describe_default
+from unisono.cli.schedules import pipeline_costs, refuse, topology_of
+from unisono.cli.simulate import compare_pipelines
 from unisono.errors import UsageError
-from unisono.measured import Measured
 from unisono.schedule import COLLECTIVES, PRESETS
-from unisono.select import Choice, Selector
-from unisono.simulate import bus_factor
+from unisono.selection import Choice, Measured, Selector, explain, ranges
+from unisono.simulation import bus_factor, simulate
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
 __all__ = ["plan"]
@@ -22,7 +23,7 @@ __all__ = ["plan"]
 _RANKS = 8
 
 _Collective = Annotated[
-    str | None, typer.Argument(help="E.g. all_reduce, broadcast, all_to_all; optional with --default.")
+    str | None, typer.Argument(help="E.g. all_reduce, broadcast, pipeline; optional with --default.")
 ]
 _Default = Annotated[
     bool, typer.Option("--default", help="What runs if no algorithm is asked for: the table, or its row for --bytes.")
@@ -49,6 +50,9 @@ def plan(
     model: Annotated[bool, typer.Option("--model", help="By the model, even if this machine was measured.")] = False,
     by_default: _Default = False,
     crowded: _Crowded = None,
+    microbatches: options.Microbatches = None,
+    times: options.Times = None,
+    link: options.LinkTime = None,
 ) -> None:
     """Choose an algorithm by collective, size and topology, and say why; or show what runs by default.
 
@@ -59,7 +63,15 @@ def plan(
         unisono plan all_reduce --ranks 64 --topology cluster
 
         unisono plan --default all_reduce --bytes 1MiB --ranks 8
+
+        unisono plan pipeline --ranks 4 --microbatches 16
     """
+    if collective == PIPELINE:
+        given = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts, "--model": model or None}
+        refuse(given | {"--default": by_default or None}, "is of collectives: leave it out")
+        _pipelines(_RANKS if ranks is None else ranks, 8 if microbatches is None else microbatches, times, link)
+        return
+    refuse({"--microbatches": microbatches, "--times": times, "--link": link}, "is of pipelines: leave it out")
     if by_default:
         given = {"--topology": topology, "--hosts": hosts, "--model": model or None}
         _defaults(collective, nbytes, ranks, crowded, [name for name, value in given.items() if value is not None])
@@ -69,7 +81,7 @@ def plan(
     if collective is None:
         raise UsageError("Missing argument 'COLLECTIVE'.")
     table = Measured.load() if topology is None and not model else None
-    where = network(topology or "shared_memory", _RANKS if ranks is None else ranks, hosts)
+    where = topology_of(topology or "shared_memory", _RANKS if ranks is None else ranks, hosts)
     selector = Selector(collective, where, table)
     if nbytes is not None or collective == "barrier":
         say("\n".join(_indented(explain(selector.choose(parse_nbytes(nbytes or "0"))))))
@@ -81,6 +93,13 @@ def plan(
     left_out = selector.choose(0).left_out
     if left_out:
         say("not considered: " + ", ".join(f"{name} ({why})" for name, why in left_out))
+
+
+def _pipelines(ranks: int, microbatches: int, times: str | None, link: float | None) -> None:
+    """All pipeline schedules on so many ranks, the fastest first."""
+    built = [build_pipeline(name, ranks, microbatches) for name in SCHEDULES]
+    runs = [simulate(each, costs=pipeline_costs(each, times, link)) for each in built]
+    compare_pipelines(sorted(runs, key=lambda run: (run.time, max(run.in_flight))), times, link)
 
 
 def _indented(lines: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from unisono.cli.schedules import say, show
+from unisono.cli.common import say, show
 from unisono.errors import UsageError
 from unisono.units import show_nbytes, show_seconds
 from unisono.watch import ask

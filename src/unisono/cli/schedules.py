@@ -1,159 +1,143 @@
-"""What commands about schedules share: where a schedule comes from, and where text goes."""
+"""What commands about schedules share: how a schedule is named on the command line, and where it comes from."""
 
-import json
-import os
 import re
-import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console, RenderableType
 
 from unisono.algorithms import build, names
+from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
+from unisono.cli.common import read_source, source_name
+from unisono.cli.options import COLLECTIVE, DEFAULT, MICROBATCHES, RANKS
 from unisono.cli.programs import Placed, find_default, place_default
 from unisono.errors import UsageError
 from unisono.program import Program
-from unisono.schedule import Schedule
+from unisono.schedule import PipelineSchedule, Schedule, Topology, cluster, preset
+from unisono.schedule.text import read_schedule
+from unisono.simulation import PipelineCosts
 
 __all__ = [
-    "DEFAULT",
-    "RANKS",
-    "find_placed",
-    "find_schedule",
-    "is_name",
-    "parse_programs",
-    "parse_schedule",
-    "read_file",
-    "read_source",
-    "say",
-    "show",
-    "write",
+    "Asked",
+    "pipeline_costs",
+    "refuse",
+    "topology_of",
 ]
 
-DEFAULT = "default"
-"""In place of an algorithm: the one that runs if none is asked for."""
-_COLLECTIVE, RANKS = "all_reduce", 4
+
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """Raises UsageError for the first option that is given."""
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(f"{name} {why}")
 
 
-def find_placed(
-    source: str, collective: str | None, ranks: int | None, root: int | None, chunks: int | None, nbytes: int
-) -> list[Placed]:
-    """The schedule as `find_schedule` has it, as the backend places it; ``default`` is the one for this size.
+@dataclass(frozen=True)
+class Asked:
+    """A schedule as a command line names it; None for what is not given."""
 
-    For ``default``, what runs between shared tensors comes after it. Raises UsageError as `find_schedule` does, and if
-    ``default`` comes with a number of chunks.
-    """
-    if source != DEFAULT:
-        return [Placed(find_schedule(source, collective, ranks, root, chunks))]
-    if chunks is not None:
-        raise UsageError("the table of defaults has its own number of chunks: leave --chunks out")
-    count = RANKS if ranks is None else ranks
-    row = find_default(collective or _COLLECTIVE, nbytes, count)
-    return place_default(row, nbytes, count, root or 0)
+    source: str
+    collective: str | None = None
+    ranks: int | None = None
+    root: int | None = None
+    chunks: int | None = None
+    microbatches: int | None = None
+    per_rank: int | None = None
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return RANKS if self.ranks is None else self.ranks
+
+    @property
+    def is_name(self) -> bool:
+        """Whether the source is an algorithm, a pipeline schedule, or the default, rather than a file."""
+        return self.source in (DEFAULT, *names(), *SCHEDULES)
+
+    def find(self) -> Schedule | PipelineSchedule:
+        """The schedule of that name, or the one in a file (`-`: standard input) in its text form or JSON.
+
+        Raises UsageError if there is no such name or file, if its content is no schedule, or if it comes together with
+        arguments that it does not have.
+        """
+        if not self.is_name:
+            return self.parse(self.read())
+        pipelines = {"--microbatches": self.microbatches, "--per-rank": self.per_rank}
+        if self.source not in SCHEDULES:
+            refuse(pipelines, f"is of pipelines, and {self.source} is an algorithm: leave it out")
+            chunks = 1 if self.chunks is None else self.chunks
+            return build(self.source, self.collective or COLLECTIVE, self.world_size, self.root or 0, chunks)
+        others = {"--root": self.root, "--chunks": self.chunks}
+        refuse(others, f"is of collectives, and {self.source} is a pipeline schedule: leave it out")
+        if self.collective not in (None, PIPELINE):
+            raise UsageError(f"{self.source} is a pipeline schedule: leave {self.collective} out")
+        microbatches = MICROBATCHES if self.microbatches is None else self.microbatches
+        return build_pipeline(self.source, self.world_size, microbatches, self.per_rank)
+
+    def find_placed(self, nbytes: int) -> list[Placed]:
+        """The schedule of a collective as the backend places it; ``default`` is the one for this size.
+
+        For ``default``, what runs between shared tensors comes after it. Raises UsageError as `find` does, if
+        ``default`` comes with a number of chunks, and for the schedule of a pipeline.
+        """
+        if self.source != DEFAULT:
+            found = self.find()
+            if isinstance(found, PipelineSchedule):
+                raise UsageError(f"{found.name} is a pipeline schedule, which has no programs")
+            return [Placed(found)]
+        pipelines = {"--microbatches": self.microbatches, "--per-rank": self.per_rank}
+        refuse(pipelines, "is of pipelines: leave it out")
+        if self.chunks is not None:
+            raise UsageError("the table of defaults has its own number of chunks: leave --chunks out")
+        row = find_default(self.collective or COLLECTIVE, nbytes, self.world_size)
+        return place_default(row, nbytes, self.world_size, self.root or 0)
+
+    def read(self) -> str:
+        """The content of a file, or standard input. Raises UsageError as `find` does."""
+        if self.source != "-" and not Path(self.source).exists():
+            raise UsageError(
+                f"no algorithm and no file is called {self.source!r}: the algorithms are {', '.join(names())}; of "
+                f"pipelines {', '.join(SCHEDULES)}; a file holds a schedule as `unisono draw ring --text` prints it"
+            )
+        given = {"COLLECTIVE": self.collective, "--ranks": self.ranks, "--root": self.root, "--chunks": self.chunks}
+        given |= {"--microbatches": self.microbatches, "--per-rank": self.per_rank}
+        for name, value in given.items():
+            if value is not None:
+                called = source_name(self.source)
+                raise UsageError(f"the schedule in {called} has its own collective and numbers: leave {name} out")
+        return read_source(self.source)
+
+    def parse(self, content: str) -> Schedule | PipelineSchedule:
+        """The schedule that the content of a file describes. Raises UsageError that names the file."""
+        try:
+            return read_schedule(content)
+        except UsageError as problem:
+            raise UsageError(f"{source_name(self.source)}: {problem}") from None
+
+    def parse_programs(self, content: str) -> list[Program]:
+        """The programs in a text, each after a line that begins with ``program``. Raises UsageError as `parse` does."""
+        texts = [f"program {text}" for text in re.split(r"^program\s", content, flags=re.MULTILINE)[1:]]
+        try:
+            return [Program.from_text(text) for text in texts]
+        except UsageError as problem:
+            raise UsageError(f"{source_name(self.source)}: {problem}") from None
 
 
-def find_schedule(
-    source: str, collective: str | None, ranks: int | None, root: int | None, chunks: int | None
-) -> Schedule:
-    """The schedule of an algorithm by name, or the one in a file (`-`: standard input) in its text form or JSON.
-
-    Raises UsageError if there is no such algorithm or file, if its content is no schedule, or if a file comes together
-    with arguments that only an algorithm has.
-    """
-    if not is_name(source):
-        return parse_schedule(read_file(source, collective, ranks, root, chunks), source)
-    return build(
-        source,
-        collective or _COLLECTIVE,
-        RANKS if ranks is None else ranks,
-        root or 0,
-        1 if chunks is None else chunks,
-    )
-
-
-def is_name(source: str) -> bool:
-    """Whether a source is an algorithm, or the default, rather than a file."""
-    return source != "-" and (source == DEFAULT or source in names())
-
-
-def read_file(source: str, collective: str | None, ranks: int | None, root: int | None, chunks: int | None) -> str:
-    """The content of a file, or standard input. Raises UsageError as `find_schedule` does."""
-    given = {"COLLECTIVE": collective, "--ranks": ranks, "--root": root, "--chunks": chunks}
-    extra = [name for name, value in given.items() if value is not None]
-    if source != "-" and not Path(source).exists():
-        raise UsageError(
-            f"no algorithm and no file is called {source!r}: the algorithms are {', '.join(names())}; "
-            "a file holds a schedule as `unisono draw ring --text` prints it"
-        )
-    if extra:
-        raise UsageError(f"the schedule in {_called(source)} has its own collective and numbers: leave {extra[0]} out")
-    return read_source(source)
-
-
-def _called(source: str) -> str:
-    return "standard input" if source == "-" else source
-
-
-def read_source(source: str) -> str:
-    """The text in a file, or on standard input (`-`). Raises UsageError if it cannot be read."""
+def pipeline_costs(schedule: PipelineSchedule, times: str | None, link: float | None) -> PipelineCosts:
+    """Costs from --times and --link; the stages of a rank take equal parts. Raises UsageError if they are no times."""
     try:
-        return sys.stdin.buffer.read().decode() if source == "-" else Path(source).read_text(encoding="utf-8")
-    except OSError as problem:
-        raise UsageError(f"cannot read {_called(source)}: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{_called(source)} is not text (UTF-8): expected a schedule") from None
+        forward, input_gradient, weight_gradient = (float(time) for time in (times or "1,1,1").split(","))
+    except ValueError:
+        raise UsageError(f"--times is {times!r}, expected three numbers such as 1,1,1") from None
+    each = schedule.num_stages / max(schedule.world_size, 1)
+    return PipelineCosts(forward / each, input_gradient / each, weight_gradient / each, link or 0.0)
 
 
-def parse_schedule(content: str, source: str) -> Schedule:
-    """The schedule that the content of a file describes. Raises UsageError that names the file."""
-    called = _called(source)
-    try:
-        return (
-            Schedule.from_json(json.loads(content)) if content.lstrip().startswith("{") else Schedule.from_text(content)
-        )
-    except UsageError as problem:
-        raise UsageError(f"{called}: {problem}") from None
-    except (ValueError, OverflowError) as problem:
-        raise UsageError(f"{called} cannot be read as a schedule: {problem}") from None
-
-
-def parse_programs(content: str, source: str) -> list[Program]:
-    """The programs in a text, each after a line that begins with ``program``. Raises UsageError that names the file."""
-    texts = [f"program {text}" for text in re.split(r"^program\s", content, flags=re.MULTILINE)[1:]]
-    try:
-        return [Program.from_text(text) for text in texts]
-    except UsageError as problem:
-        raise UsageError(f"{_called(source)}: {problem}") from None
-
-
-def say(text: str) -> None:
-    """Write to standard output, with `?` for what its encoding lacks.
-
-    A reader that has gone (`| head`) is no error: the rest of the output has no taker.
-    """
-    encoding = sys.stdout.encoding or "utf-8"
-    known = text.encode(encoding, "replace").decode(encoding)
-    try:
-        sys.stdout.write(known if known.endswith("\n") else f"{known}\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def write(path: Path, content: str) -> None:
-    """Write a file, UTF-8, and say so; `-` is standard output. Raises UsageError if it cannot be written."""
-    if str(path) == "-":
-        say(content)
-        return
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as problem:
-        raise UsageError(f"cannot write {path}: {problem.strerror}") from None
-    say(f"wrote {path}")
-
-
-def show(console: Console, content: RenderableType, **how: Any) -> None:
-    """Print with rich, in colour where the terminal has it, as `say` does."""
-    with console.capture() as captured:
-        console.print(content, **how)
-    say("\n".join(line.rstrip() for line in captured.get().splitlines()))
+def topology_of(name: str, ranks: int, hosts: int | None) -> Topology:
+    """A preset topology, or a cluster of so many hosts. Raises UsageError if the two do not go together."""
+    if hosts is None:
+        return preset(name, ranks)
+    if name != "cluster":
+        raise UsageError(f"--hosts is for --topology cluster, not {name}")
+    if hosts < 1 or ranks % hosts:
+        raise UsageError(f"{ranks} ranks do not divide among {hosts} hosts")
+    return cluster(hosts, ranks // hosts)

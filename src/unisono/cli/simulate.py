@@ -7,37 +7,27 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unisono.algorithms import build
-from unisono.cli.schedules import find_schedule, say, show
+from unisono.algorithms.pipelines import SCHEDULES, bubble_formula
+from unisono.cli import options
+from unisono.cli.common import say, show
+from unisono.cli.schedules import Asked, pipeline_costs, refuse, topology_of
 from unisono.errors import UsageError
-from unisono.schedule import PRESETS, Topology, cluster, preset
-from unisono.simulate import Timeline, simulate
+from unisono.schedule import PRESETS, PipelineSchedule, Schedule, Topology
+from unisono.simulation import PipelineTimeline, Timeline, simulate
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
-__all__ = ["network", "simulate_command"]
+__all__ = ["compare_pipelines", "simulate_command"]
 
 _ANNOUNCED = "NVIDIA's announcement of double trees (NCCL 2.4, 2019) shows up to 180 times lower latency than rings"
 
 
-def network(name: str, ranks: int, hosts: int | None) -> Topology:
-    """A preset topology, or a cluster of so many hosts. Raises UsageError if the two do not go together."""
-    if hosts is None:
-        return preset(name, ranks)
-    if name != "cluster":
-        raise UsageError(f"--hosts is for --topology cluster, not {name}")
-    if hosts < 1 or ranks % hosts:
-        raise UsageError(f"{ranks} ranks do not divide among {hosts} hosts")
-    return cluster(hosts, ranks // hosts)
-
-
 def simulate_command(
     source: Annotated[
-        str | None, typer.Argument(metavar="[NAME|FILE]", help="An algorithm, a file, or - for standard input.")
+        str | None,
+        typer.Argument(metavar="[NAME|FILE]", help="An algorithm, a pipeline schedule, a file, or - for input."),
     ] = None,
-    collective: Annotated[
-        str | None, typer.Argument(help="What the algorithm is to do.", show_default="all_reduce")
-    ] = None,
-    ranks: Annotated[int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default="4")] = None,
+    collective: options.Collective = None,
+    ranks: options.Ranks = None,
     nbytes: Annotated[
         str | None, typer.Option("--bytes", metavar="SIZE", help="E.g. 4, 1KiB, 256MB.", show_default="1MiB")
     ] = None,
@@ -46,42 +36,89 @@ def simulate_command(
     ] = None,
     hosts: Annotated[int | None, typer.Option(help="Hosts of a cluster.", show_default="8 ranks per host")] = None,
     compare: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Algorithms to compare, by comma; without --bytes, latency.")
+        str | None, typer.Option(metavar="NAMES", help="What to compare, by comma; without --bytes, latency.")
     ] = None,
-    root: Annotated[int | None, typer.Option(help="Root of the collective, if it has one.", show_default="0")] = None,
-    chunks: Annotated[int | None, typer.Option(help="Pieces per block, for pipelining.", show_default="1")] = None,
+    root: options.Root = None,
+    chunks: options.Chunks = None,
     eager: Annotated[
         bool, typer.Option("--eager", help="Latency is spent on the wire and keeps no rank busy.")
     ] = False,
     lines: Annotated[int, typer.Option("--path", min=0, help="Messages of the critical path to print.")] = 12,
+    microbatches: options.Microbatches = None,
+    per_rank: options.PerRank = None,
+    times: options.Times = None,
+    link: options.LinkTime = None,
 ) -> None:
-    """Predict the time of a schedule on a topology, by latency, bytes, sums and contention.
+    """Predict the time of a schedule: of a collective by latency, bytes, sums and contention; of a pipeline its bubble.
 
     Examples, the second one for as many ranks as a large supercomputer has:
 
         unisono simulate double_tree all_reduce -n 16 --bytes 1MiB --chunks 8
 
         unisono simulate --ranks 24576 --compare ring,tree,double_tree
+
+        unisono simulate zb-h1 -n 4 --microbatches 8 --times 1,1.2,0.8
     """
     if (source is None) == (compare is None):
         raise UsageError("give one schedule (`unisono simulate ring -n 8`), or several algorithms with --compare")
-    if compare is not None:
-        count = 4 if ranks is None else ranks
-        where = network(topology or _usual(count), count, hosts)
-        size = parse_nbytes(nbytes or "4")
-        runs = [
-            simulate(build(name.strip(), collective or "all_reduce", count, root or 0, chunks or 1), where, size)
-            for name in compare.split(",")
-        ]
-        _compare(runs)
+    named = [str(source)] if compare is None else [name.strip() for name in compare.split(",")]
+    found = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank).find() for name in named]
+    pipelines = [each for each in found if isinstance(each, PipelineSchedule)]
+    if pipelines:
+        _no_mixture(found, pipelines, {"--bytes": nbytes, "--topology": topology, "--hosts": hosts})
+        runs = [simulate(each, costs=pipeline_costs(each, times, link)) for each in pipelines]
+        if compare is None:
+            _report_pipeline(runs[0], times, link)
+        else:
+            compare_pipelines(runs, times, link)
         return
-    schedule = find_schedule(str(source), collective, ranks, root, chunks)
-    where = network(topology or _usual(schedule.world_size), schedule.world_size, hosts)
-    _report(simulate(schedule, where, parse_nbytes(nbytes or "1MiB"), eager=eager), lines)
+    refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
+    collectives = [each for each in found if isinstance(each, Schedule)]
+    count = collectives[0].world_size
+    where = topology_of(topology or ("nvlink" if count <= 8 else "cluster"), count, hosts)
+    if compare is not None:
+        _compare([simulate(each, where, nbytes or "4") for each in collectives])
+    else:
+        _report(simulate(collectives[0], where, parse_nbytes(nbytes or "1MiB"), eager=eager), lines)
 
 
-def _usual(ranks: int) -> str:
-    return "nvlink" if ranks <= 8 else "cluster"
+def _no_mixture(
+    found: Sequence[Schedule | PipelineSchedule], pipelines: Sequence[PipelineSchedule], others: dict[str, object]
+) -> None:
+    """Raises UsageError for pipelines beside algorithms, and for options that pipelines do not have."""
+    if len(pipelines) < len(found):
+        raise UsageError(f"--compare takes algorithms, or pipeline schedules ({', '.join(SCHEDULES)}), not both")
+    refuse(others, f"is of collectives, and {pipelines[0].name} is a pipeline schedule: leave it out")
+
+
+def _formula(line: PipelineTimeline, times: str | None, link: float | None) -> str:
+    """What the literature's formula gives; it knows no links."""
+    s = line.schedule
+    forward, input_gradient, weight_gradient = (float(time) for time in (times or "1,1,1").split(","))
+    value = None if link else bubble_formula(s, forward, input_gradient, weight_gradient)
+    return "-" if value is None else f"{value:.2%}"
+
+
+def _report_pipeline(line: PipelineTimeline, times: str | None, link: float | None) -> None:
+    s = line.schedule
+    say(f"{s.name}: {s.num_stages} stages on {s.world_size} ranks, {s.num_microbatches} microbatches")
+    formula = _formula(line, times, link)
+    say(f"bubble {line.bubble:.2%}, by the formula {formula}; time {line.time:g}; {line.num_messages} messages")
+    say(f"microbatches in flight on each rank: {', '.join(f'{peak:g}' for peak in line.in_flight)}")
+
+
+def compare_pipelines(lines: Sequence[PipelineTimeline], times: str | None, link: float | None) -> None:
+    """A row per schedule; in flight on the rank that holds most."""
+    first = lines[0].schedule
+    title = f"{first.world_size} ranks, {first.num_microbatches} microbatches"
+    table = Table(title=title, title_justify="left")
+    for heading in ("schedule", "stages", "bubble", "formula", "time", "messages", "in flight"):
+        table.add_column(heading, justify="left" if heading == "schedule" else "right", no_wrap=True)
+    for line in lines:
+        numbers = (f"{line.time:g}", str(line.num_messages), f"{max(line.in_flight):g}")
+        formula = _formula(line, times, link)
+        table.add_row(line.schedule.name, str(line.schedule.num_stages), f"{line.bubble:.2%}", formula, *numbers)
+    show(Console(highlight=False, width=100), table)
 
 
 def _report(line: Timeline, limit: int) -> None:

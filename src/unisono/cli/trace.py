@@ -14,7 +14,7 @@ from unisono.bench.bound import bound_nbytes
 from unisono.bench.launch import launch
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
-from unisono.cli.schedules import say
+from unisono.cli.common import say
 from unisono.errors import UsageError
 from unisono.trace.arm import COMPUTE, FOLDER
 from unisono.trace.chrome import write_trace

@@ -1,6 +1,5 @@
 """`unisono train`: the main job, a small transformer trained with DDP or on a mesh, on N local ranks."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -10,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from unisono.cli.files import check_writable
+from unisono.algorithms.pipelines import SCHEDULES
+from unisono.cli.common import check_writable, placed_by_torchrun
 from unisono.errors import UsageError
 from unisono.parallel.mesh_shape import MeshShape
-from unisono.parallel.pipeline_schedules import SCHEDULES
 from unisono.train.launch import launch
 from unisono.train.mesh_report import show_holdings, show_traffic
 from unisono.train.report import Display, comparison, printable, save_plot, summary
@@ -85,7 +84,7 @@ def train(
 
     Under torchrun each process joins as the rank it is told to be: torchrun --nproc-per-node 4 -m unisono.cli train
     """
-    rank, told = _place(ranks)
+    rank, told = placed_by_torchrun(ranks)
     mesh = _mesh({"dp": dp, "tp": tp, "pp": pp, "sp": sp}, told, schedule, microbatches)
     settings = Settings(
         backend=backend,
@@ -104,20 +103,6 @@ def train(
     outcomes = [_run(run, rank) for run in runs]
     if not rank:
         _report(outcomes, plot)
-
-
-def _place(ranks: int | None) -> tuple[int | None, int | None]:
-    """This process's rank under torchrun, None when it is to launch the ranks; and their number, if it is told."""
-    told = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
-    if None in told.values():
-        return None, ranks
-    try:
-        rank, world_size = (int(value) for value in told.values() if value is not None)
-    except ValueError:
-        raise UsageError(f"the environment has {told}, expected whole numbers as torchrun sets them") from None
-    if ranks not in (None, world_size):
-        raise UsageError(f"--ranks is {ranks}, but WORLD_SIZE says {world_size}: leave --ranks out under torchrun")
-    return rank, world_size
 
 
 def _mesh(

@@ -6,13 +6,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unisono.advice import ranges
-from unisono.cli.schedules import say, show
+from unisono.cli.common import say, show
 from unisono.errors import UsageError
-from unisono.measured import Measured, Row
 from unisono.schedule import COLLECTIVES, preset
-from unisono.select import Selector
-from unisono.tune import DEFAULT_PATH, SIZES, SharedMemory, runnable
+from unisono.selection import Measured, Row, Selector, ranges
+from unisono.tune import DEFAULT_PATH, SIZES, runnable
 from unisono.tune import tune as measure_all
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
@@ -43,12 +41,12 @@ def tune(
     names = _checked(algorithms, wanted)
     kept = Measured.load() if keep else Measured()
     progress = Console(stderr=True, highlight=False)
-    with progress.status("starting the ranks ...") as status, SharedMemory(ranks) as measure:
+    with progress.status("starting the ranks ...") as status:
 
         def tell(row: Row) -> None:
             status.update(f"{row.collective} {show_nbytes(row.nbytes)} by {row.algorithm}: {show_seconds(row.seconds)}")
 
-        table = measure_all(measure, wanted, ranks, sizes, names, tell)
+        table = measure_all(wanted, ranks, sizes, names, tell)
     for name in wanted:
         _print(name, ranks, table)
     if keep:
@@ -60,7 +58,7 @@ def _checked(algorithms: str | None, collectives: list[str]) -> list[str] | None
         return None
     names = [name.strip() for name in algorithms.split(",")]
     for name in names:
-        known = sorted({DEFAULT_PATH, *(n for c in collectives for n in runnable(c))})
+        known = sorted([DEFAULT_PATH, *runnable(*collectives)])
         if name not in known:
             raise UsageError(f"no algorithm {name!r} can run {' or '.join(collectives)}: expected {', '.join(known)}")
     return names

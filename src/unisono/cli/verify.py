@@ -7,12 +7,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from unisono.cli import options
+from unisono.cli.common import show
 from unisono.cli.programs import Placed, prove_placed
-from unisono.cli.schedules import DEFAULT, RANKS, find_placed, is_name, parse_programs, parse_schedule, read_file, show
+from unisono.cli.schedules import Asked
+from unisono.errors import UsageError
 from unisono.program.proof import Proof
+from unisono.schedule import PipelineSchedule
 from unisono.units import parse_nbytes
-from unisono.verify import Report
-from unisono.verify import verify as prove
+from unisono.verification import Report
+from unisono.verification import verify as prove
 
 __all__ = ["WRONG_EXIT", "verify"]
 
@@ -20,31 +24,22 @@ WRONG_EXIT = 1
 
 
 def verify(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|NAME", help=f"A file, - for standard input, an algorithm, or {DEFAULT} for the one that runs."
-        ),
-    ],
-    collective: Annotated[
-        str | None, typer.Argument(help="What the algorithm is to do.", show_default="all_reduce")
-    ] = None,
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(RANKS))
-    ] = None,
-    root: Annotated[
-        int | None, typer.Option(help="Root of a broadcast, reduce, gather or scatter.", show_default="0")
-    ] = None,
-    chunks: Annotated[int | None, typer.Option(help="Pieces per block, for pipelining.", show_default="1")] = None,
+    source: options.Source,
+    collective: options.Collective = None,
+    ranks: options.Ranks = None,
+    root: options.Root = None,
+    chunks: options.Chunks = None,
+    microbatches: options.Microbatches = None,
+    per_rank: options.PerRank = None,
     in_flight: Annotated[
         int | None, typer.Option(help="Messages under way per rank.", show_default="as many as it needs")
     ] = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="One buffer for input and output.")] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Also tell which transfers could be left out.")] = False,
     program: Annotated[
-        bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {DEFAULT}.")
+        bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {options.DEFAULT}.")
     ] = False,
-    nbytes: Annotated[str, typer.Option("--bytes", metavar="SIZE", help=f"Of {DEFAULT}, and of programs.")] = "1MiB",
+    nbytes: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Of the default, of programs.")] = "1MiB",
 ) -> None:
     """Prove that a schedule does what it says, or show everything that is wrong with it; the same for programs.
 
@@ -54,22 +49,26 @@ def verify(
 
         unisono draw ring all_reduce -n 4 --text | unisono verify -
 
+        unisono verify 1f1b -n 4 --microbatches 8
+
         unisono verify default all_reduce -n 4 --bytes 1MiB
     """
     console = Console(highlight=False)
-    size = parse_nbytes(nbytes)
-    if is_name(source):
-        found = find_placed(source, collective, ranks, root, chunks, size)
-    else:
-        content = read_file(source, collective, ranks, root, chunks)
-        if content.startswith("program "):
-            _conclude(console, [prove(parse_programs(content, source), in_place=in_place)])
-            return
-        found = [Placed(parse_schedule(content, source))]
-    report = prove(found[0].schedule, in_flight, in_place)
-    proofs = prove_placed(found, size, in_place) if report.ok and (program or source == DEFAULT) else []
+    asked, size = Asked(source, collective, ranks, root, chunks, microbatches, per_rank), parse_nbytes(nbytes)
+    content = "" if asked.is_name else asked.read()
+    if content.startswith("program "):
+        _conclude(console, [prove(asked.parse_programs(content), in_place=in_place)])
+        return
+    placed = asked.find_placed(size) if source == options.DEFAULT else []
+    schedule = placed[0].schedule if placed else asked.find() if asked.is_name else asked.parse(content)
+    report = prove(schedule, in_flight, in_place)
+    proofs: list[Proof] = []
+    if isinstance(schedule, PipelineSchedule) and program:
+        raise UsageError(f"{schedule.name} is a pipeline schedule, which has no programs: leave --program out")
+    if report and not isinstance(schedule, PipelineSchedule) and (program or placed):
+        proofs = prove_placed(placed or [Placed(schedule)], size, in_place)
     show(console, Text("\n").join(_lines(report, notes)), soft_wrap=True)
-    if not report.ok:
+    if not report:
         raise typer.Exit(WRONG_EXIT)
     _conclude(console, proofs)
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from unisono.algorithms.pipelines import build_pipeline, usual_stages_per_rank
 from unisono.errors import UsageError
 from unisono.parallel.cross_entropy import parallel_cross_entropy
 from unisono.parallel.full_weights import full_state_dict
@@ -28,12 +29,11 @@ from unisono.parallel.layers import divide_layers
 from unisono.parallel.mesh import TrainingMesh, agree
 from unisono.parallel.mesh_gradients import Piece, clip_gradients, gradients_apart, pieces_of, sum_gradients_over
 from unisono.parallel.pipeline import Pipeline
-from unisono.parallel.pipeline_report import PipelineReport
-from unisono.parallel.pipeline_schedules import build_pipeline, usual_stages_per_rank
 from unisono.parallel.sequence_layout import sequence_positions
 from unisono.parallel.shards import own_part, split_evenly
 from unisono.parallel.transformer import Transformer
 from unisono.parallel.transformer_stage import TransformerStage
+from unisono.simulation import PipelineReport
 
 __all__ = ["MeshTransformer"]
 
@@ -44,7 +44,7 @@ class MeshTransformer:
     """This rank's share of a transformer, and the steps that all ranks take together.
 
     whole: equal on all ranks (draw it with one seed); its weights are copied. microbatches: of each dp rank's rows in a
-    step; by default 2 · pp with a pipeline, else 1. schedule: a name of `pipeline_schedules.SCHEDULES`.
+    step; by default 2 · pp with a pipeline, else 1. schedule: one of `unisono list pipeline`.
 
     Making one is collective. Raises UsageError on every rank, before anything is cut or sent, if there are more stages
     than layers, if heads do not divide by tp, or if the context is too short for sp; MismatchError if the ranks' models

@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from unisono.errors import MismatchError, UsageError
 from unisono.parallel.layers import divide_layers
-from unisono.parallel.pipeline_actions import PipelineSchedule
 from unisono.parallel.pipeline_channels import Channels
 from unisono.parallel.pipeline_clock import Clock
 from unisono.parallel.pipeline_mail import PipelineMail
-from unisono.parallel.pipeline_report import PipelineReport
 from unisono.parallel.pipeline_shapes import Infer, Loss, ShapeBook, meta_forward
 from unisono.parallel.pipeline_step import PipelineStep
 from unisono.parallel.pipeline_tied import TiedWeight
-from unisono.parallel.pipeline_verify import verify_pipeline
 from unisono.parallel.shards import Group, place
 from unisono.parallel.together import refuse_together
+from unisono.schedule.pipeline import PipelineSchedule
+from unisono.simulation import PipelineReport
+from unisono.verification import verify
 
 __all__ = ["Pipeline", "stages_from_layers"]
 
@@ -148,7 +148,7 @@ class Pipeline:
         if len(set(schedules)) > 1:
             told = ", ".join(f"rank {r}: {head}" for r, head in zip(_names(self.group), heads, strict=True))
             raise MismatchError(f"the ranks of a pipeline have different schedules: {told}; build one for all")
-        verify_pipeline(self.schedule)
+        verify(self.schedule).raise_if_bad()
         wanted, complaint = self.schedule.stages_of(self.rank), None
         if len(schedules) != self.schedule.world_size:
             complaint = f"a schedule for {self.schedule.world_size} ranks does not fit a group of {len(schedules)}"

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.parallel.pipeline_actions import PipelineSchedule
 from unisono.parallel.shards import Group, place
+from unisono.schedule.pipeline import PipelineSchedule
 
 __all__ = ["Channels", "deal_out"]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from unisono.parallel.pipeline_actions import Action
-from unisono.parallel.pipeline_simulate import Slot
+from unisono.schedule.pipeline import Action
+from unisono.simulation import Slot
 
 __all__ = ["Clock"]
 

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.parallel.pipeline_actions import Action, PipelineSchedule
 from unisono.parallel.pipeline_channels import Channels
 from unisono.parallel.pipeline_shapes import Shapes
+from unisono.schedule.pipeline import Action, PipelineSchedule
 
 __all__ = ["Letter", "PipelineMail", "letters"]
 

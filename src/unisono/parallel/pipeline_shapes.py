@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
-from unisono.parallel.pipeline_actions import PipelineSchedule
 from unisono.parallel.shards import Group, place
+from unisono.schedule.pipeline import PipelineSchedule
 
 __all__ = ["Form", "Infer", "Loss", "ShapeBook", "Shapes", "meta_forward"]
 

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from unisono.errors import UsageError
-from unisono.parallel.pipeline_actions import Action
 from unisono.parallel.pipeline_backward import WeightGradients, input_gradient
 from unisono.parallel.pipeline_clock import Clock
 from unisono.parallel.pipeline_mail import Letter, PipelineMail
 from unisono.parallel.pipeline_shapes import Form, Loss, Shapes
+from unisono.schedule.pipeline import Action
 
 __all__ = ["PipelineStep"]
 

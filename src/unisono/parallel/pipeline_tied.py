@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unisono.parallel.pipeline_actions import PipelineSchedule
 from unisono.parallel.shards import Group, place
 from unisono.parallel.together import refuse_together
+from unisono.schedule.pipeline import PipelineSchedule
 
 __all__ = ["TiedWeight"]
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from unisono.algorithms.pipelines import gpipe
 from unisono.errors import UsageError
 from unisono.parallel.autograd import apply
 from unisono.parallel.pipeline import Pipeline
-from unisono.parallel.pipeline_schedules import gpipe
 from unisono.parallel.pipeline_shapes import Loss
 from unisono.parallel.shards import Group, place
 

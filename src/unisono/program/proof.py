@@ -22,7 +22,7 @@ interleavings end alike, and playing the epochs rank by rank proves all. The fin
 
 Every call is played twice, so that what the first leaves in the areas, and ranks that run ahead into the second, are
 part of the proof. The program around the calls writes its tensors before and after each: that proves the last meeting
-of direct calls. Interpreters (run/interpreter.py) do what a proof plays; the guard, offers and books are not rows.
+of direct calls. Interpreters (runtime/interpreter.py) do what a proof plays; the guard, offers and books are not rows.
 """
 
 from collections.abc import Sequence

@@ -9,6 +9,7 @@
 steps are written out.
 """
 
+import json
 import re
 from operator import index
 from typing import Any
@@ -16,12 +17,30 @@ from typing import Any
 from unisono.errors import UsageError
 from unisono.schedule.collectives import Collective
 from unisono.schedule.model import Schedule, Step, Transfer
+from unisono.schedule.pipeline import PipelineSchedule
 
-__all__ = ["from_json", "from_text", "to_json", "to_text"]
+__all__ = ["from_json", "from_text", "read_schedule", "to_json", "to_text"]
 
 _TRANSFER = re.compile(r"(-?\d+)\s*>\s*(-?\d+)\s+c(-?\d+)(?:-(\d+))?\s*([+=])")
 _STEP = re.compile(r"step\s+(\d+)\s*:\s*(.*)")
 _NUMBERS = {"ranks", "chunks", "root", "switches"}
+
+
+def read_schedule(content: str) -> Schedule | PipelineSchedule:
+    """The schedule, of a collective or of a pipeline, in a text form or in JSON.
+
+    Raises UsageError naming what cannot be read.
+    """
+    text = content.lstrip()
+    try:
+        if text.startswith("{"):
+            data = json.loads(text)
+            return PipelineSchedule.from_json(data) if "pipeline" in data else from_json(data)
+        return PipelineSchedule.from_text(content) if text.startswith("pipeline") else from_text(content)
+    except UsageError:
+        raise
+    except (ValueError, OverflowError) as problem:
+        raise UsageError(f"cannot be read as a schedule: {problem}") from None
 
 
 def to_text(schedule: Schedule) -> str:

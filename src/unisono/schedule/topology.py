@@ -80,11 +80,6 @@ class Topology:
         """Number of ranks."""
         return self.hosts * self.ranks_per_host
 
-    @property
-    def num_ports(self) -> int:
-        """Port ids run from 0 to here: those of ranks, then NICs, then point-to-point wires (one per ordered pair)."""
-        return self.world_size + self.hosts * self.nics + self.world_size**2
-
     def host(self, rank: ArrayLike) -> NDArray[np.int64]:
         """The host of each rank (switches: -1)."""
         ranks = np.asarray(rank, dtype=np.int64)
@@ -112,7 +107,7 @@ class Topology:
         """The port each message leaves by and the one it arrives at (-1: never contended), elementwise, int64.
 
         Every port sends and receives at once, so contention is per port and direction. On a point-to-point link both
-        are the id of the wire.
+        are the id of the wire. Ids are those of ranks, then of NICs, then of wires, one per ordered pair.
         """
         s, d = np.broadcast_arrays(np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64))
         far = self.outside(s, d)
@@ -134,11 +129,14 @@ class Topology:
         return f"{self.name}: {self.hosts} hosts of {inner}, joined by {self.nics} x {_words(self.inter)}"
 
 
-def preset(name: str, world_size: int) -> Topology:
+def preset(name: str | Topology, world_size: int) -> Topology:
     """A topology by name: one host for shared_memory, pcie and nvlink; one rank per host for infiniband and ethernet.
 
-    "cluster" has hosts of 8 ranks (of the largest divisor of world_size up to 8). Raises UsageError for other names.
+    "cluster" has hosts of 8 ranks (of the largest divisor of world_size up to 8). A topology is returned as it is.
+    Raises UsageError for other names.
     """
+    if isinstance(name, Topology):
+        return name
     if name not in PRESETS:
         raise UsageError(f"unknown topology {name!r}: expected one of {', '.join(PRESETS)}")
     if world_size < 1:

@@ -72,7 +72,7 @@ class Collector:
         from unisono.backend.group import Group
         from unisono.backend.process_group import UnisonoProcessGroup
         from unisono.backend.work import PendingWork
-        from unisono.run.lane import Lane
+        from unisono.runtime.lane import Lane
 
         self._since = time.monotonic_ns()
         self._elder = {record.memory for record, *_ in flight.everything()}
@@ -179,7 +179,7 @@ class Collector:
 
     def _wrap_reducers(self) -> None:
         """Times torch's reductions; what compiled loops do is one piece, and counts as moving."""
-        from unisono.run.reduce import Reducer
+        from unisono.runtime.reduce import Reducer
 
         reductions, now, original = self.reductions, time.monotonic_ns, Reducer.__call__
 

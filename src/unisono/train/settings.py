@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from unisono.algorithms.pipelines import usual_stages_per_rank
 from unisono.errors import UsageError
 from unisono.parallel.mesh_shape import MeshShape
-from unisono.parallel.pipeline_schedules import usual_stages_per_rank
 from unisono.train.share import MeshReport
 
 __all__ = ["BACKENDS", "VOCABULARY", "MeshSettings", "ModelShape", "Outcome", "Settings", "StepRecord"]

@@ -5,7 +5,7 @@ for meeting k lies in half ``k % 2`` of the board, its own part only. After meet
 rank that has arrived at meeting k + 1 has finished reading it, so that it may be written again for meeting k + 2. One
 meeting per exchange is enough, and this parity is shared by every operation of the group.
 
-Interpreters meet (run/interpreter.py); this is what is seen of it from outside.
+Interpreters meet (runtime/interpreter.py); this is what is seen of it from outside.
 """
 
 import time

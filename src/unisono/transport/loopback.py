@@ -2,7 +2,7 @@
 
     def rank_main(transport, scale):
         x = torch.full((4,), float(transport.rank) * scale)
-        run(schedule, x, transport)
+        run_over(schedule, x, transport)
         return x
 
     results = run_loopback(4, rank_main, 10.0)        # one per rank

@@ -1,7 +1,7 @@
 """Any torch.distributed group as a transport: its own isend and irecv carry the messages.
 
     dist.init_process_group("gloo", ...)
-    run(schedule, x, TorchP2P())
+    run_over(schedule, x, TorchP2P())
 
 Data travels as bytes, so that every dtype goes over a backend that knows few. All messages of a step are posted as one
 batch, which backends that want sends and receives grouped (NCCL) rely on; tensors must be on the backend's device.

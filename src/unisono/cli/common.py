@@ -1,0 +1,96 @@
+"""What commands share: text in and out, files, and the place of a process among those that torchrun has started."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from unisono.errors import UsageError
+
+__all__ = ["check_writable", "placed_by_torchrun", "read_source", "say", "show", "source_name", "write"]
+
+
+def check_writable(path: Path, what: str = "") -> None:
+    """Raise UsageError for a place where no file can be written, before any time is spent on what goes into it.
+
+    ``what`` names the file in the message: ``the plot``.
+    """
+    named = f"{what} {path}".lstrip()
+    if path.is_dir():
+        raise UsageError(f"cannot write {named}: it is a directory, expected a file name")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {named}: the directory {path.parent} does not exist")
+    try:
+        existed = path.exists()
+        path.open("ab").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write {named}: {error.strerror}") from None
+
+
+def placed_by_torchrun(ranks: int | None) -> tuple[int | None, int | None]:
+    """This process's rank under torchrun, None if it is to launch the ranks; and their number, if it is told.
+
+    Raises UsageError if torchrun's numbers are none, or --ranks is another number.
+    """
+    told = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
+    if not all(name in os.environ for name in told):
+        return None, ranks
+    if not all(value.isdecimal() for value in told.values()):
+        values = f"RANK is {told['RANK']!r} and WORLD_SIZE {told['WORLD_SIZE']!r}"
+        raise UsageError(f"{values}, expected whole numbers as torchrun sets them")
+    rank, world_size = (int(value) for value in told.values())
+    if ranks not in (None, world_size):
+        raise UsageError(f"--ranks is {ranks}, but WORLD_SIZE says {world_size}: leave --ranks out under torchrun")
+    return rank, world_size
+
+
+def source_name(source: str) -> str:
+    """What a source of text is called in messages."""
+    return "standard input" if source == "-" else source
+
+
+def read_source(source: str) -> str:
+    """The text in a file, or on standard input (`-`). Raises UsageError if it cannot be read."""
+    try:
+        return sys.stdin.buffer.read().decode() if source == "-" else Path(source).read_text(encoding="utf-8")
+    except OSError as problem:
+        raise UsageError(f"cannot read {source_name(source)}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{source_name(source)} is not text (UTF-8): expected a schedule") from None
+
+
+def say(text: str) -> None:
+    """Write to standard output, with `?` for what its encoding lacks.
+
+    A reader that has gone (`| head`) is no error: the rest of the output has no taker.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    known = text.encode(encoding, "replace").decode(encoding)
+    try:
+        sys.stdout.write(known if known.endswith("\n") else f"{known}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def write(path: Path, content: str) -> None:
+    """Write a file, UTF-8, and say so; `-` is standard output. Raises UsageError if it cannot be written."""
+    if str(path) == "-":
+        say(content)
+        return
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as problem:
+        raise UsageError(f"cannot write {path}: {problem.strerror}") from None
+    say(f"wrote {path}")
+
+
+def show(console: Console, content: RenderableType, **how: Any) -> None:
+    """Print with rich, in colour where the terminal has it, as `say` does."""
+    with console.capture() as captured:
+        console.print(content, **how)
+    say("\n".join(line.rstrip() for line in captured.get().splitlines()))

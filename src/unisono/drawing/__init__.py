@@ -1,0 +1,94 @@
+"""`draw`: schedules, programs and timelines as text, pictures, an animated page, and traces. Never imports torch.
+
+Chunks have the same colour everywhere.
+"""
+
+from collections.abc import Callable, Sequence
+
+from unisono.drawing.charts import chart_of
+from unisono.drawing.circle import draw_circle
+from unisono.drawing.drawing import Drawing
+from unisono.drawing.gantt import gantt_svg, gantt_text
+from unisono.drawing.grid import draw_grid
+from unisono.drawing.html import draw_html
+from unisono.drawing.program import draw_program
+from unisono.drawing.rows import draw_rows
+from unisono.drawing.trace import draw_trace
+from unisono.errors import UsageError
+from unisono.program import Program
+from unisono.schedule import PipelineSchedule, Schedule, Topology
+from unisono.simulation import PipelineCosts, PipelineTimeline, Timeline, simulate
+
+__all__ = ["FORMATS", "STYLES", "Drawing", "draw"]
+
+_STYLES: dict[str, Callable[[Schedule], str]] = {"circle": draw_circle, "rows": draw_rows}
+
+FORMATS = ("text", "svg", "html", "gantt", "trace")
+STYLES = tuple(_STYLES)
+
+_NARROWEST, _SHORTEST = 20, 8
+
+
+def draw(
+    subject: Schedule | PipelineSchedule | Timeline | PipelineTimeline | Sequence[Program],
+    format: str = "text",
+    *,
+    style: str = "circle",
+    topology: str | Topology = "nvlink",
+    nbytes: str | float = "1MiB",
+    costs: PipelineCosts | None = None,
+    width: int = 80,
+    max_steps: int = 40,
+) -> Drawing:
+    """A schedule, a timeline that `simulate` made, or the programs of some ranks; see it by `print` or `.save(path)`.
+
+    | format | of a collective's schedule | of a pipeline's schedule, and of timelines |
+    | --- | --- | --- |
+    | text | what every rank sends and receives in every step | a Gantt chart |
+    | svg | arrows between ranks, on light and dark pages | a Gantt chart |
+    | html | a self-contained page that plays it | |
+    | gantt | its timeline as a Gantt chart in SVG | the same as svg |
+    | trace | its timeline for Perfetto and chrome://tracing, JSON | the same |
+
+    Args:
+        subject: what to draw; programs are drawn as text alone.
+        format: one of the above.
+        style: of an svg: "circle" (a panel per step) or "rows" (a row per rank, time from left to right).
+        topology: what a collective is simulated on, for gantt and trace.
+        nbytes: its bytes there.
+        costs: what a pipeline is simulated with.
+        width: characters per line of text, 20 or more; what does not fit is left out, with a note.
+        max_steps: steps, or meetings of programs, in text, 8 or more.
+
+    Raises:
+        UsageError: the format or style does not exist or does not suit, or there is more than anybody could look at.
+
+    """
+    if format not in FORMATS:
+        raise UsageError(f"unknown format {format!r}: expected one of {', '.join(FORMATS)}")
+    if style not in _STYLES:
+        raise UsageError(f"unknown style {style!r}: expected one of {', '.join(STYLES)}")
+    width, max_steps = max(width, _NARROWEST), max(max_steps, _SHORTEST)
+    if isinstance(subject, PipelineSchedule):
+        subject = simulate(subject, costs=costs)
+    elif isinstance(subject, Schedule):
+        if format == "text":
+            return draw_grid(subject, width, max_steps)
+        if format in ("svg", "html"):
+            return Drawing(format, draw_html(subject) if format == "html" else _STYLES[style](subject))
+        subject = simulate(subject, topology, nbytes)
+    if isinstance(subject, Timeline | PipelineTimeline):
+        return _draw_timeline(subject, format, width)
+    if format != "text":
+        raise UsageError(f"programs are drawn as text, not as {format}")
+    return draw_program(subject, width, max_steps)
+
+
+def _draw_timeline(timeline: Timeline | PipelineTimeline, format: str, width: int) -> Drawing:
+    if format == "html":
+        raise UsageError("a page plays the schedule of a collective: draw a timeline or a pipeline as svg")
+    if format == "trace":
+        return Drawing(format, draw_trace(timeline))
+    if format == "text":
+        return gantt_text(chart_of(timeline, picture=False), width)
+    return Drawing(format, gantt_svg(chart_of(timeline, picture=True)))

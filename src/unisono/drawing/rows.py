@@ -1,0 +1,71 @@
+"""A schedule as SVG, one row per rank and time from left to right: an arrow per message across its step."""
+
+from unisono.drawing.colours import chunk_colour
+from unisono.drawing.messages import Message, shown_steps, title
+from unisono.drawing.svg import DASH, Labels, arrow_head, document, element, legend, text
+from unisono.schedule import Schedule
+
+__all__ = ["draw_rows"]
+
+_LEFT, _TOP, _ROW, _BAND, _GAP, _DOT = 76.0, 72.0, 40.0, 84.0, 10.0, 3.5
+
+
+def draw_rows(schedule: Schedule, max_nodes: int = 64, max_steps: int = 64) -> str:
+    """The picture. Raises UsageError if there are more than max_nodes ranks and switches."""
+    shown = shown_steps(schedule, max_nodes, max_steps, "a picture in rows")
+    nodes, num_chunks = schedule.world_size + schedule.switches, schedule.collective.num_chunks
+    width = max(_LEFT + len(shown.steps) * _BAND + 16, 380.0)
+    bottom = _TOP + (nodes - 1) * _ROW + 26
+    body = []
+    for node in range(nodes):
+        y = _TOP + node * _ROW
+        name = f"rank {node}" if node < schedule.world_size else f"switch {node}"
+        body += [text(_LEFT - 14, y + 4, name, "right"), _line(_LEFT, y, width - 16)]
+    for i, moved in enumerate(shown.steps):
+        body.append(element("g", *_band(i, moved, bottom, num_chunks)))
+    height = bottom + 40 + 16 * len(shown.notes)
+    body += legend(bottom + 20, width, num_chunks)
+    return document(width, height, title(schedule), body, shown.notes)
+
+
+def _line(x: float, y: float, end: float) -> str:
+    return element("line", x1=x, y1=y, x2=end, y2=y, class_="line")
+
+
+def _band(step: int, moved: list[Message], bottom: float, num_chunks: int) -> list[str]:
+    """One step: a shaded band if its number is even, its name, its arrows, then their labels on top."""
+    x = _LEFT + step * _BAND
+    parts = [text(x + _BAND / 2, _TOP - 26, f"step {step}", "name head")]
+    if step % 2 == 0:
+        shade = element(
+            "rect", x=x, y=_TOP - 18, width=_BAND, height=bottom - _TOP + 18, class_="panel", fill_opacity=0.7
+        )
+        parts.insert(0, shade)
+    labels = Labels()
+    arrows = [_arrow(x, m, chunk_colour(m.chunks[0], num_chunks), labels) for m in moved]
+    return [*parts, *arrows, *labels.parts]
+
+
+def _arrow(x: float, message: Message, colour: str, labels: Labels) -> str:
+    """The arrow, with a dot at its start; its chunks join the labels."""
+    start = complex(x + _GAP, _TOP + message.src * _ROW)
+    tip = complex(x + _BAND - _GAP, _TOP + message.dst * _ROW)
+    along = (tip - start) / abs(tip - start)
+    end = tip - along * 4
+    labels.add(message.label, [start + (tip - start) * t for t in (0.25, 0.15, 0.35, 0.45, 0.55, 0.65, 0.75)])
+    return element(
+        "g",
+        element("title", str(message)),
+        element(
+            "line",
+            x1=start.real,
+            y1=start.imag,
+            x2=end.real,
+            y2=end.imag,
+            stroke=colour,
+            stroke_width=1.8,
+            stroke_dasharray=None if message.reduce else DASH,
+        ),
+        element("circle", cx=start.real, cy=start.imag, r=_DOT, fill=colour),
+        arrow_head(tip.real, tip.imag, along, colour),
+    )

@@ -1,0 +1,106 @@
+"""A timeline as a trace that chrome://tracing and https://ui.perfetto.dev open: a process per rank, arrows per message.
+
+Format: "Trace Event Format", JSON object form; times in microseconds.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.drawing.charts import pipeline_heading
+from unisono.drawing.messages import chunk_range, title
+from unisono.simulation import PipelineTimeline, Timeline
+from unisono.units import show_nbytes
+
+__all__ = ["draw_trace"]
+
+
+def draw_trace(timeline: Timeline | PipelineTimeline) -> str:
+    """JSON text. Each rank has tracks for what it sends and receives, as many as overlap; of a pipeline one track.
+
+    Raises UsageError if the timeline has too many events to keep.
+    """
+    made = _messages(timeline) if isinstance(timeline, Timeline) else _actions(timeline)
+    return json.dumps(made, ensure_ascii=False)
+
+
+def _actions(timeline: PipelineTimeline) -> dict[str, Any]:
+    """An event per action; a unit of time is a second."""
+    events: list[dict[str, Any]] = []
+    for rank, row in enumerate(timeline.slots):
+        events += [_name("process_name", rank, name=f"rank {rank}"), _name("thread_name", rank, 0, name="actions")]
+        for action, start, end in row:
+            span = {"ts": start * 1e6, "dur": (end - start) * 1e6, "pid": rank, "tid": 0}
+            events.append({"name": str(action), "cat": action.kind, "ph": "X", "args": action._asdict(), **span})
+    return {"traceEvents": events, "otherData": {"schedule": pipeline_heading(timeline)}}
+
+
+def _messages(timeline: Timeline) -> dict[str, Any]:
+    e, schedule = timeline.events, timeline.schedule
+    lanes = {"sends": (e.src, _lanes(e.src, e.start, e.end)), "receives": (e.dst, _lanes(e.dst, e.start, e.end))}
+    events = _names(schedule.world_size, lanes)
+    for i in range(len(e)):
+        chunks, sign = chunk_range(int(e.chunk[i]), int(e.count[i])), "+" if e.reduce[i] else "="
+        begin, end = float(e.start[i]) * 1e6, float(e.end[i]) * 1e6
+        arguments = {
+            "step": int(e.step[i]),
+            "piece": int(e.piece[i]),
+            "from": int(e.src[i]),
+            "to": int(e.dst[i]),
+            "chunks": chunks,
+            "size": show_nbytes(float(e.nbytes[i])),
+            "nbytes": float(e.nbytes[i]),
+            "reduce": bool(e.reduce[i]),
+        }
+        for side, peer, flow, at in (("sends", e.dst[i], "s", begin), ("receives", e.src[i], "f", end)):
+            rank, lane = int(lanes[side][0][i]), int(lanes[side][1][i])
+            place = {"pid": rank, "tid": _track(side, lane)}
+            name = f"{'→' if side == 'sends' else '←'}{peer} {chunks} {sign}"
+            events.append(
+                {"name": name, "cat": side, "ph": "X", "ts": begin, "dur": end - begin, "args": arguments, **place}
+            )
+            bound = {"bp": "e"} if flow == "f" else {}
+            events.append({"name": "message", "cat": "message", "ph": flow, "id": i, "ts": at, **bound, **place})
+    about = {"schedule": title(schedule), "topology": timeline.topology.describe(), "nbytes": timeline.nbytes}
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
+
+
+def _track(side: str, lane: int) -> int:
+    """Thread ids: sends above receives, each with room for many lanes."""
+    return lane + (0 if side == "sends" else 1000)
+
+
+def _names(world_size: int, lanes: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> list[dict[str, Any]]:
+    """What the tracks are called, and their order."""
+    found = {
+        (int(r), side, int(k)) for side, (ranks, which) in lanes.items() for r, k in zip(ranks, which, strict=True)
+    }
+    events: list[dict[str, Any]] = []
+    for rank in sorted({rank for rank, _, _ in found}):
+        name = f"rank {rank}" if rank < world_size else f"switch {rank}"
+        events += [_name("process_name", rank, name=name), _name("process_sort_index", rank, sort_index=rank)]
+    for rank, side, lane in sorted(found):
+        name = side if lane == 0 else f"{side} ({lane + 1})"
+        events.append(_name("thread_name", rank, _track(side, lane), name=name))
+    return events
+
+
+def _name(what: str, rank: int, track: int = 0, **arguments: object) -> dict[str, Any]:
+    """A metadata event."""
+    return {"name": what, "ph": "M", "pid": rank, "tid": track, "args": arguments}
+
+
+def _lanes(ranks: NDArray[np.int64], start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.int64]:
+    """For every event the lowest lane of its rank that is free at its start: a track cannot show two at once."""
+    lane = np.zeros(len(ranks), dtype=np.int64)
+    free: dict[int, list[float]] = {}
+    for i in np.lexsort((end, start, ranks)):
+        until = free.setdefault(int(ranks[i]), [])
+        slack = 1e-9 * float(end[i])
+        lane[i] = next((k for k, t in enumerate(until) if t <= start[i] + slack), len(until))
+        if lane[i] == len(until):
+            until.append(0.0)
+        until[lane[i]] = float(end[i])
+    return lane

@@ -1,0 +1,154 @@
+"""How ranks agree on direct access: they publish where their tensors lie, and all come to one decision.
+
+With a call that may go from tensor to tensor every rank publishes an *offer* beside its header: where its tensor lies
+in its shared memory (transport/arena.py), if it lies there, whether it has mapped the memory of the peers it needs, and
+whether it *hopes* that the call will go directly, and so has staged nothing for the first meeting. After that meeting
+all ranks read the same offers, and so decide alike without another word:
+
+    STAGED   some tensor is not shared, or some rank has not mapped a peer's memory: the call goes on as it began
+    AGAIN    the same, but a rank has hoped in vain: the staged program begins anew, one meeting later
+    DIRECT   every rank reads its peers' tensors where they lie; a last meeting lets the tensors go
+    PUSHED   a broadcast in which the root, too, writes a part of the data into its peers' tensors
+
+A rank maps what its peers offer once it has read of it (zero_copy.py), so that the first call of shared tensors is a
+staged one. It hopes where the last call of its kind went directly. An offer carries the number of its meeting: an older
+one, left in its place by a rank that makes none, counts for nothing.
+
+Two words an offer: ``4 * (meeting + 1) + 2 * hopes + ready`` and ``place + 1``, 0 if the tensor is not shared.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from unisono.runtime import words as w
+
+if TYPE_CHECKING:
+    from unisono.runtime.interpreter import Primitives
+
+__all__ = ["AGAIN", "DIRECT", "PUSHED", "STAGED", "Agreement", "agreement"]
+
+STAGED, AGAIN, DIRECT, PUSHED = range(4)
+
+
+class Agreement(NamedTuple):
+    """The functions of it, made of primitives; see interpreter.py."""
+
+    lay: Any
+    agree: Any
+    abandoned: Any
+
+
+def agreement(p: "Primitives") -> Agreement:
+    """The agreement of interpreters that are made of primitives."""
+    words, offer_at = p.words, _offers(p)
+    ready, extent = _mapping(p), _extents(p)
+
+    @p.inner
+    def lay(call: Any, control: Any, bases: Any, meeting: int) -> Any:
+        """Publishes the offer of a call for its first meeting; whether this rank hopes."""
+        root, rank, bounds = call[w.ROOT], control[w.RANK], words(control[w.BOUNDS], 2)
+        address, nbytes = bases[0], extent(call, control, bases)
+        inside = nbytes > 0 and bounds[0] <= address and address + nbytes <= bounds[1]
+        mapped = ready(control, root)
+        hopes = call[w.HOPES] > 0 and call[w.DIRECT] > 0 and inside and (mapped if root < 0 else root == rank)
+        offer = words(offer_at(control, meeting, rank), 2)
+        offer[0] = (meeting + 1) * 4 + (2 if hopes else 0) + (1 if mapped else 0)
+        offer[1] = address - bounds[0] + 1 if inside else 0
+        return hopes
+
+    @p.inner
+    def agree(call: Any, control: Any, bases: Any, meeting: int) -> int:
+        """What follows from the offers at ``meeting``; peers' tensors get their bases where it is direct."""
+        root, rank, size = call[w.ROOT], control[w.RANK], control[w.SIZE]
+        hoped = False
+        placed = able = complete = True  # those who are read; those who read; everybody's tensor
+        for peer in range(size):
+            offer = words(offer_at(control, meeting, peer), 2)
+            there = offer[0] >> 2 == meeting + 1
+            hoped = hoped or (there and offer[0] & 2 != 0)
+            shared = there and offer[1] > 0
+            complete = complete and shared
+            if root < 0 or root == peer:
+                placed = placed and shared
+            if peer != root:
+                able = able and there and offer[0] & 1 != 0
+        possible = placed and call[w.DIRECT] > 0
+        if possible and able:
+            call[w.HOPES] = call[w.LARGE]
+            mapped = words(control[w.MAPPED], size)
+            for peer in range(size):
+                at = mapped[peer] + words(offer_at(control, meeting, peer), 2)[1] - 1
+                bases[2 * size + 1 + peer] = at
+                bases[3 * size + 1 + peer] = at
+            pushes = root >= 0 and complete and words(offer_at(control, meeting, root), 2)[0] & 1 != 0
+            return PUSHED if pushes and call[w.PUSHED] > 0 else DIRECT
+        call[w.HOPES] = 0
+        if possible and (root != rank or complete) and not ready(control, root):
+            control[w.UNMAPPED] = 1
+        return AGAIN if hoped else STAGED
+
+    @p.inner
+    def abandoned(control: Any, number: int) -> bool:
+        """Whether a peer has given up call ``number``, to whose last meeting it has come."""
+        for peer in range(control[w.SIZE]):
+            if words(control[w.ABANDONED_AT] + control[w.RECORD] * peer, 1)[0] == number:
+                return True
+        return False
+
+    return Agreement(lay, agree, abandoned)
+
+
+def _offers(p: "Primitives") -> Any:
+    """What tells where offers lie."""
+
+    @p.inner
+    def offer_at(control: Any, meeting: int, rank: int) -> Any:
+        """Where a rank's offer for a meeting lies."""
+        return control[w.OFFERS] + 64 * ((meeting & 1) * control[w.SIZE] + rank)
+
+    return offer_at
+
+
+def _mapping(p: "Primitives") -> Any:
+    """What tells whether peers' memory is mapped."""
+    words = p.words
+
+    @p.inner
+    def ready(control: Any, root: int) -> bool:
+        """Whether the memory that this rank needs is mapped: the root's, or everybody's (root -1, or this rank)."""
+        rank, size = control[w.RANK], control[w.SIZE]
+        mapped = words(control[w.MAPPED], size)
+        for peer in range(size):
+            needed = peer != rank and (root < 0 or root in (rank, peer))
+            if needed and mapped[peer] == 0:
+                return False
+        return True
+
+    return ready
+
+
+def _extents(p: "Primitives") -> Any:
+    """What tells how much memory is offered."""
+    words = p.words
+
+    @p.inner
+    def extent(call: Any, control: Any, bases: Any) -> Any:
+        """Bytes of the memory from the first input block on that peers read on this rank; 0 where it does not lie
+        together, or where results are written to it before peers have read it.
+        """
+        size, count = control[w.SIZE], call[w.IN_BLOCKS]
+        sizes = words(call[w.IN_SIZES], count)
+        total, end = 0, bases[0]
+        for block in range(count):
+            if call[w.LISTED] & w.INPUTS and bases[block] != end:
+                return 0
+            total += sizes[block]
+            end += sizes[block]
+        if call[w.EXCLUSIVE] > 0:
+            if bases[0] == bases[size]:
+                return 0
+            for block in range(call[w.OUT_BLOCKS] if call[w.LISTED] & w.OUTPUTS else 0):
+                if bases[0] <= bases[size + block] < end:
+                    return 0
+        return total
+
+    return extent

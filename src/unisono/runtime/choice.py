@@ -1,0 +1,103 @@
+"""Which schedule carries a call out, and how it is placed: the table of defaults, or an algorithm by name."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+
+from unisono.algorithms import build
+from unisono.program import best_staged, default, lower
+from unisono.program.lower import Unfit
+from unisono.schedule import Schedule, preset
+from unisono.selection import Measured, Selector
+
+__all__ = ["MEASURED", "Choice", "by_default", "by_measurement", "by_name", "table_mark"]
+
+MEASURED = "measured"
+"""What the guard compares first where measurements choose."""
+DEFAULT = "default"
+"""What `unisono tune` calls the table's choice among the algorithms that it measures."""
+_OWNED = ("reduce_scatter", "all_gather", "all_to_all")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A schedule and its placements, see program/defaults.py; ``directly`` is empty if the call is always staged."""
+
+    schedule: Schedule
+    placement: str
+    deterministic: bool = False
+    cap: int = 1 << 62
+    directly: str = ""
+    directly_above: int = 0
+
+    @property
+    def root(self) -> int:
+        """The root; 0 where there is none."""
+        return self.schedule.collective.root
+
+    @property
+    def direct_root(self) -> int:
+        """The only rank whose tensor is read directly; -1 where all are."""
+        return self.root if self.schedule.collective.name == "broadcast" else -1
+
+
+def by_default(collective: str, nbytes: int, world_size: int, root: int, crowded: bool) -> Choice:
+    """What the table of defaults names; see `default`."""
+    row = default(collective, nbytes, world_size, crowded)
+    schedule = row.build(world_size, root)
+    return Choice(schedule, row.placement, False, row.cap, row.directly, row.directly_above)
+
+
+def by_name(
+    algorithm: str, collective: str, world_size: int, root: int, chunks: int, deterministic: bool, **options: object
+) -> Choice:
+    """An algorithm, placed as well as it can be: with mailboxes, and directly where that takes two meetings.
+
+    Raises UsageError if there is no such algorithm for the collective, or it does not fit the number of ranks.
+    """
+    schedule = build(algorithm, collective, world_size, root, chunks, **options)
+    placement = best_staged(schedule, deterministic)
+    directly = ""
+    if not deterministic and collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        try:
+            directly = "direct" if lower(schedule, 0, "direct").meetings == 2 else ""
+        except Unfit:
+            directly = ""
+    above = 0 if placement == "mailbox" else 1 << 20
+    return Choice(schedule, placement, deterministic, 1 << 62, directly, above)
+
+
+@cache
+def _table() -> Measured:
+    """What `unisono tune` has measured here; read once, so that a table made meanwhile changes no running program."""
+    return Measured.load()
+
+
+@cache
+def table_mark() -> str:
+    """Tells this machine's table from others: ranks that would choose by different ones find out at the first call."""
+    return hashlib.blake2b(repr(_table().rows).encode(), digest_size=4).hexdigest()
+
+
+@cache
+def _selector(collective: str, world_size: int) -> Selector:
+    """By what was measured, or, if no schedule was, by the model."""
+    table = _table()
+    named = set(table.algorithms(collective, world_size)) - {DEFAULT}
+    return Selector(collective, preset("shared_memory", world_size), table if named else None)
+
+
+def by_measurement(
+    collective: str, nbytes: int, world_size: int, root: int, deterministic: bool, crowded: bool
+) -> Choice:
+    """The fastest schedule for a size, as measured, or else as simulated; ``nbytes`` as in `by_default`."""
+    if world_size == 1:
+        return by_default(collective, nbytes, world_size, root, crowded)
+    whole = nbytes * world_size if collective in _OWNED else nbytes
+    best, table = _selector(collective, world_size).choose(whole).best, _table()
+    if DEFAULT in table.algorithms(collective, world_size):
+        usual = table.seconds(collective, world_size, DEFAULT, whole)
+        if not best.measured or usual <= best.seconds:
+            return by_default(collective, nbytes, world_size, root, crowded)
+    made = best.candidate
+    return by_name(made.algorithm.name, collective, world_size, root, best.chunks, deterministic, **dict(made.options))

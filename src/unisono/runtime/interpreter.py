@@ -1,0 +1,368 @@
+"""The interpreter of programs over shared memory: one loop, which numba compiles and Python runs as it is.
+
+`interpreter` makes it of a set of primitives, `Primitives`: compiled ones (compiled_ops.py), or ones that move and
+combine by torch's operations (torch_ops.py), for dtypes that have no loops and where numba is not there. So a meeting,
+the comparison of headers, the books and the agreement on direct access are written once, and ranks that run either way
+meet each other.
+
+A run goes as far as it can: it returns `WAITS` where a peer keeps it waiting for longer than ``patience`` ns, and is
+called again to go on; the control block (words.py) holds its state. Nobody looks for lost peers in here.
+
+A meeting is an atomic add. Sleepers are woken by the last to arrive: its add comes before its FUTEX_WAKE, and
+FUTEX_WAIT compares the word again under the kernel's lock.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from unisono.program.bind import (
+    COPY,
+    DST,
+    KIND,
+    LAG,
+    LEFT,
+    MEET,
+    MOST,
+    SHRINK,
+    SRC,
+    SRC_AT,
+    SRC_STEP,
+    SUM,
+    WIDEN,
+    WORDS,
+)
+from unisono.runtime import words as w
+from unisono.runtime.agreement import AGAIN, DIRECT, PUSHED, STAGED, agreement
+
+__all__ = ["Interpreter", "Primitives", "interpreter"]
+
+_CONTROL = len(w.CONTROL)
+
+
+@dataclass(frozen=True, slots=True)
+class Primitives:
+    """What the loop asks of its surroundings; addresses, counts and words are integers.
+
+    ``inner`` decorates a function of the loop. ``words(address, count)``: 64-bit words, to be indexed.
+    ``arrive(address, full)`` adds one to a 32-bit word, after everything before, and wakes its sleepers if that makes
+    it full. ``relax()`` is called between looks at a word. ``store(address, value)`` stores a 64-bit word that others
+    may see at any time. ``now()``: ``time.monotonic_ns``. ``pause(address, seen, limit, crowded)`` yields the core
+    once, or sleeps on a word that is still ``seen``. ``equal(one, other, nbytes)``, ``copy(target, source, nbytes)``:
+    of bytes. ``widen`` and ``narrow`` ``(target, source, nbytes, sample)`` bring elements of the user's dtype,
+    ``nbytes`` of them, into accumulators and back. ``combine(scratch, places, parts, targets, nbytes, op, size,
+    sample)`` combines the first ``parts`` of the addresses ``places``, in that order, into the ``targets`` that follow;
+    each is followed, ``parts + targets`` words on, by whether it holds accumulators; an AVG is divided by ``size``, if
+    that is not 0. ``slowness``: how many times as long as compiled loops these take.
+    """
+
+    inner: Callable[[Any], Any]
+    words: Callable[[int, int], Any]
+    arrive: Callable[[int, int], Any]
+    load_acquire32: Callable[[int], int]
+    relax: Callable[[], Any]
+    store_release32: Callable[[int, int], Any]
+    store_release64: Callable[[int, int], Any]
+    store: Callable[[int, int], Any]
+    now: Callable[[], int]
+    pause: Callable[[int, int, int, int], Any]
+    equal: Callable[[int, int, int], bool]
+    copy: Callable[[int, int, int], Any]
+    widen: Callable[..., Any]
+    narrow: Callable[..., Any]
+    combine: Callable[..., Any]
+    slowness: int = 1
+
+
+class Interpreter(NamedTuple):
+    """The functions of an interpreter, on addresses and numbers."""
+
+    run: Callable[..., int]
+    """(call, control, number, done, patience, target, source, resumed, sample)."""
+    issued: Callable[..., int]
+    """(control, number): notes that call ``number`` was issued."""
+    completed: Callable[..., int]
+    """(control, done): notes that call ``done + 1`` has ended."""
+
+
+def interpreter(p: Primitives) -> Interpreter:
+    """The interpreter made of primitives."""
+    words = p.words
+    begin = _beginning(p)
+    issued, completed = _books(p)
+    interpret = _going_on(p, completed)
+
+    def run(
+        call_at: int, control_at: int, number: int, done: int, patience: int, target: int, source: int, resumed: int,
+        sample: Any,
+    ) -> Any:  # fmt: skip
+        """Carries the prepared call at ``call_at`` on, as call no. ``number`` of this rank, the one after ``done``.
+
+        ``number``: 0 if it has been noted as issued; ``patience``: ns it may wait at a meeting; ``target``, ``source``:
+        addresses of output and input, or of tables of their addresses; ``resumed``: whether to go on with the call
+        under way, whose headers, if they were not as expected, have been found to agree.
+        """
+        call, control = words(call_at, w.CALL_WORDS), words(control_at, _CONTROL)
+        if resumed == 0:
+            if number > 0:
+                issued(control, number)
+            begin(call, control, target, source)
+        return interpret(call, control, done, patience, sample)
+
+    return Interpreter(
+        run,
+        lambda control_at, number: issued(words(control_at, _CONTROL), number),
+        lambda control_at, done: completed(words(control_at, _CONTROL), done),
+    )
+
+
+def _going_on(p: Primitives, completed: Any) -> Any:
+    """What carries a call that has begun as far as it goes."""
+    choose, walk = _choosing(p), _walking(p)
+    differ, abandoned = _comparing(p), agreement(p).abandoned
+
+    @p.inner
+    def interpret(call: Any, control: Any, done: int, patience: int, sample: Any) -> Any:
+        """Goes on with a call that has begun."""
+        guarded = call[w.HEADER_AT] > 0
+        while True:
+            if control[w.PHASE] == 1:
+                choose(call, control)
+            outcome = walk(call, control, patience, sample)
+            if outcome != w.DIFFERS:
+                break
+            if guarded and differ(call, control, control[w.FIRST] & 1):
+                return outcome
+        if outcome == w.WAITS:
+            return outcome
+        if control[w.MODE] >= DIRECT and abandoned(control, done + 1):
+            return w.ABANDONED
+        if call[w.COMPLETES] > 0:
+            completed(control, done)
+        return w.UNREADY if control[w.UNMAPPED] else w.DONE
+
+    return interpret
+
+
+def _beginning(p: Primitives) -> Any:
+    """What publishes a call."""
+    words, store, copy, lay = p.words, p.store, p.copy, agreement(p).lay
+
+    @p.inner
+    def begin(call: Any, control: Any, target: int, source: int) -> None:
+        """Publishes the header and the offer of a call, and notes where its tensors lie."""
+        meeting, size = words(control[w.POSITION], 1)[0], control[w.SIZE]
+        control[w.FIRST], control[w.ITERATION], control[w.ROW], control[w.COUNTED] = meeting, 0, 0, 0
+        control[w.PHASE], control[w.MODE], control[w.UNMAPPED] = 0, STAGED, 0
+        control[w.TABLE] = call[w.STAGED]
+        bases = words(control[w.BASES], 7 * size + 1)
+        bases[0], bases[size], bases[2 * size] = source, target, call[w.TEMP]
+        if call[w.LISTED] & w.INPUTS:
+            places = words(source, call[w.IN_BLOCKS])
+            for block in range(call[w.IN_BLOCKS]):
+                bases[block] = places[block]
+        if call[w.LISTED] & w.OUTPUTS:
+            places = words(target, call[w.OUT_BLOCKS])
+            for block in range(call[w.OUT_BLOCKS]):
+                bases[size + block] = places[block]
+        if call[w.HEADER_AT] > 0:
+            mine = control[w.HEADERS] + ((meeting & 1) * size + control[w.RANK]) * control[w.HEADER]
+            copy(mine, call[w.HEADER_AT] + call[w.STRIDE] * control[w.RANK], control[w.HEADER])
+            store(control[w.HEADER_PLACE], mine - control[w.BASE])
+        if call[w.OFFERED] > 0 and lay(call, control, bases, meeting):
+            control[w.TABLE] = call[w.DIRECT]  # who hopes stages nothing
+
+    return begin
+
+
+def _choosing(p: Primitives) -> Any:
+    """What decides, after the first meeting, how a call goes."""
+    words, agree = p.words, agreement(p).agree
+
+    @p.inner
+    def choose(call: Any, control: Any) -> None:
+        """After the first meeting and the guard: how the call goes, and with which row it goes on."""
+        control[w.PHASE] = 2
+        meeting, size = control[w.FIRST], control[w.SIZE]
+        mode = STAGED
+        if call[w.OFFERED] > 0:
+            mode = agree(call, control, words(control[w.BASES], 7 * size + 1), meeting)
+        control[w.MODE] = mode
+        if mode == AGAIN:
+            control[w.FIRST], control[w.ROW] = meeting + 1, 0
+            control[w.TABLE] = call[w.STAGED]
+            return
+        table = call[w.STAGED]
+        if mode == DIRECT:
+            table = call[w.DIRECT]
+        elif mode == PUSHED:
+            table = call[w.PUSHED]
+        scalars = words(table, w.SCALARS)
+        rows = words(table + 8 * w.SCALARS, scalars[w.TABLE_ROWS] * WORDS)
+        at = 0
+        while rows[at + KIND] != MEET:
+            at += WORDS
+        control[w.TABLE], control[w.ROW] = table, at + WORDS
+
+    return choose
+
+
+def _walking(p: Primitives) -> Any:
+    """What runs the rows of a table."""
+    words, meet, execute = p.words, _meeting(p), _executing(p)
+
+    @p.inner
+    def walk(call: Any, control: Any, patience: int, sample: Any) -> Any:
+        """Runs rows up to the end, or to a meeting that not all come to."""
+        size = control[w.SIZE]
+        bases = words(control[w.BASES], 7 * size + 1)
+        table = control[w.TABLE]
+        scalars = words(table, w.SCALARS)
+        count, pieces = scalars[w.TABLE_ROWS] * WORDS, scalars[w.TABLE_PIECES]
+        rows = words(table + 8 * w.SCALARS, count)
+        position = words(control[w.POSITION], 1)
+        i, k = control[w.ITERATION], control[w.ROW]
+        while i < pieces + scalars[w.TABLE_LAGS]:
+            flip = ((control[w.FIRST] + i * scalars[w.TABLE_MEETS]) & 1) * size
+            while k < count:
+                if rows[k + KIND] != MEET:
+                    k = execute(call, control, bases, rows, k, i, pieces, flip, sample)
+                    continue
+                if i < pieces + rows[k + LEFT]:
+                    if not meet(control, position[0], patience):
+                        control[w.ITERATION], control[w.ROW] = i, k
+                        return w.WAITS
+                    position[0] += 1
+                    if control[w.PHASE] == 0:
+                        control[w.PHASE] = 1
+                        return w.DIFFERS
+                k += WORDS
+            k = 0
+            i += 1
+        return w.DONE
+
+    return walk
+
+
+def _meeting(p: Primitives) -> Any:
+    """What comes to a meeting."""
+    arrive, load, now, pause = p.arrive, p.load_acquire32, p.now, p.pause
+    relax, slowness = p.relax, p.slowness
+    store_release32, store_release64 = p.store_release32, p.store_release64
+
+    @p.inner
+    def meet(control: Any, meeting: int, patience: int) -> bool:
+        """Comes to a meeting, unless that is done, and waits for ``patience`` ns; whether all have come."""
+        size = control[w.SIZE]
+        here = control[w.COUNTERS] + 64 * (meeting & 3)
+        if control[w.COUNTED] == 0:
+            arrive(here, size)  # first: a rank that is killed in between must not pass for one that has come
+            store_release64(control[w.BEGUN], meeting + 1)
+            control[w.COUNTED] = 1
+        spins, most = 0, control[w.SPINS] // slowness
+        while spins < most and load(here) != size:
+            relax()
+            spins += 1
+        if spins == most:
+            limit = now() + patience
+            there = load(here)
+            while there != size:
+                if now() > limit:
+                    return False
+                pause(here, there, limit, control[w.CROWDED])
+                there = load(here)
+        control[w.COUNTED] = 0
+        if control[w.RANK] == 0:  # nobody looks at the previous meeting's counter any more
+            store_release32(control[w.COUNTERS] + 64 * ((meeting - 1) & 3), 0)
+        return True
+
+    return meet
+
+
+def _comparing(p: Primitives) -> Any:
+    """What compares headers."""
+    equal = p.equal
+
+    @p.inner
+    def differ(call: Any, control: Any, half: int) -> bool:
+        """Whether a rank's header at the first meeting is not as expected."""
+        nbytes, size = control[w.HEADER], control[w.SIZE]
+        theirs = control[w.HEADERS] + half * size * nbytes
+        for rank in range(size):
+            if not equal(call[w.HEADER_AT] + call[w.STRIDE] * rank, theirs + rank * nbytes, nbytes):
+                return True
+        return False
+
+    return differ
+
+
+def _books(p: Primitives) -> tuple[Any, Any]:
+    """What others read of a rank's calls: its record, and its flight record."""
+    now, store = p.now, p.store
+
+    @p.inner
+    def issued(control: Any, number: int) -> int:
+        moment = now()
+        store(control[w.ISSUED_AT] + 8 * (number % control[w.ISSUED_KEPT]), moment)
+        store(control[w.MOMENTS] + 8 * (number % control[w.KEPT]), moment)
+        store(control[w.ISSUED], number)
+        return 0
+
+    @p.inner
+    def completed(control: Any, done: int) -> int:
+        moment = now()
+        store(control[w.COMPLETED], done + 1)
+        store(control[w.COMPLETED_AT], moment)
+        store(control[w.ENDS] + 8 * ((done + 1) % control[w.KEPT]), moment)
+        return 0
+
+    return issued, completed
+
+
+def _executing(p: Primitives) -> Any:
+    """One row that is no meeting, for one piece."""
+    words, copy, widen, narrow, combine = p.words, p.copy, p.widen, p.narrow, p.combine
+
+    @p.inner
+    def place(bases: Any, rows: Any, at: int, piece: int, flip: int, stages: int) -> Any:
+        """The address that three words of a row tell."""
+        base = rows[at]
+        return bases[base + (flip if base >= stages else 0)] + rows[at + 1] + piece * rows[at + 2]
+
+    @p.inner
+    def execute(
+        call: Any, control: Any, bases: Any, rows: Any, k: int, i: int, pieces: int, flip: int, sample: Any
+    ) -> Any:
+        """Row ``k`` in iteration ``i``; returns where the next one begins."""
+        kind, size = rows[k + KIND], control[w.SIZE]
+        piece, stages = i - rows[k + LAG], 4 * size + 1
+        nbytes = min(rows[k + MOST], rows[k + LEFT] - piece * rows[k + SHRINK])
+        if piece < 0 or piece >= pieces:
+            nbytes = 0
+        if kind != SUM:
+            if nbytes > 0:
+                to = place(bases, rows, k + DST, piece, flip, stages)
+                source = place(bases, rows, k + SRC, piece, flip, stages)
+                if kind == COPY:
+                    if to != source:
+                        copy(to, source, nbytes)
+                elif kind == WIDEN:
+                    widen(to, source, nbytes, sample)
+                else:
+                    narrow(to, source, nbytes, sample)
+            return k + WORDS
+        parts, targets, complete = rows[k + SRC], rows[k + SRC_AT], rows[k + SRC_STEP]
+        k += WORDS
+        if nbytes > 0:
+            count = parts + targets
+            places = words(control[w.PLACES], 2 * count)
+            for j in range(count):
+                at = k + j * WORDS
+                places[j] = place(bases, rows, at + (SRC if j < parts else DST), piece, flip, stages)
+                places[count + j] = rows[at + LEFT]
+            combine(
+                control[w.SCRATCH], places, parts, targets, nbytes, call[w.OP], size if complete else 0, sample
+            )  # fmt: skip
+        return k + (parts + targets) * WORDS
+
+    return execute

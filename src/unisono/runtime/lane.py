@@ -1,0 +1,398 @@
+"""Lanes: where calls wait for their turn, and the one loop that carries them forward.
+
+A lane holds the calls of one rank in one group that are under way: its collectives (collectives.py), or its messages
+(point_to_point.py, mail_lane.py). Whoever needs a call done carries the lane forward: the caller inside a synchronous
+call, `wait` or `is_completed`; or a worker thread (worker.py), started when a call is asynchronous. The worker carries
+calls from the beginning where a core is free for it (progress.py); else it only keeps a call that nobody waits for from
+blocking the others, since handing a call to a thread and back costs more than most calls. Carrying forward holds the
+lane while it waits for a millisecond or moves data for some; longer sleeping is done outside.
+"""
+
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
+from unisono.runtime.grace import Grace
+from unisono.runtime.outcome import save_records
+from unisono.runtime.reentry import interruption, reentered
+from unisono.runtime.refusals import Refusals
+from unisono.runtime.task import Access, Task, others_tell, tell, telling
+from unisono.runtime.worker import Worker
+from unisono.transport.process import Identity
+from unisono.transport.segment import FAREWELL, GAVE_UP, REFUSED, STATE, Segment
+from unisono.watch.call import Call, Site, call_site, site_text
+from unisono.watch.farewell import farewell, first_line, same
+from unisono.watch.page import watch
+from unisono.watch.vigil import Vigil
+
+__all__ = ["Lane", "any_listeners"]
+
+_lanes: "weakref.WeakSet[Lane]" = weakref.WeakSet()
+_SLICE = 0.05  # s: how long anybody sleeps before looking around
+_GLANCE = 0.0002  # s: how often somebody who waits for the lock looks whether the call is done
+_SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
+
+
+class Lane(ABC):
+    """Calls under way, the lock that guards them, and the worker."""
+
+    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str) -> None:
+        self._segment, self._rank, self._names, self._label = segment, rank, names, label
+        self._watch = watch()
+        self.failed: UnisonoError | None = None
+        self.access = Access(self)
+        self._new_locks()
+        self._settled: deque[Task] = deque()
+        self._grace = Grace()
+        self._worker = Worker(self, self._grace, label)
+        self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the lane to them
+        self._closed = False
+        self._waited: tuple[Task, Vigil] | None = None  # the wait of the thread that looks around
+        self.ahead = False
+        """Whether cores are free for the worker: it carries calls of the background from the first moment on."""
+        self.refusals: Refusals | None = None
+        at = segment.field(rank, REFUSED)
+        self.refused = segment.longs[at : at + 1]
+        """One word, not 0 if a peer has refused a message of this rank: the call that sees it shall `hear`."""
+        _lanes.add(self)
+
+    def _new_locks(self) -> None:
+        self._lock = threading.RLock()
+        self._marking = threading.RLock()  # held while a call is marked as done, or its waiters are counted
+        self.entered: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
+        """Whether this thread holds the lane; true where a signal handler or finalizer asks in the midst of a call."""
+
+    def _alone(self, call: Call, what: str = "") -> None:
+        """Raises `UsageError` if this thread is in the midst of another call of this lane."""
+        if self.entered():
+            raise reentered(what + call.describe(self._names), self._label)
+
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether any call is under way."""
+
+    @abstractmethod
+    def _carry(self, linger: bool) -> None:
+        """Carries the calls as far as they go without blocking; ``linger``: waits while that is cheap. Lock held."""
+
+    @abstractmethod
+    def _enqueue(self, task: Task) -> None:
+        """Takes a call in. Lock held."""
+
+    @abstractmethod
+    def _nap(self, seconds: float) -> None:
+        """Sleeps until something may have moved, at most ``seconds``. Lock not held."""
+
+    @abstractmethod
+    def _look_around(self) -> None:
+        """Called about every `_SLICE` of waiting: deadlines, lost peers. Fails calls by `_fail`. Lock held."""
+
+    @abstractmethod
+    def _fail(self, task: Task, error: UnisonoError) -> None:
+        """Ends ``task`` with ``error``, and whatever can no longer be done after that. Lock held."""
+
+    @abstractmethod
+    def _locate(self, task: Task, site: Site) -> None:
+        """Notes where ``task``, which is under way, was made. Lock held."""
+
+    def submit(self, task: Task, background: bool) -> None:
+        """Takes a call in. In the background it is carried as far as it goes now; else it is done on return.
+
+        Raises the call's own error if it is not left to the background. A listener's own calls never are: it may run on
+        the worker, which could not carry them while the listener waits for them.
+        """
+        self._alone(task.call)
+        background = background and not telling()
+        try:
+            with self._lock:
+                self._refuse_if_failed()
+                self._enqueue(task)
+                self._go(linger=not background)
+                if background and not task.done:
+                    task.site = call_site()
+                    self._locate(task, task.site)
+            if not background:
+                self.finish(task, held=False)
+                return
+            self._settle()
+            if not task.done:
+                self._wake_worker()
+        except UnisonoError:
+            raise
+        except BaseException as error:  # nobody can take it up again
+            self.abandon(task, error)
+            raise
+
+    def _refuse_if_failed(self) -> None:
+        if self.failed is not None:
+            again = same(self.failed)
+            again.args = (f"this group has failed before and can only be destroyed: {self.failed}",)
+            raise again
+
+    def _go(self, linger: bool) -> None:
+        """Carries the calls. An exception that comes in between (Ctrl-C, a signal handler's) must not leave half a step
+        behind that later calls would build on: the lane gives up. Lock held.
+        """
+        try:
+            self._carry(linger)
+        except BaseException as error:
+            self._give_up(interruption(error))
+            raise
+        if self._closed and self.failed is not None:  # by a signal handler, meanwhile
+            self._fail_all(self.failed)
+
+    def _give_up(self, error: UnisonoError) -> None:
+        """No call can follow in this lane, and the peers are told unless it has left them. Lock held."""
+        if not self._closed:
+            self.failed = same(error)
+            self._segment.say(self._rank, FAREWELL, farewell(first_line(error), error.cause))
+            self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
+        self._fail_all(error)
+
+    def finish(self, task: Task, timeout: float | None = None, held: bool = True) -> None:
+        """Carries the lane until ``task`` is done and raises its error, or `CollectiveTimeout` after ``timeout`` s.
+
+        ``held``: somebody has a Work of it, and may wait again if an exception from elsewhere (Ctrl-C, or one that a
+        signal handler raises) ends this wait.
+        """
+        if not task.done:
+            self._alone(task.call, "the wait for ")
+            try:
+                error = self._carry_until(task, timeout)
+            except BaseException as foreign:
+                self.abandon(task, foreign, held)
+                raise
+            if error is not None:
+                raise error
+        self._settle()
+        if task.error is not None:
+            raise task.error
+        if self.refused[0]:
+            self.hear(task)
+
+    def hear(self, task: Task | None = None) -> None:
+        """Raises the error of a message that a peer has refused, at the end of ``task`` or of a call that had none."""
+        if error := self._complaint(task, "The call that raises this has been carried out."):
+            raise error
+
+    def abandon(self, task: Task, error: BaseException, held: bool = False) -> None:
+        """``error``, from elsewhere, has ended the wait for ``task``; ``held``: see `finish`."""
+        with self._lock:
+            if task in self._under_way():
+                self._break_off(task, interruption(error), held)
+
+    def _carry_until(self, task: Task, timeout: float | None) -> UnisonoError | None:
+        """Returns once ``task`` is done, or with an error of this wait alone. What it raises comes from elsewhere."""
+        limit = None if timeout is None else time.monotonic() + timeout
+        look = time.monotonic() + _SLICE
+        vigil: Vigil | None = None
+        waiting = 0
+        try:
+            with self._marking:
+                self._grace.visits += 1
+                waiting, self._waiters = 1, self._waiters + 1
+            while self._enter(task):
+                with ExitStack() as held:
+                    held.callback(self._lock.release)
+                    self._go(linger=not task.done)
+                    if not task.done and time.monotonic() >= look:
+                        if self.refused[0] and (error := self._interrupt(task)):
+                            return error
+                        vigil = vigil or self._vigil(task)
+                        if words := vigil.look(self._needs(task)):  # first, for a peer may have ended over it already
+                            self._fail(task, DeadlockError(words))
+                        else:
+                            self._waited = task, vigil
+                            self._look_around()
+                            self._waited = None
+                        look = time.monotonic() + _SLICE
+                self._settle()
+                if task.done:
+                    return None
+                slice_ = _SLICE if self._waiters == 1 else _SHORT
+                if limit is not None:
+                    left = limit - time.monotonic()
+                    if left <= 0:
+                        return self._late(task, f"did not end within the timeout of {timeout:g} s of this wait")
+                    slice_ = min(slice_, left)
+                self._nap(slice_)
+            return None
+        finally:
+            with self._marking:
+                self._waiters -= waiting
+            if self.busy():
+                self._worker.remind()
+            if vigil is not None:
+                vigil.end()
+
+    def _enter(self, task: Task) -> bool:
+        """Takes the lock, or returns False once the worker, which may hold it for long, has done ``task``."""
+        while not self._lock.acquire(timeout=_GLANCE):
+            if task.done:
+                return False
+        return True
+
+    def _lose(self, task: Task, error: UnisonoError) -> None:
+        """Ends ``task``, whose peer is gone; one that ended over a deadlock of both has said so before. Lock held."""
+        words = self._waited[1].look(self._needs(task)) if self._waited and self._waited[0] is task else ""
+        self._fail(task, DeadlockError(words) if words else error)
+
+    def _late(self, task: Task, what: str) -> CollectiveTimeout:
+        error = CollectiveTimeout(self.explain(task, what))
+        self._save_record(error)
+        return error
+
+    def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
+        """The error of a message that a peer has refused, of ``task`` itself or of another that nobody was told of.
+
+        ``outcome`` says what has become of ``task``, if it is not to blame itself.
+        """
+        found = self.refusals.take() if self.refusals else None
+        return MismatchError(f"{found[0]}. {outcome}") if found else None
+
+    @abstractmethod
+    def _interrupt(self, task: Task) -> UnisonoError | None:
+        """A peer has refused a message, which a wait for ``task`` that has become long must not conceal. Lock held.
+
+        Ends the call with the error, or returns it for the wait alone.
+        """
+
+    def _vigil(self, task: Task) -> Vigil:
+        """The wait for ``task`` has become long. Lock held."""
+        here, me = call_site(), f"rank {self._names[self._rank]} (pid {self._watch.me.pid})"
+        if task.site is None:  # a synchronous call is made where it waits: noted while it does, for records made later
+            task.site = here
+            self._locate(task, here)
+        at, explained = site_text(here), partial(self.explain, task, "waits", briefly=True, placed=False)
+        return Vigil(self._watch, lambda: f"{me}: {explained()}, at {at}", any_listeners)
+
+    def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
+        """The wait for ``task`` was interrupted; if it is not ``held``, nobody can take it up again. Lock held."""
+        if not held:
+            self._give_up(error)
+
+    @abstractmethod
+    def _needs(self, task: Task) -> list[Identity]:
+        """The processes without whose further calls ``task`` can certainly never end. Lock held."""
+
+    @abstractmethod
+    def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
+        """A call that did not end: what it is (if ``placed``, where) and who is missing (unless ``briefly``, where)."""
+
+    def poll(self, task: Task) -> bool:
+        """Carries the lane without waiting, unless the worker does so anyway; whether ``task`` is done."""
+        if not task.done and not self.ahead and not self.entered() and self._lock.acquire(blocking=False):
+            try:
+                self._go(linger=False)
+            finally:
+                self._lock.release()
+            self._settle()
+        return task.done
+
+    def listen(self, task: Task, listener: Callable[[Task], None]) -> None:
+        """Calls ``listener(task)`` once the call is done, from whichever thread carries it then."""
+        with self._marking:
+            waits = not task.done
+            if waits:
+                task.listeners.append(listener)
+        if not waits:
+            listener(task)
+            return
+        self._wake_worker()
+        self._grace.hurry()
+
+    def close(self, error: UnisonoError) -> None:
+        """Ends every call under way with ``error``, and the worker.
+
+        In the midst of a call of this thread, that call ends them when it goes on, and the worker is not waited for.
+        """
+        inside = self.entered()
+        with self._lock:
+            self._closed = True
+            self.failed = self.failed or error
+            if not inside:
+                self._fail_all(error)
+        self._settle()
+        self._worker.end(wait=not inside)
+        if not inside:
+            self.access.lane = None
+
+    @abstractmethod
+    def _fail_all(self, error: UnisonoError) -> None:
+        """Ends every call under way with ``error``. Lock held."""
+
+    def _end(self, task: Task, error: BaseException | None = None) -> None:
+        """Marks a call done. Lock held."""
+        with self._marking:
+            task.error, task.done = error, True
+            if task.listeners:
+                self._settled.append(task)
+
+    def _settle(self) -> None:
+        """Tells the listeners of calls that are done; outside the lock, since they may issue calls of their own."""
+        while self._settled:
+            try:
+                task = self._settled.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            tell(task)
+
+    def _wake_worker(self) -> None:
+        self._grace.visits += 1
+        self._worker.wake()
+
+    def disown(self) -> None:
+        """In a forked child: the calls and the lock are the parent's, whose threads do not exist here."""
+        self._new_locks()
+        self._closed, self.access.lane = True, None
+        self.failed = UsageError(f"{self._label} belongs to the process that this one was forked from")
+        self._settled.clear()
+        for task in self._under_way():  # not `_fail_all`: what is shared is the parent's
+            task.error, task.done = self.failed, True
+        _lanes.discard(self)
+
+    def idle(self) -> bool:
+        """Whether there is nothing here for the worker."""
+        return bool(self._waiters) or self._closed or not self.busy()
+
+    def work(self, look: float) -> float:
+        """A piece of the worker's work: carries calls, and looks around if the time for that, ``look``, has come.
+
+        Returns when to look around next. An error that nothing else catches ends the calls of this lane.
+        """
+        try:
+            with self._lock:
+                self._carry(linger=False)  # a worker that spins takes a part of the core from who computes
+                if self.busy() and time.monotonic() >= look:
+                    self._look_around()
+                    look = time.monotonic() + _SLICE
+            self._settle()
+            if not self.idle():
+                self._nap(_SLICE)
+        except Exception as error:
+            with self._lock:
+                self._give_up(UnisonoError(f"the worker broke off: {type(error).__name__}: {error}"))
+            self._settle()
+        return look
+
+    def _save_record(self, error: BaseException) -> None:
+        save_records(error, self._segment, self._rank, self._watch)
+
+    def _has_listeners(self) -> bool:
+        """Whether the end of a call under way may make this process issue others."""
+        return bool(self._settled) or any(task.listeners for task in self._under_way())
+
+    @abstractmethod
+    def _under_way(self) -> Sequence[Task]:
+        """All calls under way."""
+
+
+def any_listeners() -> bool:
+    """The same of all lanes of this process, and of listeners that another thread runs just now."""
+    return others_tell() or any(lane._has_listeners() for lane in list(_lanes))

@@ -1,0 +1,300 @@
+"""Calls prepared once per kind: the schedule chosen, its program lowered and bound, the headers that peers shall have.
+
+A prepared call holds the words that an interpreter reads (words.py): a call of its kind is one call of that. It is
+bound to the sizes of all ranks' blocks. Where these may differ by rank, the headers tell them at the first meeting: a
+set of headers that is not as expected stops the interpreter, `Prepared.adapt` binds the call to what they tell, and the
+call goes on; what a rank does before the first meeting depends on its own blocks alone.
+"""
+
+import struct
+import threading
+import weakref
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from unisono.program import Unfit, bind, lower
+from unisono.program.bind import Table
+from unisono.program.defaults import DIRECT_MOVED
+from unisono.runtime import words as w
+from unisono.runtime.choice import Choice, by_default
+from unisono.runtime.control import Control
+from unisono.runtime.loops import WARM, loops, wanted
+from unisono.runtime.reduce import reducer
+from unisono.runtime.torch_ops import TORCH
+from unisono.transport.board import Board
+from unisono.watch.call import SIGNATURE, Call, piece_numel
+
+__all__ = ["Kind", "Places", "Prepared", "Preparer"]
+
+_FLOATING = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM")
+_WHOLE, _BITS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG"), ("BAND", "BOR", "BXOR")
+_LOOPS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...]], ...] = (
+    ("float32", _FLOATING, (torch.float32,)),
+    ("float64", _FLOATING, (torch.float64,)),
+    ("uint16", _FLOATING, (torch.bfloat16,)),
+    ("int16", _FLOATING, (torch.float16,)),
+    ("int32", _WHOLE, (torch.int32,)),
+    ("int64", _WHOLE, (torch.int64,)),
+    ("uint8", _WHOLE, (torch.uint8,)),
+    ("uint8", _BITS, (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)),
+    ("uint8", (*_BITS, "MIN", "MAX"), (torch.bool,)),
+    ("uint8", _BITS, (torch.uint16, torch.uint32, torch.uint64)),
+    ("uint8", ("SUM", "PRODUCT"), (torch.int8,)),
+    ("int32", ("SUM", "PRODUCT"), (torch.uint32,)),
+    ("int64", ("SUM", "PRODUCT"), (torch.uint64,)),
+    ("float32", ("SUM", "PREMUL_SUM"), (torch.complex64,)),
+    ("float64", ("SUM", "PREMUL_SUM"), (torch.complex128,)),
+)
+"""What the loops reduce: as which dtype of theirs, by which ops, which of torch's (sums of unsigned integers have the
+same bits as signed ones, complex numbers are summed by halves; inputs of PREMUL_SUM come multiplied). torch reduces all
+else. Moving takes any."""
+_AS: dict[tuple[torch.dtype, str], str] = {
+    (dtype, op): name for name, ops, dtypes in _LOOPS for dtype in dtypes for op in ops
+}
+_NEVER, _COLD, _AT_ONCE, _WARM = range(4)  # when the loops may be used; see loops.wanted
+_OPS = {"SUM": 0, "PREMUL_SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6, "AVG": 8}
+_NOWHERE = -(1 << 62)
+
+
+class Places:
+    """Where several tensors lie, in a table that interpreters read; takes the place of a tensor of a call."""
+
+    __slots__ = ("_address", "_table", "tensors")
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._table = array("q", [tensor.data_ptr() for tensor in tensors])
+        self._address = self._table.buffer_info()[0]
+
+    def data_ptr(self) -> int:
+        """The address of the table."""
+        return self._address
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a prepared call is made from.
+
+    ``dtype``, ``sizes``: of elements, and how many there are in every block, as far as this rank knows; ``listed``:
+    whether input and output are a tensor per block; ``everybody``: the calls of all ranks as they are expected, if they
+    are not all like this rank's; ``exclusive``: whether the output must lie apart for the call to go directly.
+    ``apart``: bytes from the output to the input, where these may overlap; ``reach``: bytes of output and input.
+    ``guarded``, ``completes``: whether it is the first, the last program of its call.
+    """
+
+    call: Call
+    choice: Choice
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    listed: tuple[bool, bool] = (False, False)
+    everybody: tuple[Call, ...] = ()
+    exclusive: bool = False
+    apart: int | None = _NOWHERE
+    reach: tuple[int, int] = (0, 0)
+    guarded: bool = True
+    completes: bool = True
+
+    @property
+    def op(self) -> str:
+        """The reduce op, if anything is combined."""
+        return self.call.reduce_op if self.choice.schedule.collective.reduces else ""
+
+
+class Prepared:
+    """A kind of call, ready to be run: ``run(address, control, ...)``, see `Interpreter`."""
+
+    __slots__ = (
+        "_adapted", "_apart", "_kept", "_kind", "_maker", "_reach", "_words", "address", "call", "nbytes", "root_read",
+        "run",
+    )  # fmt: skip
+
+    def __init__(self, kind: Kind, maker: "Preparer", run: Callable[..., int]) -> None:
+        self.call, self.run, self.root_read = kind.call, run, kind.choice.direct_root
+        self._kind, self._maker = kind, maker
+        self.nbytes = sum(kind.sizes) * kind.dtype.itemsize
+        self._apart, self._reach = kind.apart, kind.reach
+        self._adapted: dict[bytes, tuple[tuple[int, ...], Any]] = {}
+        self._words = array("q", bytes(8 * w.CALL_WORDS))
+        self.address = self._words.buffer_info()[0]
+        words = self._words
+        words[w.OP] = _OPS.get(kind.op, 0)
+        words[w.ROOT] = self.root_read
+        words[w.LISTED] = kind.listed[0] * w.INPUTS | kind.listed[1] * w.OUTPUTS
+        words[w.EXCLUSIVE], words[w.COMPLETES] = kind.exclusive, kind.completes
+        told, self._kept = maker.tables(kind, kind.sizes)
+        self._tell(told)
+        if kind.guarded:
+            calls = kind.everybody or (kind.call,)
+            headers = b"".join(call.header(maker.size, maker.header_nbytes) for call in calls)
+            if len(calls) == 1 and len({*kind.call.sends, *kind.call.expects}) > 1:
+                # the same header on all ranks would not fit together: the guard has to look at any
+                nothing = bytes(maker.header_nbytes)
+                headers = b"".join(headers if rank == maker.rank else nothing for rank in range(maker.size))
+            self._expect(headers, len(headers) > maker.header_nbytes)
+
+    def _tell(self, told: Sequence[int]) -> None:
+        for word, value in zip(_BOUND, told, strict=True):
+            self._words[word] = value
+
+    def _expect(self, headers: bytes, each: bool) -> None:
+        expected = np.frombuffer(headers, np.uint8)
+        self._kept = (*self._kept, expected)
+        self._words[w.HEADER_AT] = _address(expected)
+        self._words[w.STRIDE] = self._maker.header_nbytes if each else 0
+
+    def fits(self, output: int, tensor: int) -> bool:
+        """Whether output and input, at these addresses, lie where the call can take them: apart, or as it asks."""
+        distance, (out, into) = tensor - output, self._reach
+        return distance == self._apart or not -into < distance < out
+
+    def adapt(self, headers: bytes) -> None:
+        """Binds the call to the sizes that the headers of all ranks tell, which have been found to agree."""
+        if not self.call.sends:
+            return
+        found = self._adapted.get(headers)
+        if found is None:
+            if len(self._adapted) >= 16:
+                self._adapted.clear()
+            found = self._adapted[headers] = self._maker.tables(self._kind, self._sizes_in(headers))
+        told, self._kept = found
+        self._tell(told)
+        self._expect(headers, True)
+
+    def _sizes_in(self, headers: bytes) -> tuple[int, ...]:
+        n, each, kind = self._maker.size, self._maker.header_nbytes, self._kind
+        scale = (kind.call.dtype.itemsize if kind.call.dtype else 1) // kind.dtype.itemsize
+        rows = []
+        for rank in range(n):
+            numbers = struct.unpack_from(f"<{n}Q", headers, rank * each + SIGNATURE.size)
+            rows.append([piece_numel(number) * scale for number in numbers])
+        root = kind.choice.root
+        match kind.choice.schedule.collective.name:
+            case "all_to_all":
+                return tuple(size for row in rows for size in row)
+            case "scatter":
+                return tuple(rows[root])
+            case "gather":
+                return tuple(row[root] for row in rows)
+        return tuple(row[0] for row in rows)
+
+
+_BOUND = (w.STAGED, w.DIRECT, w.PUSHED, w.TEMP, w.OFFERED, w.LARGE, w.IN_BLOCKS, w.OUT_BLOCKS, w.IN_SIZES)
+"""The words of a call that follow from sizes."""
+
+
+class Preparer:
+    """Prepares the calls of one rank in one group; decides whether compiled loops or torch's operations run them."""
+
+    def __init__(self, board: Board, control: Control) -> None:
+        self._board, self._control, self._mode = board, control, wanted()
+        self.rank, self.size, self.header_nbytes = board.rank, board.size, board.segment.layout.header
+        self._users: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._binding = threading.RLock()
+        self.issued: Callable[[int, int], int] = TORCH.issued
+        self.completed: Callable[[int, int], int] = TORCH.completed
+        self.open_at = WARM if self._mode == _COLD else -1
+        """The call after which the loops are wanted even if they must be compiled; see `warm`."""
+        loops.users.add(self)
+
+    def tell(self, user: Callable[[], None]) -> None:
+        """Calls the method ``user``, while its object lives, whenever calls can be prepared in a faster way."""
+        self._users.append(weakref.WeakMethod(user, self._users.remove))
+
+    def warm(self) -> None:
+        """The group has made enough calls to be worth compiling."""
+        self._mode = _WARM
+        self.change()
+
+    def change(self) -> None:
+        """More loops are there."""
+        for user in [method() for method in self._users]:
+            if user is not None:
+                user()
+
+    def prepare(self, kind: Kind) -> Prepared:
+        """Raises UsageError where the reduce op means nothing for the dtype, or the schedule does not fit."""
+        with self._binding:
+            return Prepared(kind, self, self._way(kind))
+
+    def _way(self, kind: Kind) -> Callable[..., int]:
+        """What runs a call: compiled loops if they serve it and are there, else torch's operations."""
+        op, sample = kind.op, None
+        if op:
+            reducer(kind.dtype, op)  # refuses what has no meaning
+            sample = reducer(kind.dtype, "SUM" if op == "PREMUL_SUM" else op)
+        name = _AS.get((kind.dtype, op)) if op else "uint8"
+        if self._mode != _NEVER and name is not None:
+            cold = self._mode == _COLD
+            if loops.kept(name) or (not cold and loops.serve(name, self._mode == _AT_ONCE)):
+                found = loops.of(name)
+                self.issued, self.completed = found["issued"], found["completed"]
+                return found["run"]
+        return partial(TORCH.run, sample=sample)
+
+    def meeting(self) -> Prepared:
+        """A program of one meeting, apart from any call."""
+        choice = by_default("barrier", 0, self.size, 0, False)
+        return self.prepare(Kind(Call("barrier"), choice, torch.uint8, (0,), guarded=False, completes=False))
+
+    def tables(self, kind: Kind, sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+        """The words of a call that follow from sizes (`_BOUND`), and the memory behind them."""
+        choice, item, call = kind.choice, kind.dtype.itemsize, kind.call
+        nbytes, uneven = [size * item for size in sizes], bool(call.sends)
+        wide = reducer(kind.dtype, kind.op).wide if kind.op else None
+        widths: dict[str, Any] = {"itemsize": item, "wide": wide.itemsize if wide is not None else item}
+        program = lower(choice.schedule, self.rank, choice.placement, choice.deterministic)
+        staged = bind(
+            program, nbytes, area=self._board.stage_nbytes, cap=choice.cap, listed=kind.listed, uneven=uneven, **widths
+        )
+        direct: list[Table | None] = [None, None]
+        offered = self.size > 1 and bool(choice.directly)
+        if offered and max(nbytes, default=0) > choice.directly_above:
+            for k, placement in enumerate(("direct", "pushed") if choice.directly == "pushed" else ("direct",)):
+                try:
+                    placed = lower(choice.schedule, self.rank, placement)
+                except Unfit:
+                    continue
+                direct[k] = bind(placed, nbytes, area=DIRECT_MOVED, listed=kind.listed, uneven=uneven, **widths)
+        blocks_in = program.blocks_in[self.rank]
+        if choice.direct_root >= 0:  # the root may write to what the others receive
+            blocks_in = program.blocks_out[self.rank]
+        in_sizes = np.array([nbytes[block] for block in blocks_in], np.int64)
+        arrays = [_laid_out(table) for table in (staged, *direct) if table is not None]
+        addresses = iter(_address(a) for a in arrays)
+        places = [next(addresses) if table is not None else 0 for table in (staged, *direct)]
+        told = (
+            *places,
+            self._control.temp(staged.temp_nbytes) if staged.temp_nbytes else 0,
+            int(offered and (uneven or any(direct))),
+            int(not uneven or self._long(call, choice)),
+            len(blocks_in),
+            len(program.blocks_out[self.rank]),
+            _address(in_sizes),
+        )
+        return told, (in_sizes, *arrays)
+
+    def _long(self, call: Call, choice: Choice) -> bool:
+        """Whether this rank itself sends or takes a large piece: then nobody takes the call for one of small pieces."""
+        pairs = [pair for rank, pair in enumerate(zip(call.sends, call.expects, strict=True)) if rank != self.rank]
+        longest = max(map(piece_numel, sum(pairs, ())), default=0)
+        return call.dtype is not None and longest * call.dtype.itemsize > choice.directly_above
+
+
+def _laid_out(table: Table) -> Any:
+    """A table as an interpreter reads it: scalars, then rows."""
+    words = np.empty(w.SCALARS + table.rows.size, np.int64)
+    words[: w.SCALARS] = len(table.rows), table.pieces, table.meets, table.lags
+    words[w.SCALARS :] = table.rows.ravel()
+    return words
+
+
+def _address(memory: Any) -> int:
+    """Of a NumPy array; quicker than by its ctypes."""
+    found: int = memory.__array_interface__["data"][0]
+    return found

@@ -1,0 +1,19 @@
+"""`select`: the best algorithm for a collective, a size and a topology, by the model or as measured here, and why."""
+
+from unisono.selection.advice import explain, ranges
+from unisono.selection.measured import Measured, Row, table_path
+from unisono.selection.selector import SIZES, Choice, Crossover, Quote, Selector, select
+
+__all__ = [
+    "SIZES",
+    "Choice",
+    "Crossover",
+    "Measured",
+    "Quote",
+    "Row",
+    "Selector",
+    "explain",
+    "ranges",
+    "select",
+    "table_path",
+]

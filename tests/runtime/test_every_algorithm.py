@@ -1,0 +1,43 @@
+"""Every algorithm, every collective, 1 to 9 ranks: the reference's values, over the loopback."""
+
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+
+from runtime.cases import FACTOR, REDUCING, Case, Tensors, every_case, problems
+from unisono.runtime.run import run_over
+from unisono.schedule import Schedule
+from unisono.transport.loopback import Loopback, run_loopback
+
+VARIANTS = [{"numel": 13}, {"numel": 2, "uneven": True, "chunks": 4}]
+
+
+def over(transport: Loopback, cases: list[Case]) -> list[str]:
+    """Run all cases as one rank."""
+
+    def one(case: Case, schedule: Schedule, sources: Tensors, results: Tensors) -> None:
+        run_over(
+            schedule,
+            sources,
+            transport,
+            results,
+            op=case.op,
+            factor=FACTOR,
+            sizes=case.sizes,
+            deterministic=case.deterministic,
+        )
+
+    return [line for case in cases for line in problems(case, transport.rank, one)]
+
+
+@pytest.mark.parametrize("world_size", range(1, 10))
+def test_gives_the_references_values(world_size: int) -> None:
+    cases = list(every_case(world_size, VARIANTS))
+    cases += [replace(case, deterministic=True) for case in cases if case.collective in REDUCING]
+    assert list(chain(*run_loopback(world_size, over, cases))) == []
+
+
+def test_no_elements_at_all() -> None:
+    cases = list(every_case(3, [{"numel": 0}]))
+    assert list(chain(*run_loopback(3, over, cases))) == []

@@ -1,0 +1,202 @@
+"""The front door: tensors as users have them, errors that name what does not fit, a new algorithm."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from threading import Event
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ranks import ranks
+from unisono.algorithms import build, names, register_algorithm, registry
+from unisono.errors import UsageError
+from unisono.runtime.run import run, run_over
+from unisono.schedule import COLLECTIVES, Collective, Schedule, Step, Transfer
+from unisono.schedule.collectives import ROOTED
+from unisono.transport.loopback import Loopback, run_loopback
+from unisono.verification import verify
+
+Tensors = list[torch.Tensor]
+
+
+def test_a_new_algorithm_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+    @register_algorithm("relay_for_tests", "broadcast", steps="n-1", nbytes_per_rank="1")
+    def relay(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
+        """Each rank hands the whole to the next."""
+        ranks = [(root + i) % world_size for i in range(world_size)]
+        steps = tuple(Step.of(Transfer(a, b, 0, chunks)) for a, b in pairwise(ranks))
+        return Schedule("relay_for_tests", Collective.of("broadcast", world_size, chunks, root), steps)
+
+    assert "relay_for_tests" in names("broadcast")
+    schedule = build("relay_for_tests", "broadcast", 4, root=2, chunks=3)
+    assert verify(schedule).ok
+
+    def main(transport: Loopback) -> list[float]:
+        x = torch.arange(7.0) if transport.rank == 2 else torch.zeros(7)
+        run_over(schedule, x, transport)
+        return x.tolist()
+
+    assert run_loopback(4, main) == [list(range(7))] * 4
+
+
+def test_shapes_stay_and_results_come_in_place() -> None:
+    def main(transport: Loopback) -> None:
+        r = transport.rank
+        x = torch.full((2, 3), float(r), requires_grad=True)
+        place = x.data_ptr()
+        run_over(build("ring", "all_reduce", 3), x, transport)
+        assert (x.tolist(), x.data_ptr()) == ([[3.0] * 3] * 2, place)
+        mine, everybody = torch.full((2, 2), r), torch.zeros(3, 2, 2, dtype=torch.int64)
+        run_over(build("bruck", "all_gather", 3), mine, transport, everybody)
+        assert everybody[:, 0, 0].tolist() == [0, 1, 2]
+        parts = [torch.zeros(2, 2, dtype=torch.int64) for _ in range(3)] if r == 1 else None
+        run_over(build("tree", "gather", 3, root=1), mine, transport, parts)
+        assert parts is None or [int(p[1, 1]) for p in parts] == [0, 1, 2]
+        own = torch.zeros(2)
+        run_over(build("grid", "reduce_scatter", 3), torch.arange(6.0) * (r + 1), transport, own)
+        assert own.tolist() == [12.0 * r, 12.0 * r + 6]
+        uneven = torch.zeros(r)
+        run_over(build("star", "scatter", 3), torch.arange(3.0) if r == 0 else None, transport, uneven, sizes=[0, 1, 2])
+        assert uneven.tolist() == [[], [0.0], [1.0, 2.0]][r]
+        run_over(build("bruck", "barrier", 3), None, transport)
+
+    run_loopback(3, main)
+
+
+def test_reduce_leaves_senders_alone() -> None:
+    def main(transport: Loopback) -> list[float]:
+        x = torch.full((5,), float(transport.rank))
+        run_over(build("tree", "reduce", 4, root=3), x, transport, op="AVG")
+        return x.tolist()
+
+    assert run_loopback(4, main) == [[0.0] * 5, [1.0] * 5, [2.0] * 5, [1.5] * 5]
+
+
+def test_a_barrier_holds_everybody_back() -> None:
+    arrived: list[int] = []
+
+    def main(transport: Loopback, name: str) -> int:
+        if transport.rank == 2:
+            Event().wait(0.05)
+        arrived.append(transport.rank)
+        run_over(build(name, "barrier", 3), None, transport)
+        return len(arrived)
+
+    for name in names("barrier"):
+        if name != "in_network":
+            arrived.clear()
+            assert run_loopback(3, main, name) == [3, 3, 3], name
+
+
+def wrong(schedule: Schedule, *tensors: object, **options: object) -> Callable[[Loopback], None]:
+    return lambda transport: run_over(schedule, tensors[0], transport, *tensors[1:], **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (wrong(build("ring", "all_reduce", 3), torch.ones(4)), "ring all_reduce is made for 3 ranks; .* joins 2"),
+        (wrong(build("ring", "all_reduce", 2), torch.ones(4, 4).t()), "not contiguous"),
+        (wrong(build("ring", "all_reduce", 2), torch.ones(4), torch.ones(3)), "result 0 .* 3 elements, expected 4"),
+        (wrong(build("ring", "reduce_scatter", 2), torch.ones(5), torch.ones(2)), "has 5 elements, not 2 equal blocks"),
+        (wrong(build("ring", "all_gather", 2), torch.ones(2)), "needs its output, got None"),
+        (wrong(build("direct", "all_to_all", 2), [torch.ones(1)] * 3, torch.ones(2)), "has 2 sources, got 3"),
+        (wrong(build("ring", "all_reduce", 2), torch.ones(4), op="BOR"), "BOR is not defined for float32"),
+        (wrong(build("ring", "all_gather", 2), torch.ones(2), torch.ones(4), sizes=[2]), "has 2 blocks, got 1 sizes"),
+    ],
+)
+def test_says_what_does_not_fit(call: Callable[[Loopback], None], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        run_loopback(2, call)
+
+
+def test_an_algorithm_that_does_not_fit_is_named() -> None:
+    with pytest.raises(UsageError, match="in_network all_reduce needs a switch that sums"):
+        run(build("in_network", "all_reduce", 2), [torch.ones(4)] * 2)
+    with pytest.raises(UsageError, match="algorithm bruck has no broadcast"):
+        build("bruck", "broadcast", 4)
+    with pytest.raises(UsageError, match="ring all_reduce has no option"):
+        build("ring", "all_reduce", 4, rows=2)
+    assert build("ring", "all_reduce", 4) is build("ring", "all_reduce", 4)
+
+
+def by_hand(collective: str, given: Tensors, root: int) -> list[torch.Tensor | None]:
+    """What every rank ends up with, by arithmetic on all ranks' tensors."""
+    n, total = len(given), torch.stack(given).sum(0)
+    blocks = [list(x.chunk(n)) for x in given]
+    nothing: list[torch.Tensor | None] = [None] * n
+    results: dict[str, Callable[[], list[torch.Tensor | None]]] = {
+        "all_reduce": lambda: [total] * n,
+        "reduce": lambda: [*nothing[:root], total, *nothing[root + 1 :]],
+        "broadcast": lambda: [given[root]] * n,
+        "reduce_scatter": lambda: list(total.chunk(n)),
+        "scatter": lambda: list(blocks[root]),
+        "all_gather": lambda: [torch.cat(given)] * n,
+        "gather": lambda: [*nothing[:root], torch.cat(given), *nothing[root + 1 :]],
+        "all_to_all": lambda: [torch.cat([blocks[src][dst] for src in range(n)]) for dst in range(n)],
+        "barrier": lambda: nothing,
+    }
+    return results[collective]()
+
+
+CASES = [(names(c)[0], c, n, n - 1 if c in ROOTED else 0) for c in COLLECTIVES for n in (1, 3, 4)]
+
+
+def inputs(n: int) -> Tensors:
+    numbers = torch.Generator().manual_seed(n)
+    return [torch.randint(-9, 9, (2 * n, 5), generator=numbers).to(torch.float64) for _ in range(n)]
+
+
+@pytest.mark.parametrize(("name", "collective", "n", "root"), CASES)
+def test_the_verb_runs_threads_where_there_is_no_group(name: str, collective: str, n: int, root: int) -> None:
+    given = inputs(n)
+    kept = [x.clone() for x in given]
+    found = run(build(name, collective, n, root), None if collective == "barrier" else given)
+    expected = by_hand(collective, given, root)
+    assert isinstance(found, list)
+    for mine, right in zip(found, expected, strict=True):
+        assert (mine is None) == (right is None)
+        assert mine is None or torch.equal(mine, right)
+    assert all(map(torch.equal, given, kept))
+
+
+def in_a_group(rank: int, n: int, cases: list[tuple[str, str, int, int]]) -> list[tuple[str, str]]:
+    """What differs from the same by hand, in the default group."""
+    wrong = []
+    for name, collective, size, root in cases:
+        if size == n:
+            given = inputs(n)
+            found = run(build(name, collective, n, root), None if collective == "barrier" else given[rank])
+            right = by_hand(collective, given, root)[rank]
+            if (found is None) != (right is None) or (right is not None and not torch.equal(found, right)):
+                wrong.append((name, collective))
+    x = torch.full((3,), float(rank))
+    run(build("ring", "all_reduce", n), x, x)
+    mine = dist.new_group([0, n - 1])
+    if rank in (0, n - 1):
+        together = run(build("one_shot", "all_reduce", 2), x, group=mine, op="AVG")
+        assert torch.equal(together, x)
+    return wrong if torch.equal(x, torch.full((3,), n * (n - 1) / 2)) else [*wrong, ("ring", "in place")]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_the_verb_runs_over_a_process_group(backend: str) -> None:
+    assert ranks(3, backend=backend).run(in_a_group, CASES) == [[]] * 3
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: run(build("ring", "all_reduce", 3), torch.ones(4)), "needs a list of 3 as its tensor: one tensor per"),
+        (lambda: run(build("ring", "all_reduce", 3), [torch.ones(4)] * 2), "runs in 3 threads and needs a list of 3"),
+        (lambda: run(build("ring", "all_reduce", 2), [torch.ones(4), None]), "rank 1 needs one tensor, got NoneType"),
+        (lambda: run(build("ring", "reduce_scatter", 2), [torch.ones(5)] * 2), "cuts the first dimension in 2"),
+        (lambda: run(build("1f1b", "pipeline", 2), []), "1f1b is of a pipeline, which runs a model"),
+    ],
+)
+def test_the_verb_says_what_does_not_fit(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        call()
