@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono  # noqa: F401  (not needed where torch loads the backend by its entry point)
-from unisono.parallel.clip import clip_grad_norm
 from unisono.parallel.data import DataParallel
+from unisono.parallel.pipeline import clip_grad_norm_
 
 
 def difference(one: nn.Module, other: nn.Module) -> float:
@@ -27,7 +27,7 @@ def train(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
     for inputs, targets in batches:
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
-        clip_grad_norm(model.parameters(), 1.0)
+        clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
 
@@ -49,10 +49,10 @@ def main() -> None:
     uneven = [(inputs[: rank + 1], targets[: rank + 1]) for inputs, targets in batches[: 8 - 2 * rank]]
     optimizer = torch.optim.AdamW(ours.parameters(), lr=0.01)
     steps = 0
-    for batch in ours.in_step(uneven, count=lambda batch: len(batch[0])):
+    for batch in ours.join(uneven, count=lambda batch: len(batch[0])):
         optimizer.zero_grad()
         if batch is None:  # this rank has no more data, others have
-            ours.absent()
+            ours.skip()
         else:
             loss = F.cross_entropy(ours(batch[0]), batch[1], reduction="sum") / ours.mean_count
             loss.backward()

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.errors import UsageError
-from unisono.parallel.layers import divide_layers
+from unisono.parallel.pipeline import divide_layers
 
 
 @settings(derandomize=True, deadline=None, max_examples=80)

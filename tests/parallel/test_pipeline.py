@@ -11,8 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ranks import ranks
 from unisono.errors import MismatchError, ScheduleError, UsageError
-from unisono.parallel.layers import divide_layers
-from unisono.parallel.pipeline import Pipeline, stages_from_layers
+from unisono.parallel.pipeline import Pipeline, divide_layers, stages_from_layers
 from unisono.parallel.pipeline_actions import PipelineSchedule
 from unisono.parallel.pipeline_draw import draw_pipeline_svg
 from unisono.parallel.pipeline_schedules import SCHEDULES, build_pipeline, interleaved_1f1b

@@ -3,10 +3,9 @@ import torch
 import torch.distributed as dist
 
 from ranks import ranks
-from unisono.parallel.pipeline_channels import Channels, deal_out
-from unisono.parallel.pipeline_mail import Letter, PipelineMail, letters
+from unisono.parallel.pipeline.messages import Channels, Message, PipelineMessages, deal_out, letters
+from unisono.parallel.pipeline.shapes import Form, Shapes
 from unisono.parallel.pipeline_schedules import SCHEDULES, build_pipeline
-from unisono.parallel.pipeline_shapes import Form, Shapes
 
 
 def shapes(num_stages: int, microbatches: int, whole_numbers_into: int = -1) -> Shapes:
@@ -18,15 +17,15 @@ def shapes(num_stages: int, microbatches: int, whole_numbers_into: int = -1) -> 
 def test_what_is_sent_follows_from_the_schedule() -> None:
     schedule = build_pipeline("1f1b", 3, 2)
     assert list(letters(schedule, 1, shapes(3, 2))) == [
-        (2, Letter(2, "F", 0)),
-        (2, Letter(2, "F", 1)),
-        (0, Letter(0, "B", 0)),
-        (0, Letter(0, "B", 1)),
+        (2, Message(2, "F", 0)),
+        (2, Message(2, "F", 1)),
+        (0, Message(0, "B", 0)),
+        (0, Message(0, "B", 1)),
     ]
     assert list(letters(schedule, 2, shapes(3, 2), forward_only=True)) == []
     assert list(letters(schedule, 1, shapes(3, 2, whole_numbers_into=1))) == [
-        (2, Letter(2, "F", 0)),
-        (2, Letter(2, "F", 1)),
+        (2, Message(2, "F", 0)),
+        (2, Message(2, "F", 1)),
     ]
 
 
@@ -51,7 +50,7 @@ def test_no_rank_has_two_ways_in_one_group(name: str) -> None:
         assert len(dealt) <= 6
 
 
-def value_of(letter: Letter) -> float:
+def value_of(letter: Message) -> float:
     return letter.stage * 100 + letter.microbatch * 10 + (letter.kind == "B")
 
 
@@ -62,7 +61,7 @@ def exchange(rank: int, world_size: int) -> None:
             schedule = build_pipeline(name, world_size, 5)
             forms = shapes(schedule.num_stages, 5)
             channels = Channels(schedule, None, torch.device("cpu"), separate)
-            mail = PipelineMail(schedule, rank, forms, channels, torch.device("cpu"))
+            mail = PipelineMessages(schedule, rank, forms, channels, torch.device("cpu"))
             for action in schedule.actions[rank]:
                 stage, kind, microbatch = action.parts[0]
                 if kind == "W":
@@ -72,8 +71,8 @@ def exchange(rank: int, world_size: int) -> None:
                     assert stage == (0 if kind == "F" else schedule.num_stages - 1)
                 else:
                     assert arrived.shape == (microbatch + 1, 2)
-                    assert arrived.unique().tolist() == [value_of(Letter(stage, kind, microbatch))]
-                to = Letter(stage + (1 if kind == "F" else -1), kind, microbatch)
+                    assert arrived.unique().tolist() == [value_of(Message(stage, kind, microbatch))]
+                to = Message(stage + (1 if kind == "F" else -1), kind, microbatch)
                 if 0 <= to.stage < schedule.num_stages:
                     mail.send(to, torch.full((microbatch + 1, 2), float(value_of(to))))
             mail.finish()

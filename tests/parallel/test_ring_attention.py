@@ -15,7 +15,7 @@ from parallel.refused import refused
 from ranks import ranks
 from unisono.parallel import block_attention
 from unisono.parallel.sequence import ring_attention, sequence_positions, shard_sequence, unshard_sequence
-from unisono.parallel.sequence_layout import Layout
+from unisono.parallel.sequence.layout import Layout
 
 BACKENDS = ["unisono", "gloo"]
 

@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ranks import ranks
 from unisono.errors import UsageError
-from unisono.parallel.split import DeviceSplit, cut, rank_split
+from unisono.parallel.pipeline import ModelParallel, distribute_parts, split_model
 
 
 def net() -> nn.Sequential:
@@ -36,13 +36,13 @@ def train(model: nn.Module, steps: int = 3) -> None:
 
 def test_cut_keeps_names_and_modules() -> None:
     whole = net()
-    first, second = cut(whole, before=["layer3"])
+    first, second = split_model(whole, before=["layer3"])
     assert [name for name, _ in first.named_children()] == ["seq1", "layer2"]
     assert [name for name, _ in second.named_children()] == ["layer3", "flatten", "fc"]
     assert second.fc is whole.fc
     images, _ = batch()
     assert torch.equal(second.eval()(first.eval()(images)), whole.eval()(images))
-    assert len(cut(whole, [])) == 1
+    assert len(split_model(whole, [])) == 1
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_cut_keeps_names_and_modules() -> None:
 )
 def test_cuts_that_cannot_be_made(before: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        cut(net(), before)
+        split_model(net(), before)
     assert message in str(caught.value)
 
 
 def test_two_devices_in_one_process_train_like_one() -> None:
     whole, other = net(), net()
-    split = DeviceSplit(cut(other, before=["layer2", "fc"]), ["cpu", "cpu:0", "cpu"])
+    split = ModelParallel(split_model(other, before=["layer2", "fc"]), ["cpu", "cpu:0", "cpu"])
     train(whole)
     train(split)
     for mine, want in zip(split.parameters(), whole.parameters(), strict=True):
@@ -69,17 +69,17 @@ def test_two_devices_in_one_process_train_like_one() -> None:
 
 
 def test_parts_move_to_their_devices() -> None:
-    split = DeviceSplit(cut(net(), before=["layer3"]), ["cpu", "meta"])
+    split = ModelParallel(split_model(net(), before=["layer3"]), ["cpu", "meta"])
     assert {p.device.type for p in split.parts[0].parameters()} == {"cpu"}
     assert {p.device.type for p in split.parts[1].parameters()} == {"meta"}
     output = split(batch()[0])
     assert (output.device.type, output.shape) == ("meta", (6, 5))
     with pytest.raises(UsageError, match="2 parts need a device each, got 1 devices"):
-        DeviceSplit(cut(net(), before=["layer3"]), ["cpu"])
+        ModelParallel(split_model(net(), before=["layer3"]), ["cpu"])
 
 
 def test_a_trace_shows_parts_and_borders_in_both_directions() -> None:
-    split = DeviceSplit(cut(net(), before=["layer3"]), ["cpu", "cpu"])
+    split = ModelParallel(split_model(net(), before=["layer3"]), ["cpu", "cpu"])
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as trace:
         train(split, 2)
     found = {event.key: event.count for event in trace.key_averages() if event.key.startswith("split ")}
@@ -92,9 +92,9 @@ def test_a_trace_shows_parts_and_borders_in_both_directions() -> None:
 
 
 def on_ranks(rank: int, world_size: int) -> None:
-    whole, parts = net(), cut(net(), before=["layer3"])
+    whole, parts = net(), split_model(net(), before=["layer3"])
     before = copy.deepcopy(parts[1 - rank].state_dict())
-    split = rank_split(parts, nn.functional.cross_entropy)
+    split = distribute_parts(parts, nn.functional.cross_entropy)
     optimizer = torch.optim.SGD(parts[rank].parameters(), lr=0.2, momentum=0.9)
     train(whole)
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as trace:
@@ -103,14 +103,14 @@ def on_ranks(rank: int, world_size: int) -> None:
             loss = split.step(*batch())
             optimizer.step()
     assert (loss is None) == (rank == 0)
-    mine, wanted = parts[rank].state_dict(), cut(whole, before=["layer3"])[rank].state_dict()
+    mine, wanted = parts[rank].state_dict(), split_model(whole, before=["layer3"])[rank].state_dict()
     for name, value in wanted.items():
         torch.testing.assert_close(mine[name], value, rtol=1e-5, atol=1e-6, msg=name)
     assert all(torch.equal(value, before[name]) for name, value in parts[1 - rank].state_dict().items())
     found = {event.key: event.count for event in trace.key_averages() if event.key.startswith("pipeline ")}
     assert found == {f"pipeline {rank}F0": 3, f"pipeline {rank}BW0": 3}
     with pytest.raises(UsageError, match="3 parts do not fit a group of 2 ranks: one for each"):
-        rank_split([*parts, nn.Identity()], nn.functional.cross_entropy)
+        distribute_parts([*parts, nn.Identity()], nn.functional.cross_entropy)
 
 
 @pytest.mark.parametrize("backend", ["unisono", "gloo"])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from parallel.refused import refused
 from ranks import ranks
 from unisono.parallel.tensor import (
-    VocabularyParallelEmbedding,
+    VocabParallelEmbedding,
     full_state_dict,
     gather_from_region,
     load_full_state_dict,
@@ -29,14 +29,14 @@ def embedding(rows: int, padding_idx: int | None = None) -> nn.Embedding:
 def train(rank: int, world_size: int, rows: int, padding_idx: int | None) -> list[Tensor]:
     """Three steps, saved whole after the first and loaded into a new layer; the rows left, and those of one process."""
     alone = embedding(rows, padding_idx)
-    model = VocabularyParallelEmbedding.from_embedding(alone)
+    model = VocabParallelEmbedding.from_embedding(alone)
     tokens = torch.arange(rows)
     factors = torch.arange(1.0, rows + 1)[:, None]
     for step in range(3):
         if step == 1:
             state = full_state_dict(model)
             assert state["weight"].shape == (rows, WIDTH)
-            model = VocabularyParallelEmbedding(rows, WIDTH, padding_idx, dtype=torch.float64)
+            model = VocabParallelEmbedding(rows, WIDTH, padding_idx, dtype=torch.float64)
             load_full_state_dict(model, state)
         for layer in (model, alone):
             optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
@@ -65,7 +65,7 @@ def tied(rank: int, world_size: int, sequence: bool) -> None:
     """Embedding, tied logits and loss: the weight's gradient has both its parts."""
     alone = embedding(7)
     dim = 1 if sequence else None
-    model = VocabularyParallelEmbedding.from_embedding(alone, sequence_dim=dim)
+    model = VocabParallelEmbedding.from_embedding(alone, sequence_dim=dim)
     generator = torch.Generator().manual_seed(4)
     tokens, targets = torch.randint(7, (2, 2, 5), generator=generator)
     hidden = model(tokens)
@@ -88,13 +88,13 @@ def test_tied_logits(backend: str) -> None:
 
 
 def refusals(rank: int, world_size: int) -> list[str]:
-    model = VocabularyParallelEmbedding(5, WIDTH)
+    model = VocabParallelEmbedding(5, WIDTH)
     assert model(torch.zeros(0, 2, dtype=torch.int64)).shape == (0, 2, WIDTH)
     attempts = [
         lambda: model(torch.tensor([0, 5])),
         lambda: model(torch.tensor([[-1]])),
-        lambda: VocabularyParallelEmbedding(1, WIDTH),
-        lambda: VocabularyParallelEmbedding.from_embedding(nn.Embedding(5, 3, max_norm=1.0)),
+        lambda: VocabParallelEmbedding(1, WIDTH),
+        lambda: VocabParallelEmbedding.from_embedding(nn.Embedding(5, 3, max_norm=1.0)),
     ]
     return refused(attempts)
 

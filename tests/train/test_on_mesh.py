@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from train.small import one_process, small
-from unisono.parallel.mesh_shape import MeshShape
+from unisono.parallel.mesh import ParallelDims
 from unisono.train.launch import launch
 from unisono.train.mesh_report import show_holdings, show_traffic
 from unisono.train.settings import MeshSettings, ModelShape, Outcome, Settings, StepRecord
@@ -15,9 +15,9 @@ MODEL = ModelShape(width=16, layers=3, heads=4, context=16)
 
 
 @pytest.mark.parametrize(
-    ("shape", "backend"), [(MeshShape(tp=2, pp=2), "unisono"), (MeshShape(dp=2, sp=2), "gloo")], ids=str
+    ("shape", "backend"), [(ParallelDims(tp=2, pp=2), "unisono"), (ParallelDims(dp=2, sp=2), "gloo")], ids=str
 )
-def test_the_loss_curve_is_that_of_one_process(tmp_path: Path, shape: MeshShape, backend: str) -> None:
+def test_the_loss_curve_is_that_of_one_process(tmp_path: Path, shape: ParallelDims, backend: str) -> None:
     settings = small(tmp_path, ranks=4, batch=24, backend=backend, shape=MODEL, mesh=MeshSettings(shape))
     outcome = launch(settings, lambda records: None)
     assert [record.loss for record in outcome.records] == pytest.approx(one_process(settings), rel=0, abs=1e-5)
@@ -47,7 +47,7 @@ def test_the_loss_curve_is_that_of_one_process(tmp_path: Path, shape: MeshShape,
 def test_what_is_told_of_a_mesh() -> None:
     share = RankShare({"pp": 1, "tp": 0}, "2-3", "0-1", "0-15", "0-95", 67_808, 2**20, 3 * 2**19)
     traffic = {"pp": AxisTraffic(13, 2048, 0.02), "tp": AxisTraffic(33.2, 2**21, 0.05)}
-    settings = Settings(mesh=MeshSettings(MeshShape(tp=2, pp=2), "zb-h1"))
+    settings = Settings(mesh=MeshSettings(ParallelDims(tp=2, pp=2), "zb-h1"))
     records = [StepRecord(1, 3.0, 0.15, 0.01), StepRecord(2, 3.0, 0.25, 0.01)]
     mesh = MeshReport([share] * 4, traffic, (0.25, 0.2))
     outcome = Outcome(settings, "a text", 1, 3.2, records, [(0, 5.5)], b"", mesh)

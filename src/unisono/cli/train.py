@@ -12,7 +12,7 @@ from rich.console import Console
 
 from unisono.cli.files import check_writable
 from unisono.errors import UsageError
-from unisono.parallel.mesh_shape import MeshShape
+from unisono.parallel.parallel_dims import ParallelDims
 from unisono.parallel.pipeline_schedules import SCHEDULES
 from unisono.train.launch import launch
 from unisono.train.mesh_report import show_holdings, show_traffic
@@ -132,7 +132,7 @@ def _mesh(
         return None
     if "dp" not in named and ranks is not None:
         named["dp"] = max(1, ranks // max(1, prod(named.values())))
-    return MeshSettings(MeshShape(**named), schedule or "1f1b", microbatches)
+    return MeshSettings(ParallelDims(**named), schedule or "1f1b", microbatches)
 
 
 def _runs(settings: Settings, compare: str | None) -> list[Settings]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from unisono.parallel.transformer import Transformer
+from unisono.parallel.mesh.transformer import Transformer
 from unisono.train.settings import VOCABULARY, ModelShape
 
 __all__ = ["ByteTransformer"]

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.parallel.mesh import TrainingMesh
-from unisono.parallel.mesh_memory import ActivationMeter, memory_use
-from unisono.parallel.mesh_traffic import CommunicationMeter
-from unisono.parallel.mesh_training import MeshTransformer
-from unisono.parallel.sequence_layout import sequence_positions
+from unisono.parallel.mesh.memory import ActivationMeter, memory_use
+from unisono.parallel.mesh.model import MeshTransformer
+from unisono.parallel.mesh.traffic import CommunicationMeter
+from unisono.parallel.sequence.layout import sequence_positions
 from unisono.parallel.shards import own_part, split_evenly
 from unisono.train.learner import Learner
 from unisono.train.model import ByteTransformer
@@ -49,7 +49,7 @@ class OnMesh(Learner):
             meters.enter_context(self.meter)
             activations = None if self.steps else meters.enter_context(ActivationMeter(self.model.parameters()))
             loss = self.model.step(windows).item()
-            self.model.clip_grad_norm(self.max_norm)
+            self.model.clip_grad_norm_(self.max_norm)
         self.activations = activations.peak if activations else self.activations
         self.steps += 1
         return loss / self.settings.ranks, self.meter.seconds - before

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from unisono.errors import UsageError
-from unisono.parallel.mesh_shape import MeshShape
+from unisono.parallel.parallel_dims import ParallelDims
 from unisono.parallel.pipeline_schedules import usual_stages_per_rank
 from unisono.train.share import MeshReport
 
@@ -36,7 +36,7 @@ class ModelShape:
 class MeshSettings:
     """How model and batch are cut: ranks per axis, the pipeline's schedule, microbatches of each dp rank in a step."""
 
-    shape: MeshShape
+    shape: ParallelDims
     schedule: str = "1f1b"
     microbatches: int | None = None
 
