@@ -14,7 +14,7 @@ ROOMS = [
     ["verify", "simulate", "draw", "select", "measured", "advice"],
     ["transport", "torch_names"],
     ["watch"],
-    ["run"],
+    ["run", "launch"],
     ["backend", "tune"],
     ["parallel"],
     ["train"],

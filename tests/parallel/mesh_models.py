@@ -38,8 +38,9 @@ def batches() -> list[Tensor]:
 
 def end(mesh: DeviceMesh) -> None:
     """Destroy the groups of a mesh, in one order on all ranks."""
-    for axis in mesh.mesh_dim_names:
-        dist.destroy_process_group(mesh.get_group(axis))
+    for group in {mesh.get_group(axis): None for axis in mesh.mesh_dim_names}:
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Optimizer states, gradients and parameters cut over the ranks by torch itself: weights and bytes against one process."""
+"""Optimizer states, gradients and parameters sharded by torch itself: weights and sizes against one process."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ STAGES = (1, 2, 3)
 
 
 def build(stage: int, world_size: int, seed: int = 0) -> tuple[nn.Module, Any]:
-    """A model and its optimizer: states (ZeRO-1), gradients too (ZeRO-2), parameters too (ZeRO-3) cut over the ranks."""
+    """A model and its optimizer: states (ZeRO-1), gradients too (ZeRO-2), parameters too (ZeRO-3) are sharded."""
     net = mlp(seed)
     if stage == 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # warns when imported: in the ranks, not in pytest

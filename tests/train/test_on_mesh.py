@@ -7,9 +7,18 @@ from rich.console import Console
 from train.small import one_process, small
 from unisono.parallel.mesh import ParallelDims
 from unisono.train.launch import launch
-from unisono.train.mesh_report import show_holdings, show_traffic
-from unisono.train.settings import MeshSettings, ModelShape, Outcome, Settings, StepRecord
-from unisono.train.share import AxisTraffic, MeshReport, RankShare, spans
+from unisono.train.report import show_holdings, show_traffic
+from unisono.train.settings import (
+    AxisTraffic,
+    MeshReport,
+    MeshSettings,
+    ModelShape,
+    Outcome,
+    RankShare,
+    Settings,
+    StepRecord,
+    spans,
+)
 
 MODEL = ModelShape(width=16, layers=3, heads=4, context=16)
 

@@ -15,8 +15,15 @@ from unisono.errors import UsageError
 from unisono.parallel.parallel_dims import ParallelDims
 from unisono.parallel.pipeline_schedules import SCHEDULES
 from unisono.train.launch import launch
-from unisono.train.mesh_report import show_holdings, show_traffic
-from unisono.train.report import Display, comparison, printable, save_plot, summary
+from unisono.train.report import (
+    Display,
+    comparison,
+    printable,
+    save_plot,
+    show_holdings,
+    show_traffic,
+    summary,
+)
 from unisono.train.settings import BACKENDS, MeshSettings, ModelShape, Outcome, Settings, StepRecord
 from unisono.train.text import load_corpus
 

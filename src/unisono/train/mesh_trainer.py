@@ -12,33 +12,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.parallel.mesh import TrainingMesh
-from unisono.parallel.mesh.memory import ActivationMeter, memory_use
-from unisono.parallel.mesh.model import MeshTransformer
-from unisono.parallel.mesh.traffic import CommunicationMeter
-from unisono.parallel.sequence.layout import sequence_positions
+from unisono.parallel.mesh import ActivationMeter, CommunicationMeter, MeshTransformer, memory_use
+from unisono.parallel.sequence import sequence_positions
 from unisono.parallel.shards import own_part, split_evenly
-from unisono.train.learner import Learner
-from unisono.train.model import ByteTransformer
-from unisono.train.settings import MeshSettings, Settings
-from unisono.train.share import AxisTraffic, MeshReport, RankShare, spans
+from unisono.train.settings import AxisTraffic, MeshReport, MeshSettings, RankShare, Settings, spans
+from unisono.train.trainer import ByteTransformer, Trainer
 
-__all__ = ["OnMesh"]
+__all__ = ["MeshTrainer"]
 
 
-class OnMesh(Learner):
+class MeshTrainer(Trainer):
     """This rank's part of the model, on the mesh that the settings name."""
 
     def __init__(self, settings: Settings, mesh_settings: MeshSettings) -> None:
         self.settings = settings
-        self.mesh = TrainingMesh(mesh_settings.shape)
+        self.dims, mesh = mesh_settings.shape, mesh_settings.shape.build_mesh()
         whole = ByteTransformer(settings.shape)
         self.num_parameters = sum(weight.numel() for weight in whole.parameters())
         self.model = MeshTransformer(
-            whole, self.mesh, schedule=mesh_settings.schedule, microbatches=mesh_settings.num_microbatches
+            whole, mesh, schedule=mesh_settings.schedule, microbatches=mesh_settings.num_microbatches
         )
         self.optimizer = self.make_optimizer(self.model.parameters())
-        self.meter = CommunicationMeter({axis: self.mesh.groups[axis] for axis in self.mesh.axes})
+        self.meter = CommunicationMeter(mesh)
         self.steps = self.activations = 0
         self.bubbles: list[tuple[float, float]] = []
 
@@ -66,7 +61,7 @@ class OnMesh(Learner):
 
     def observe(self) -> None:
         """Note the bubble."""
-        if self.mesh.shape.pp > 1:
+        if self.dims.pp > 1:
             report = self.model.report()
             self.bubbles.append((report.measured.bubble, report.predicted.bubble))
 
@@ -78,7 +73,7 @@ class OnMesh(Learner):
         shares, traffic, bubbles = zip(*everyone, strict=True)
         return MeshReport(
             list(shares),
-            {axis: self._average([of_rank[axis] for of_rank in traffic]) for axis in self.mesh.axes},
+            {axis: self._average([of_rank[axis] for of_rank in traffic]) for axis in self.dims.axes},
             None if not bubble else (fmean(b[0] for b in bubbles), fmean(b[1] for b in bubbles)),
         )
 
@@ -89,15 +84,15 @@ class OnMesh(Learner):
         )
 
     def _share(self) -> RankShare:
-        model, shape, places = self.settings.shape, self.mesh.shape, self.mesh.places
+        model, dims, places = self.settings.shape, self.dims, self.model.places
         use = memory_use(self.model.parameters(), self.optimizer, self.activations)
 
         def own(total: int, axis: str) -> str:
-            return spans(own_part(torch.arange(total), 0, split_evenly(total, getattr(shape, axis)), places[axis].rank))
+            return spans(own_part(torch.arange(total), 0, split_evenly(total, getattr(dims, axis)), places[axis].rank))
 
-        positions = sequence_positions(model.context, self.mesh.groups["sp"])
+        positions = sequence_positions(model.context, self.model.groups["sp"])
         return RankShare(
-            place={axis: places[axis].rank for axis in self.mesh.axes},
+            place={axis: places[axis].rank for axis in self.dims.axes},
             layers=spans(layer for layers in self.model.layers for layer in layers),
             heads=own(model.heads, "tp"),
             sequences=own(self.settings.batch, "dp"),
