@@ -3,10 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
 
 from parallel.mesh_models import CONTEXT, VOCABULARY, batches, end, whole
 from ranks import ranks
 from unisono.parallel.mesh import CommunicationMeter, MeshTransformer, ParallelDims
+from unisono.parallel.tensor import ParallelMLP
 
 WIDTH, ROWS, LAYERS = 16, 8, 2
 Counts = dict[str, tuple[int, int]]
@@ -54,3 +57,18 @@ def test_pipeline_and_sequence(backend: str) -> None:
         assert counts["pp"] == (2 * 2 + 2 + 2, nbytes)
         # Keys and values go round forward and backward, their gradients go round and home; gradients, loss.
         assert counts["sp"][0] == 2 * 2 * 4 * LAYERS // 2 + 2
+
+
+def on_ranks_both(rank: int, world_size: int) -> tuple[int, int]:
+    """Calls of a tensor parallel layer, forward and backward, by torch's mode and by the meter."""
+    mesh = ParallelDims(dp=2, tp=2).build_mesh()
+    mlp = ParallelMLP(nn.Linear(4, 8), nn.Linear(8, 4), group=mesh.get_group("tp"))
+    with CommunicationMeter(mesh) as meter, CommDebugMode() as torchs:
+        mlp(torch.ones(3, 4, requires_grad=True)).sum().backward()
+    end(mesh)
+    return torchs.get_total_counts(), meter.traffic["tp"].calls
+
+
+def test_torch_counts_the_same_calls_where_it_sees_them() -> None:
+    assert ranks(4, backend="gloo").run(on_ranks_both) == [(2, 2)] * 4
+    assert ranks(4).run(on_ranks_both) == [(0, 2)] * 4  # it sees nothing of a backend written in Python
