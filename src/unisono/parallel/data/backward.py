@@ -7,34 +7,21 @@ end, by a callback of the autograd engine, which then waits for all; when `loss.
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.autograd import Variable
 from torch.nn import Parameter
 
-__all__ = ["BackwardWatch", "Bucket"]
+from unisono.parallel.data.buckets import GradientBucket
 
-
-class Bucket(Protocol):
-    """What a backward pass fills and starts."""
-
-    slots: tuple[int, ...]
-
-    def take(self, slot: int) -> None:
-        """Bring a parameter's gradient into the bucket."""
-
-    def start(self, touched: AbstractSet[int]) -> None:
-        """Start the collective."""
-
-    def finish(self, present: float) -> None:
-        """Wait for it."""
+__all__ = ["BackwardWatch"]
 
 
 class _Pass:
     """One backward pass with synchronisation: what is still missing, what has started."""
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, buckets: Sequence[GradientBucket]) -> None:
         self.buckets = buckets
         self.missing = [set(bucket.slots) for bucket in buckets]
         self.started = 0
@@ -59,7 +46,7 @@ class BackwardWatch:
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], buckets: Sequence[Bucket], ended: Callable[[list[int]], None]
+        self, parameters: Sequence[Parameter], buckets: Sequence[GradientBucket], ended: Callable[[list[int]], None]
     ) -> None:
         self.parameters = parameters
         self.buckets = buckets

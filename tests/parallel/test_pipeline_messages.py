@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import ranks
-from unisono.parallel.pipeline.messages import Channels, Message, PipelineMessages, deal_out, letters
+from unisono.parallel.pipeline.messages import Channels, Message, PipelineMessages, deal_out, messages
 from unisono.parallel.pipeline.shapes import Form, Shapes
 from unisono.parallel.pipeline_schedules import SCHEDULES, build_pipeline
 
@@ -16,14 +16,14 @@ def shapes(num_stages: int, microbatches: int, whole_numbers_into: int = -1) -> 
 
 def test_what_is_sent_follows_from_the_schedule() -> None:
     schedule = build_pipeline("1f1b", 3, 2)
-    assert list(letters(schedule, 1, shapes(3, 2))) == [
+    assert list(messages(schedule, 1, shapes(3, 2))) == [
         (2, Message(2, "F", 0)),
         (2, Message(2, "F", 1)),
         (0, Message(0, "B", 0)),
         (0, Message(0, "B", 1)),
     ]
-    assert list(letters(schedule, 2, shapes(3, 2), forward_only=True)) == []
-    assert list(letters(schedule, 1, shapes(3, 2, whole_numbers_into=1))) == [
+    assert list(messages(schedule, 2, shapes(3, 2), forward_only=True)) == []
+    assert list(messages(schedule, 1, shapes(3, 2, whole_numbers_into=1))) == [
         (2, Message(2, "F", 0)),
         (2, Message(2, "F", 1)),
     ]
@@ -32,8 +32,8 @@ def test_what_is_sent_follows_from_the_schedule() -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_rank_sends_nothing_to_itself(name: str) -> None:
     schedule = build_pipeline(name, 3, 4)
-    sent = [(rank, *item) for rank in range(3) for item in letters(schedule, rank, shapes(schedule.num_stages, 4))]
-    assert all(rank != to == schedule.ranks[letter.stage] for rank, to, letter in sent)
+    sent = [(rank, *item) for rank in range(3) for item in messages(schedule, rank, shapes(schedule.num_stages, 4))]
+    assert all(rank != to == schedule.ranks[message.stage] for rank, to, message in sent)
     assert len(sent) == len(set(sent))
 
 
@@ -45,13 +45,13 @@ def test_no_rank_has_two_ways_in_one_group(name: str) -> None:
         for ways in dealt:
             taken = [rank for way in ways for rank in way]
             assert len(taken) == len(set(taken))
-        used = {(rank, to) for rank in range(world_size) for to, _ in letters(schedule, rank, shapes(99, 2))}
+        used = {(rank, to) for rank in range(world_size) for to, _ in messages(schedule, rank, shapes(99, 2))}
         assert used <= {way for ways in dealt for way in ways}
         assert len(dealt) <= 6
 
 
-def value_of(letter: Message) -> float:
-    return letter.stage * 100 + letter.microbatch * 10 + (letter.kind == "B")
+def value_of(message: Message) -> float:
+    return message.stage * 100 + message.microbatch * 10 + (message.kind == "B")
 
 
 def exchange(rank: int, world_size: int) -> None:
