@@ -11,14 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import unisono  # noqa: F401  (not needed where torch loads the backend by its entry point)
-from unisono.parallel.mesh import (
-    CommunicationMeter,
-    MeshTransformer,
-    ParallelDims,
-    Transformer,
-    load_mesh_checkpoint,
-    save_mesh_checkpoint,
-)
+from unisono.parallel import mesh as meshes
+from unisono.parallel.mesh import CommunicationMeter, MeshTransformer, ParallelDims, Transformer
 
 VOCABULARY, CONTEXT, ROWS, STEPS = 29, 16, 16, 8
 
@@ -66,8 +60,8 @@ def main() -> None:
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
             if shape.pp > 1:  # the first mesh; the second one goes on from there
                 train(model, optimizer, range(STEPS - 5))
-                save_mesh_checkpoint(folder[0], model, optimizer)
-            load_mesh_checkpoint(folder[0], model, optimizer)
+                meshes.save_mesh_checkpoint(folder[0], model, optimizer)
+            meshes.load_mesh_checkpoint(folder[0], model, optimizer)
             with CommunicationMeter(mesh) as meter:
                 loss = train(model, optimizer, range(STEPS - 5, STEPS))
             held = f"layers {[*model.layers[0]]}, {sum(weight.numel() for weight in model.parameters())} parameters"
