@@ -1,6 +1,6 @@
 """Checks whose failure every rank raises, where torch leaves the other ranks waiting: models, options, arguments.
 
-torch's DDP compares shapes of parameters when it is built; it has no comparison of values, and names no rank.
+torch's DDP compares shapes of parameters when it is built, and no values.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Uneven splits of a tensor over ranks without padding, which DTensor does not have; used by every layer here.
+"""Splits of a tensor that give every rank a share; DTensor splits like torch.chunk, which may leave ranks without one.
 
 A dim of `total` elements over n ranks is cut like `torch.tensor_split`: in rank order, into parts whose lengths differ
 by at most one, the longer ones first. So a size that the number of ranks does not divide needs no padding: nothing is

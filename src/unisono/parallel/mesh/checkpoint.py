@@ -1,9 +1,9 @@
 """Checkpoints that any other mesh loads, bit for bit: torch.distributed.checkpoint (DCP), given each tensor as a whole.
 
-torch reshards DTensors; these layers are cut in ways that DTensor has not (uneven parts, fused query, key and value).
-So every tensor is put together along tp and stored in the shape it has in the unsplit model, under its name there:
-torch's own reader gives it to a plain one. A tensor that many ranks hold is written once, by one of them. Optimizer
-states go with their weights, by name.
+torch reshards DTensors; these layers are cut in ways that DTensor has not (uneven ones like torch.tensor_split, a fused
+query, key and value in three parts at once). So every tensor is put together along tp and stored in the shape it has in
+the unsplit model, under its name there: torch's own reader gives it to a plain one. A tensor that many ranks hold is
+written once, by one of them. Optimizer states go with their weights, by name.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """Gradients over a mesh of plain tensors: sums along axes, clipping by the whole model's norm; torch has DTensor's.
 
-A model in DTensors needs none of this, but DTensor cuts no fused query, key and value, and no layer into uneven parts.
+A model in DTensors needs none of this, but DTensor does not cut a fused query, key and value, and cuts uneven layers in
+another way.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""One weight that several stages use, such as embedding and output layer, which torch's pipelines cannot share.
+"""One weight that several stages use, such as embedding and output layer, which torch's pipelines do not keep equal.
 
 Each stage has a copy, and all copies stay equal. They begin with the values of the first stage's; after every step each
 gets the sum of all their gradients, added in the order of stages on every rank, so that equal optimizers keep them

@@ -1,4 +1,4 @@
-"""Attention to one block of keys that also gives its lse, on any device; torch's functional attention returns none.
+"""Attention to one block of keys with its lse, on any device; torch's scaled_dot_product_attention returns none.
 
 A block's result is the attention within it, and the logarithm of the sum of its exponentials (lse). Two results over
 different keys merge exactly: each counts by its share exp(lse) of the sum (Milakov & Gimelshein 2018, online softmax;

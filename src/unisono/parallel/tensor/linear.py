@@ -1,4 +1,4 @@
-"""Linear layers split by column and by row as plain modules: uneven, fused and overlapped as torch's styles are not.
+"""Linear layers split by column and by row, fused ones too, and overlapped in chunks; torch's styles have neither.
 
 By column each rank has some outputs, by row some inputs. One after the other they need a single all_reduce: what the
 first leaves split by feature is what the second takes (Shoeybi et al. 2019, Megatron-LM, section 3). Torch's weight is
