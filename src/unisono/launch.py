@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from unisono.errors import PeerLostError, UnisonoError, UsageError
 from unisono.watch.threads import OwnThread
 
-__all__ = ["STOP_SECONDS", "LocalRanks", "ends_handled", "local_ranks", "termination_as_exit"]
+__all__ = ["STOP_SECONDS", "LocalRanks", "ends_handled", "local_ranks", "termination_as_exit", "torchrun_rank"]
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -157,6 +157,23 @@ def local_ranks(main: str, count: int, *arguments: object) -> Iterator[LocalRank
             _end(ranks.processes)
             for pipe in ranks.pipes:
                 pipe.close()
+
+
+def torchrun_rank(ranks: int | None) -> tuple[int | None, int | None]:
+    """This process's rank and world size under torchrun; elsewhere None, as it is to launch the ranks, and `ranks`.
+
+    Raises UsageError if torchrun's variables are no numbers, or `ranks` is given and is another number.
+    """
+    told = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    if None in told.values():
+        return None, ranks
+    try:
+        rank, world_size = (int(value) for value in told.values() if value is not None)
+    except ValueError:
+        raise UsageError(f"the environment has {told}, expected whole numbers as torchrun sets them") from None
+    if ranks not in (None, world_size):
+        raise UsageError(f"--ranks is {ranks}, but WORLD_SIZE says {world_size}: leave --ranks out under torchrun")
+    return rank, world_size
 
 
 def _start_server(preloaded: Sequence[str]) -> ForkServerContext:

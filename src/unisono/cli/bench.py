@@ -1,6 +1,5 @@
 """`unisono bench`: what calls cost, in nccl-tests' shape, beside other backends and the machine's own bound."""
 
-import os
 import sys
 from pathlib import Path
 from shutil import get_terminal_size
@@ -21,6 +20,7 @@ from unisono.bench.table import Table, describe_rates, footer, preamble
 from unisono.cli.files import check_writable
 from unisono.cli.schedules import say
 from unisono.errors import UsageError
+from unisono.launch import torchrun_rank
 from unisono.units import parse_nbytes, show_nbytes
 
 __all__ = ["bench"]
@@ -110,7 +110,8 @@ def bench(
     if what and what[0] == "compare":
         _compare(what[1:])
         return
-    rank, world_size = _place(ranks)
+    rank, told = torchrun_rank(ranks)
+    world_size = DEFAULT.ranks if told is None else told
     place = "" if in_place is None else "in" if in_place else "out"
     settings = Settings(
         **_collectives(what or list(DEFAULT.collectives), place),
@@ -143,21 +144,6 @@ def _compare(files: list[str]) -> None:
     before, after = (Result.load(Path(file)) for file in files)
     for text in compare(before, after):
         say(text)
-
-
-def _place(ranks: int | None) -> tuple[int | None, int]:
-    """This process's rank under torchrun, None if it is to launch the ranks; and the number of ranks."""
-    told = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
-    if None in told:
-        return None, DEFAULT.ranks if ranks is None else ranks
-    rank, world_size = told
-    if not (rank and world_size and rank.isdecimal() and world_size.isdecimal()):
-        raise UsageError(
-            f"RANK is {rank!r} and WORLD_SIZE {world_size!r}, expected whole numbers as torchrun sets them"
-        )
-    if ranks not in (None, int(world_size)):
-        raise UsageError(f"--ranks is {ranks}, but WORLD_SIZE says {world_size}: leave --ranks out under torchrun")
-    return int(rank), int(world_size)
 
 
 def _contenders(backend: str, algorithm: str, against: str) -> tuple[Contender, ...]:

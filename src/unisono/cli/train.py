@@ -1,6 +1,5 @@
 """`unisono train`: the main job, a small transformer trained with DDP or on a mesh, on N local ranks."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from unisono.cli.files import check_writable
 from unisono.errors import UsageError
+from unisono.launch import torchrun_rank
 from unisono.parallel.parallel_dims import ParallelDims
 from unisono.parallel.pipeline_schedules import SCHEDULES
 from unisono.train.launch import launch
@@ -92,7 +92,7 @@ def train(
 
     Under torchrun each process joins as the rank it is told to be: torchrun --nproc-per-node 4 -m unisono.cli train
     """
-    rank, told = _place(ranks)
+    rank, told = torchrun_rank(ranks)
     mesh = _mesh({"dp": dp, "tp": tp, "pp": pp, "sp": sp}, told, schedule, microbatches)
     settings = Settings(
         backend=backend,
@@ -111,20 +111,6 @@ def train(
     outcomes = [_run(run, rank) for run in runs]
     if not rank:
         _report(outcomes, plot)
-
-
-def _place(ranks: int | None) -> tuple[int | None, int | None]:
-    """This process's rank under torchrun, None when it is to launch the ranks; and their number, if it is told."""
-    told = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
-    if None in told.values():
-        return None, ranks
-    try:
-        rank, world_size = (int(value) for value in told.values() if value is not None)
-    except ValueError:
-        raise UsageError(f"the environment has {told}, expected whole numbers as torchrun sets them") from None
-    if ranks not in (None, world_size):
-        raise UsageError(f"--ranks is {ranks}, but WORLD_SIZE says {world_size}: leave --ranks out under torchrun")
-    return rank, world_size
 
 
 def _mesh(
