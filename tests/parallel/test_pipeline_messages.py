@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import ranks
-from unisono.parallel.pipeline.messages import Channels, Message, PipelineMessages, deal_out, messages
+from unisono.parallel.pipeline.messages import Channels, Message, PipelineMessages, group_links, messages
 from unisono.parallel.pipeline.shapes import Form, Shapes
 from unisono.parallel.pipeline_schedules import SCHEDULES, build_pipeline
 
@@ -38,15 +38,15 @@ def test_a_rank_sends_nothing_to_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_no_rank_has_two_ways_in_one_group(name: str) -> None:
+def test_no_rank_has_two_links_in_one_group(name: str) -> None:
     for world_size in range(1, 8):
         schedule = build_pipeline(name, world_size, 2)
-        dealt = deal_out(schedule)
-        for ways in dealt:
-            taken = [rank for way in ways for rank in way]
+        dealt = group_links(schedule)
+        for links in dealt:
+            taken = [rank for link in links for rank in link]
             assert len(taken) == len(set(taken))
         used = {(rank, to) for rank in range(world_size) for to, _ in messages(schedule, rank, shapes(99, 2))}
-        assert used <= {way for ways in dealt for way in ways}
+        assert used <= {link for links in dealt for link in links}
         assert len(dealt) <= 6
 
 

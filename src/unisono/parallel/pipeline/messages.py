@@ -25,9 +25,9 @@ from unisono.parallel.pipeline.shapes import Shapes
 from unisono.parallel.pipeline_actions import Action, PipelineSchedule
 from unisono.parallel.shards import Group, place
 
-__all__ = ["Channels", "Message", "PipelineMessages", "deal_out", "messages"]
+__all__ = ["Channels", "Message", "PipelineMessages", "group_links", "messages"]
 
-_AHEAD = 2  # receives under way from each peer, beyond the one that is needed
+_AHEAD = 2  # receives posted from each peer, beyond the one that is needed
 
 
 class Message(NamedTuple):
@@ -54,25 +54,25 @@ def messages(
                 yield schedule.ranks[to.stage], to
 
 
-def deal_out(schedule: PipelineSchedule) -> list[list[tuple[int, int]]]:
-    """The ways (from, to) between neighbouring ranks, in few lists (a greedy choice), no rank twice in one."""
+def group_links(schedule: PipelineSchedule) -> list[list[tuple[int, int]]]:
+    """The links (from, to) between neighbouring ranks, in few lists (a greedy choice), no rank twice in one."""
     stages = schedule.ranks
     pairs = {(stages[a], stages[b]) for a, b in pairwise(stages) if stages[a] != stages[b]}
     lists: list[list[tuple[int, int]]] = []
-    for way in sorted(pairs | {(b, a) for a, b in pairs}):
-        fits = (ways for ways in lists if not any(rank in taken for rank in way for taken in ways))
-        ways = next(fits, None)
-        if ways is None:
-            lists.append([way])
+    for link in sorted(pairs | {(b, a) for a, b in pairs}):
+        fits = (links for links in lists if not any(rank in taken for rank in link for taken in links))
+        links = next(fits, None)
+        if links is None:
+            lists.append([link])
         else:
-            ways.append(way)
+            links.append(link)
     return lists
 
 
 class Channels:
     """Asynchronous sends and receives, by ranks within the pipeline's group.
 
-    separate: no two ways of a rank share a group. Making one is then collective over the ranks of `group`, which must
+    separate: no two links of a rank share a group. Making one is then collective over the ranks of `group`, which must
     have made as many groups before; these end with the default group.
     """
 
@@ -80,17 +80,17 @@ class Channels:
         self._rank, self._group = place(group).rank, group
         self._global_ranks = dist.get_process_group_ranks(group)
         self._own: dict[tuple[int, int], Group] = {}
-        for ways in deal_out(schedule) if separate else ():
+        for links in group_links(schedule) if separate else ():
             local = len(self._global_ranks) < dist.get_world_size()
             made = dist.new_group(self._global_ranks, backend=dist.get_backend(group), use_local_synchronization=local)
-            self._own.update(dict.fromkeys(ways, made))
-            for way in ways:
-                self._open(way, torch.zeros(1, device=device))
+            self._own.update(dict.fromkeys(links, made))
+            for link in links:
+                self._open(link, torch.zeros(1, device=device))
 
-    def _open(self, way: tuple[int, int], token: Tensor) -> None:
-        """Send the first message of a way. It makes the connection, for which each end waits for the other."""
-        source, to = way
-        if self._rank in way:
+    def _open(self, link: tuple[int, int], token: Tensor) -> None:
+        """Send the first message of a link. It makes the connection, for which each end waits for the other."""
+        source, to = link
+        if self._rank in link:
             work = self.send(token, to) if self._rank == source else self.receive(token, source)
             if work is not None:
                 work.wait()
