@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import unisono  # noqa: F401  (not needed where torch loads the backend by its entry point)
-from unisono.parallel.agreement import check_same
+from unisono.parallel.data import assert_replicas_equal
 
 STEPS, ROWS = 60, 64
 
@@ -42,7 +42,7 @@ def main() -> None:
         if rank == 0 and step % 20 == 19:
             print(f"step {step + 1}: loss {mean.item():.4f}")
 
-    check_same(model)  # an error would name the first parameter that differs, and on which ranks
+    assert_replicas_equal(model)  # an error would name the first parameter that differs, and on which ranks
     if rank == 0:
         print(f"{world_size} ranks hold the same weights, bit for bit")
     dist.destroy_process_group()

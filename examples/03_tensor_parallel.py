@@ -39,7 +39,7 @@ class SplitBlock(nn.Module):
 
     def __init__(self, whole: Block) -> None:
         super().__init__()
-        self.embedding = tensor.VocabularyParallelEmbedding.from_embedding(whole.embedding)
+        self.embedding = tensor.VocabParallelEmbedding.from_embedding(whole.embedding)
         self.attention = tensor.ParallelAttention(whole.query_key_value, whole.mix, HEADS, causal=True)
         self.mlp = tensor.ParallelMLP(whole.hidden, whole.out)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from unisono.parallel.split import DeviceSplit, cut, rank_split
+from unisono.parallel.pipeline import ModelParallel, distribute_parts, split_model
 
 
 class Block(nn.Module):
@@ -48,9 +48,9 @@ def main() -> None:
     rank = dist.get_rank()
     images, labels = torch.randn(8, 3, 32, 32), torch.arange(8)
 
-    whole = DeviceSplit(cut(resnet(), before=["layer3"]), ["cpu", "cpu"])  # both halves in this process
-    parts = cut(resnet(), before=["layer3"])  # this process's half, and one that is not used
-    split = rank_split(parts, F.cross_entropy)
+    whole = ModelParallel(split_model(resnet(), before=["layer3"]), ["cpu", "cpu"])  # both halves in this process
+    parts = split_model(resnet(), before=["layer3"])  # this process's half, and one that is not used
+    split = distribute_parts(parts, F.cross_entropy)
     print(f"rank {rank} holds {' '.join(name for name, _ in parts[rank].named_children())}", flush=True)
     updates = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (whole, parts[rank])]
 

@@ -11,12 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import unisono  # noqa: F401  (not needed where torch loads the backend by its entry point)
-from unisono.parallel.mesh import TrainingMesh
-from unisono.parallel.mesh_checkpoint import load_mesh_checkpoint, save_mesh_checkpoint
-from unisono.parallel.mesh_shape import MeshShape
-from unisono.parallel.mesh_traffic import CommunicationMeter
-from unisono.parallel.mesh_training import MeshTransformer
-from unisono.parallel.transformer import Transformer
+from unisono.parallel import mesh as meshes
+from unisono.parallel.mesh import CommunicationMeter, MeshTransformer, ParallelDims, Transformer
 
 VOCABULARY, CONTEXT, ROWS, STEPS = 29, 16, 16, 8
 
@@ -48,7 +44,7 @@ def train(model: MeshTransformer, optimizer: torch.optim.Optimizer, steps: range
     for step in steps:
         optimizer.zero_grad()
         loss = model.step(batch(step))
-        model.clip_grad_norm(1.0)
+        model.clip_grad_norm_(1.0)
         optimizer.step()
     return loss.item()
 
@@ -58,15 +54,15 @@ def main() -> None:
     say = print if dist.get_rank() == 0 else lambda line: None
     with tempfile.TemporaryDirectory() as own:
         dist.broadcast_object_list(folder := [own])  # that of rank 0
-        for shape in (MeshShape(dp=dist.get_world_size() // 4, tp=2, pp=2), MeshShape(dp=dist.get_world_size())):
-            mesh = TrainingMesh(shape)
+        for shape in (ParallelDims(dp=dist.get_world_size() // 4, tp=2, pp=2), ParallelDims(dp=dist.get_world_size())):
+            mesh = shape.build_mesh()
             model = MeshTransformer(whole(), mesh)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
             if shape.pp > 1:  # the first mesh; the second one goes on from there
                 train(model, optimizer, range(STEPS - 5))
-                save_mesh_checkpoint(folder[0], model, optimizer)
-            load_mesh_checkpoint(folder[0], model, optimizer)
-            with CommunicationMeter({axis: mesh.groups[axis] for axis in mesh.axes}) as meter:
+                meshes.save_mesh_checkpoint(folder[0], model, optimizer)
+            meshes.load_mesh_checkpoint(folder[0], model, optimizer)
+            with CommunicationMeter(mesh) as meter:
                 loss = train(model, optimizer, range(STEPS - 5, STEPS))
             held = f"layers {[*model.layers[0]]}, {sum(weight.numel() for weight in model.parameters())} parameters"
             say(f"{shape}: rank 0 holds {held}; loss {loss:.5f}")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import unisono  # noqa: F401  (not needed where torch loads the backend by its entry point)
-from unisono.parallel.sequence import ShardedCache, ring_attention, shard_sequence, unshard_sequence
+from unisono.parallel.sequence import ShardedKVCache, ring_attention, shard_sequence, unshard_sequence
 from unisono.units import show_seconds
 
 HEADS, LENGTH, WIDTH = 4, 768, 32
@@ -47,7 +47,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"{layout}: within 1e-5 of one process: {apart < 1e-5}, {show_seconds(seconds)}")
 
-    cache = ShardedCache()
+    cache = ShardedKVCache()
     cache.append(*inputs[1:])  # the prompt, dealt out to the ranks
     query, key, value = (torch.randn(HEADS, 1, WIDTH) for _ in range(3))
     cache.append(key, value)  # one token more, kept by one of them

@@ -12,11 +12,11 @@ import time
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from parameter_server import ParameterServer, PsWorker
 from torch import Tensor, nn
 
 import unisono  # noqa: F401  (not needed where torch loads the backend by its entry point)
-from unisono.parallel.data import DataParallel
-from unisono.parallel.server import ParameterServer, Worker
+from unisono.parallel.data import DistributedDataParallel
 from unisono.units import show_nbytes, show_seconds
 
 STEPS, LEARNING_RATE = 40, 0.2
@@ -28,7 +28,7 @@ def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
 
 
 def by_all_reduce(net: nn.Module, rank: int, world_size: int) -> tuple[nn.Module, int]:
-    model, optimizer = DataParallel(net), torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+    model, optimizer = DistributedDataParallel(net), torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(model, rank, step).backward()
@@ -43,13 +43,13 @@ def by_server(net: nn.Module, rank: int, staleness: int | None) -> tuple[nn.Modu
     if rank == 0:
         optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
         with ParameterServer(net, optimizer, everybody, staleness=staleness).in_thread() as server:
-            work(Worker(copy.deepcopy(net), server), rank)
+            work(PsWorker(copy.deepcopy(net), server), rank)
         return net, server.report.received_nbytes + server.report.sent_nbytes
-    work(Worker(net, server=0), rank)
+    work(PsWorker(net, server=0), rank)
     return net, 0
 
 
-def work(worker: Worker, rank: int) -> None:
+def work(worker: PsWorker, rank: int) -> None:
     with worker:
         for step in range(STEPS):
             worker.pull()

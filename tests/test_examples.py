@@ -33,7 +33,7 @@ class Example(NamedTuple):
 
 EXAMPLES = [
     Example("01_data_parallel_by_hand.py", 2, (r"step 20: loss 0\.\d+", r"step 60: loss 0\.0\d+", "bit for bit")),
-    Example("02_ddp.py", 2, (r"DDP and DataParallel differ by (0e\+00|\de-0[789])", "rank 0: 8 batches, 8 steps")),
+    Example("02_ddp.py", 2, (r"torch's DDP and ours differ by (0e\+00|\de-0[789])", "rank 0: 8 batches, 8 steps")),
     Example(
         "03_tensor_parallel.py",
         2,

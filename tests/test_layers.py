@@ -22,7 +22,7 @@ ROOMS = [
     ["drawing", "selection"],
     ["transport", "torch_names"],
     ["watch"],
-    ["runtime"],
+    ["runtime", "launch"],
     ["backend"],
     ["parallel"],
     ["train"],

@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unisono.bench.result import Machine, this_machine
 from unisono.bench.settings import cores
-from unisono.train.model import ByteTransformer
 from unisono.train.settings import ModelShape
+from unisono.train.trainer import ByteTransformer
 
 HERE = Path(__file__).parent
 MODELS = {  # shape, sequences of all ranks together

@@ -4,10 +4,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
-from unisono.parallel.transformer import Transformer
+from unisono.parallel.mesh import Transformer
 
 CONTEXT, VOCABULARY, ROWS, STEPS = 9, 19, 9, 20
 MAX_NORM = 0.5
@@ -32,6 +34,13 @@ def batches() -> list[Tensor]:
     start = torch.randint(VOCABULARY, (STEPS, ROWS, 1), generator=generator)
     pace = torch.randint(1, 4, (STEPS, ROWS, 1), generator=generator)
     return list((start + pace * torch.arange(CONTEXT + 1)) % VOCABULARY)
+
+
+def end(mesh: DeviceMesh) -> None:
+    """Destroy the groups of a mesh, in one order on all ranks."""
+    for group in {mesh.get_group(axis): None for axis in mesh.mesh_dim_names}:
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:

@@ -6,35 +6,35 @@ from torch import nn
 from parallel.models import mlp
 from ranks import ranks
 from unisono.errors import MismatchError
-from unisono.parallel.agreement import check_same
+from unisono.parallel.data import assert_replicas_equal
 
 
 def on_ranks(rank: int, world_size: int) -> None:
     net = nn.Sequential(mlp(), nn.BatchNorm1d(3))
-    check_same(net)
+    assert_replicas_equal(net)
     with torch.no_grad():
         net[0][2].bias[1] = -0.0 if rank == 1 else 0.0  # equal, but not in bits
         net[0][4].weight += rank
     words = r"first in '0.2.bias' \(no. 3; .*\): ranks 0, 2: '0.2.bias' float32 \[6\] with bits \w{8}; rank 1: "
     with pytest.raises(MismatchError, match=words):
-        check_same(net)
+        assert_replicas_equal(net)
     net = nn.BatchNorm1d(3)
     net.running_var += rank
-    check_same(net)
+    assert_replicas_equal(net)
     with pytest.raises(MismatchError, match="first in 'running_var'"):
-        check_same(net, buffers=True)
+        assert_replicas_equal(net, buffers=True)
     with pytest.raises(
         MismatchError, match=r"rank 0: 'weight' float32 \[3, 2\]; ranks 1, 2: 'weight' float32 \[3, 2\] s"
     ):
-        check_same(_layout(rank))
+        assert_replicas_equal(_layout(rank))
     with pytest.raises(
         MismatchError, match=r"first in 'extra' \(no. 2; the ranks hold 2, 2, 3 of them\): ranks 0, 1: no"
     ):
-        check_same(_extra(rank == 2))
+        assert_replicas_equal(_extra(rank == 2))
     group = dist.new_group([1, 2])
     if rank:
         with pytest.raises(MismatchError, match=r"rank 1: .*; rank 2: .*same seed"):
-            check_same(mlp(seed=rank), group)
+            assert_replicas_equal(mlp(seed=rank), group)
         dist.destroy_process_group(group)
 
 

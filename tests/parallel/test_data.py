@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from parallel.models import Branches, Tied, assert_close, gradients, mlp, rows
 from ranks import RankFailure, ranks
 from unisono.errors import MismatchError, UsageError
-from unisono.parallel import averaging
-from unisono.parallel.clip import clip_grad_norm
-from unisono.parallel.data import DataParallel, mean_count
+from unisono.parallel.data import DistributedDataParallel, buckets, mean_count
+from unisono.parallel.pipeline import clip_grad_norm_
 
 BACKENDS = ("unisono", "gloo")
 
@@ -40,9 +39,9 @@ def _alike(tensors: list[Tensor]) -> bool:
 
 
 def on_ranks_plain_loop(rank: int, world_size: int, parallel: bool, steps: int) -> list[float]:
-    """AdamW after the tutorial's loop or after DataParallel: every weight of every step, as floats."""
+    """AdamW after the tutorial's loop or after DistributedDataParallel: every weight of every step, as floats."""
     net = mlp()
-    model = DataParallel(net, bucket_nbytes=200, first_bucket_nbytes=50) if parallel else net
+    model = DistributedDataParallel(net, bucket_nbytes=200, first_bucket_nbytes=50) if parallel else net
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     trace = []
     for step in range(steps):
@@ -80,7 +79,7 @@ def on_ranks_values(rank: int, world_size: int) -> None:
 
 
 def _mean_of_equal_batches(rank: int, world_size: int, sizes: tuple[int, int]) -> None:
-    model, alone = DataParallel(mlp(), bucket_nbytes=sizes[0], first_bucket_nbytes=sizes[1]), mlp()
+    model, alone = DistributedDataParallel(mlp(), bucket_nbytes=sizes[0], first_bucket_nbytes=sizes[1]), mlp()
     for step in range(3):  # the first builds the buckets again
         for set_to_none in (True, False):
             model.zero_grad(set_to_none)
@@ -98,7 +97,7 @@ def _tied(rank: int, world_size: int) -> None:
     torch.manual_seed(3)
     net, alone = Tied(), Tied()
     alone.load_state_dict(net.state_dict())
-    model = DataParallel(net, first_bucket_nbytes=1, bucket_nbytes=40)
+    model = DistributedDataParallel(net, first_bucket_nbytes=1, bucket_nbytes=40)
     tokens = torch.arange(2 * world_size) % 7
     for _ in range(2):
         model.zero_grad()
@@ -110,7 +109,7 @@ def _tied(rank: int, world_size: int) -> None:
 
 
 def _accumulation(rank: int, world_size: int) -> None:
-    model, alone = DataParallel(mlp(), bucket_nbytes=100), mlp()
+    model, alone = DistributedDataParallel(mlp(), bucket_nbytes=100), mlp()
     for step in range(2):
         model.zero_grad()
         alone.zero_grad()
@@ -130,7 +129,7 @@ def _unused(rank: int, world_size: int) -> None:
     torch.manual_seed(5)
     net, alone = Branches(), Branches()
     alone.load_state_dict(net.state_dict())
-    model = DataParallel(net, bucket_nbytes=30, first_bucket_nbytes=1)
+    model = DistributedDataParallel(net, bucket_nbytes=30, first_bucket_nbytes=1)
     for ways in (["left"] + ["right"] * 9, ["right"] * 10, ["left right"] * 10, ["right"] * 9 + ["left"]):
         model.zero_grad()
         alone.zero_grad()
@@ -152,7 +151,7 @@ def _unused(rank: int, world_size: int) -> None:
 def _low_precision(rank: int, world_size: int) -> None:
     net = nn.ModuleList([nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4).double()])
     net.forward = lambda x: net[1](net[0](x.bfloat16()).double())  # type: ignore[method-assign]
-    model = DataParallel(net)
+    model = DistributedDataParallel(net)
     model(rows(3, 4, seed=rank)).sum().backward()
     assert net[0].weight.grad.dtype == torch.bfloat16
     assert net[1].bias.grad.tolist() == [3.0] * 4
@@ -163,7 +162,7 @@ def _weights_and_buffers_of_rank_0(rank: int, world_size: int) -> None:
     net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
     with torch.no_grad():
         net[0].weight += rank
-    model = DataParallel(net)
+    model = DistributedDataParallel(net)
     assert same_on_all(net)
     model(rows(3, seed=rank))
     assert not same_on_all(net)
@@ -181,7 +180,7 @@ def _weights_and_buffers_of_rank_0(rank: int, world_size: int) -> None:
 
 def _tokens(rank: int, world_size: int) -> None:
     """Rank r holds 2r + 1 rows: the mean of all, and not the mean of means."""
-    model, alone = DataParallel(mlp()), mlp()
+    model, alone = DistributedDataParallel(mlp()), mlp()
     held = [rows(2 * peer + 1, seed=peer) for peer in range(world_size)]
     mean = mean_count(len(held[rank]))
     assert mean == sum(map(len, held)) / world_size
@@ -197,14 +196,14 @@ def _out_of_data(rank: int, world_size: int, counted: bool) -> None:
     """The last rank has the most batches, rank 0 has none; weights and buffers stay equal on all of them."""
     net, alone = mlp(), mlp()
     batches = [[rows(1 + step, seed=10 * peer + step) for step in range(peer)] for peer in range(world_size)]
-    model = DataParallel(net, bucket_nbytes=64)
+    model = DistributedDataParallel(net, bucket_nbytes=64)
     fast, slow = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (net, alone))
     steps = 0
-    for batch in model.in_step(batches[rank], len if counted else None):
+    for batch in model.join(batches[rank], len if counted else None):
         fast.zero_grad()
         slow.zero_grad()
         if batch is None:
-            model.absent()
+            model.skip()
         else:
             loss = squares(model(batch))
             (loss.sum() / model.mean_count if counted else loss.mean()).backward()
@@ -220,11 +219,11 @@ def _out_of_data(rank: int, world_size: int, counted: bool) -> None:
 
 def _out_of_data_and_accumulating(rank: int, world_size: int) -> None:
     """Without zero_grad the means of the steps add up, also on and after ranks that have no more data."""
-    model, alone = DataParallel(mlp(), bucket_nbytes=64), mlp()
+    model, alone = DistributedDataParallel(mlp(), bucket_nbytes=64), mlp()
     batches = [[rows(2, seed=10 * peer + step) for step in range(peer + 1)] for peer in range(world_size)]
-    for step, batch in enumerate(model.in_step(batches[rank])):
+    for step, batch in enumerate(model.join(batches[rank])):
         if batch is None:
-            model.absent()
+            model.skip()
         else:
             squares(model(batch)).mean().backward()
         squares(alone(torch.cat([held[step] for held in batches if len(held) > step]))).mean().backward()
@@ -232,29 +231,30 @@ def _out_of_data_and_accumulating(rank: int, world_size: int) -> None:
 
 
 def _clipping(rank: int, world_size: int) -> None:
-    model, alone = DataParallel(mlp()), mlp()
-    for max_norm in (0.5, 1e6):
-        model.zero_grad()
-        alone.zero_grad()
-        whole = rows(2 * world_size)
-        squares(model(whole[2 * rank : 2 * rank + 2])).mean().backward()
-        squares(alone(whole)).mean().backward()
-        norm = clip_grad_norm(model.parameters(), max_norm)
+    """Of gradients that every rank holds by torch's own; of parts, as the stages of a pipeline, by the norm of all."""
+    model, alone = DistributedDataParallel(mlp()), mlp()
+    whole = rows(2 * world_size)
+    squares(model(whole[2 * rank : 2 * rank + 2])).mean().backward()
+    squares(alone(whole)).mean().backward()
+    norm, wanted = (nn.utils.clip_grad_norm_(net.parameters(), 0.5) for net in (model, alone))
+    torch.testing.assert_close(norm, wanted)
+    assert_close(gradients(model.module), gradients(alone))
+    own = [weight for number, weight in enumerate(model.parameters()) if number % world_size == rank]
+    for max_norm in (0.1, 1e6):
         wanted = nn.utils.clip_grad_norm_(alone.parameters(), max_norm)
-        torch.testing.assert_close(norm, wanted)
-        assert_close(gradients(model.module), gradients(alone))
-    parts = [weight for number, weight in enumerate(alone.parameters()) if number % world_size == rank]
-    torch.testing.assert_close(clip_grad_norm(parts, 0.1, dist.group.WORLD), wanted)
-    assert float(nn.utils.get_total_norm([weight.grad for weight in parts])) <= 0.1
-    assert clip_grad_norm([], 1.0) == 0
+        torch.testing.assert_close(clip_grad_norm_(own, max_norm), wanted)
+        for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+            if any(mine is weight for weight in own):
+                torch.testing.assert_close(mine.grad, other.grad)
+    assert clip_grad_norm_([], 1.0, dist.group.WORLD) == 0
     with pytest.raises(UsageError, match="max_norm is 0"):
-        clip_grad_norm(parts, 0)
+        clip_grad_norm_(own, 0)
 
 
 def _frozen_and_closed(rank: int, world_size: int) -> None:
     net = mlp()
     net[0].weight.requires_grad_(False)
-    model = DataParallel(net)
+    model = DistributedDataParallel(net)
     squares(model(rows(2, seed=rank))).mean().backward()
     assert net[0].weight.grad is None
     assert same_on_all_gradients(model)
@@ -272,7 +272,7 @@ def test_gradients_are_those_of_one_process(backend: str) -> None:
 def on_ranks_group(rank: int, world_size: int) -> list[float]:
     """Two groups of two, each with its own model."""
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    model = DataParallel(nn.Linear(1, 1, bias=False), groups[rank % 2])
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False), groups[rank % 2])
     (model(torch.tensor([[float(rank)]])).sum()).backward()
     mean = mean_count(rank, groups[rank % 2])
     for group in groups:
@@ -298,7 +298,7 @@ def on_ranks_order(rank: int, world_size: int) -> Any:
             layers = [self.first, self.middle, self.last]
             return nn.Sequential(*layers if rank == 0 else layers[::-1])(x)
 
-    model = DataParallel(Crossed(), bucket_nbytes=16, first_bucket_nbytes=16)
+    model = DistributedDataParallel(Crossed(), bucket_nbytes=16, first_bucket_nbytes=16)
     before = [bucket.slots for bucket in model._watch.buckets]
     model(torch.ones(1, 2)).sum().backward()
     after = [bucket.slots for bucket in model._watch.buckets]
@@ -315,7 +315,7 @@ def on_ranks_overlap(rank: int, world_size: int) -> list[str]:
     """What happens in which order in a backward pass: a bucket starts before earlier layers have their gradients."""
     events: list[str] = []
     net = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(3)])
-    model = DataParallel(net, bucket_nbytes=64, first_bucket_nbytes=64)
+    model = DistributedDataParallel(net, bucket_nbytes=64, first_bucket_nbytes=64)
     for number, layer in enumerate(net):
         layer.weight.register_post_accumulate_grad_hook(lambda _, n=number: events.append(f"gradient {n}"))
     for number, bucket in enumerate(model._watch.buckets):
@@ -347,20 +347,22 @@ def on_ranks_without_avg(rank: int, world_size: int, late: bool) -> list[float]:
             return real(tensor, op, *args, **kwargs)
         return Refusal() if late else Refusal().wait()
 
-    averaging._WITHOUT_AVG.clear()
+    buckets._WITHOUT_AVG.clear()
     if rank == 0:
-        averaging._WITHOUT_AVG.add((dist.get_backend(), "cpu", torch.float32))
+        buckets._WITHOUT_AVG.add((dist.get_backend(), "cpu", torch.float32))
     dist.all_reduce = refusing
     try:
-        model = DataParallel(nn.Sequential(*[nn.Linear(1, 1, bias=False) for _ in range(2)]), first_bucket_nbytes=1)
+        model = DistributedDataParallel(
+            nn.Sequential(*[nn.Linear(1, 1, bias=False) for _ in range(2)]), first_bucket_nbytes=1
+        )
         for layer in model.module:
             nn.init.ones_(layer.weight)
         model(torch.tensor([[float(rank)]])).sum().backward()
-        assert averaging._WITHOUT_AVG
+        assert buckets._WITHOUT_AVG
         return [weight.grad.item() for weight in model.parameters()]
     finally:
         dist.all_reduce = real
-        averaging._WITHOUT_AVG.clear()
+        buckets._WITHOUT_AVG.clear()
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -370,12 +372,12 @@ def test_a_backend_without_avg_sums_and_divides(late: bool) -> None:
 
 def on_ranks_errors(rank: int, world_size: int) -> None:
     with pytest.raises(MismatchError, match=r"first in 'bias' \(no\. 1; the ranks hold 2, 1, 2 of them\): "):
-        DataParallel(nn.Linear(2, 2, bias=rank != 1))
+        DistributedDataParallel(nn.Linear(2, 2, bias=rank != 1))
     with pytest.raises(MismatchError, match=r"rank 0: '0.weight' float32 \[2, 3\]; ranks 1, 2: '0.weight' float32 \[4"):
-        DataParallel(nn.Sequential(nn.Linear(3, 4 if rank else 2)))
+        DistributedDataParallel(nn.Sequential(nn.Linear(3, 4 if rank else 2)))
     with pytest.raises(UsageError, match="no parameter that takes a gradient"):
-        DataParallel(nn.ReLU())
-    model = DataParallel(nn.Embedding(3, 2, sparse=True))
+        DistributedDataParallel(nn.ReLU())
+    model = DistributedDataParallel(nn.Embedding(3, 2, sparse=True))
     with pytest.raises(UsageError, match="sparse=False"):
         model(torch.tensor([1])).sum().backward()
 
@@ -388,7 +390,7 @@ def test_errors_are_on_every_rank(backend: str) -> None:
 def on_ranks_cut_short(rank: int, world_size: int) -> list[float]:
     """An exception in every rank's backward; the next step is right again."""
     net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-    model = DataParallel(net, bucket_nbytes=1, first_bucket_nbytes=1)
+    model = DistributedDataParallel(net, bucket_nbytes=1, first_bucket_nbytes=1)
     with torch.no_grad():
         for weight in net.parameters():
             weight.fill_(1)
@@ -406,7 +408,7 @@ def test_a_pass_that_failed_on_all_ranks_leaves_nothing_behind() -> None:
 
 
 def on_ranks_fail(rank: int, world_size: int) -> None:
-    DataParallel(nn.Linear(2, 1 + rank))
+    DistributedDataParallel(nn.Linear(2, 1 + rank))
 
 
 def test_the_error_reaches_the_user_as_it_is() -> None:

@@ -14,7 +14,7 @@ from ranks import ranks
 from unisono.errors import UsageError
 from unisono.parallel.tensor import (
     ColumnParallelLinear,
-    GatheredMLP,
+    ColumnwiseMLP,
     ParallelMLP,
     RowParallelLinear,
     full_state_dict,
@@ -126,7 +126,7 @@ def test_on_gloo() -> None:
 def gathered(rank: int, world_size: int) -> None:
     """The textbook's MLP: every layer by column, all activations gathered."""
     alone = nn.Sequential(linear(4, 6, 1), nn.ReLU(), linear(6, 5, 2, bias=False), nn.ReLU(), linear(5, 3, 3))
-    model = GatheredMLP([alone[0], alone[2], alone[4]])
+    model = ColumnwiseMLP([alone[0], alone[2], alone[4]])
     x, x_alone = (numbers(2, 3, 4).requires_grad_() for _ in range(2))
     renamed = nn.ModuleDict({"layers": nn.ModuleList([alone[0], alone[2], alone[4]])})
     compare(model, model(x), x, renamed, alone(x_alone), x_alone)
@@ -216,7 +216,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: ColumnParallelLinear(3, 9, parts=3, gather_output=True),
         lambda: RowParallelLinear(3, 3, chunks=0),
         lambda: ParallelMLP(nn.Linear(3, 4), nn.Linear(5, 3)),
-        lambda: GatheredMLP([]),
+        lambda: ColumnwiseMLP([]),
         lambda: ColumnParallelLinear(4, 6, parts=0),
         lambda: RowParallelLinear(4, 6, sequence_dim=-1),
     ]

@@ -4,13 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from parallel.mesh_models import adam, batches, whole
+from parallel.mesh_models import adam, batches, end, whole
 from ranks import ranks
-from unisono.parallel.mesh import TrainingMesh
-from unisono.parallel.mesh_memory import ActivationMeter, MemoryUse, memory_use
-from unisono.parallel.mesh_shape import MeshShape
-from unisono.parallel.mesh_training import MeshTransformer
-from unisono.parallel.transformer import Transformer
+from unisono.parallel.mesh import (
+    ActivationMeter,
+    MemoryUse,
+    MeshTransformer,
+    ParallelDims,
+    Transformer,
+    memory_use,
+)
 
 
 def test_what_autograd_keeps_is_counted_once_and_let_go() -> None:
@@ -55,10 +58,10 @@ def plain_activations(model: Transformer, rows: int) -> int:
     return meter.peak
 
 
-def on_ranks_measure(rank: int, world_size: int, cases: list[tuple[MeshShape, str]]) -> list[MemoryUse]:
+def on_ranks_measure(rank: int, world_size: int, cases: list[tuple[ParallelDims, str]]) -> list[MemoryUse]:
     found = []
     for shape, schedule in cases:
-        mesh = TrainingMesh(shape)
+        mesh = shape.build_mesh()
         model = MeshTransformer(whole(2), mesh, schedule=schedule, microbatches=4)
         optimizer = adam(model.parameters())
         with ActivationMeter(model.parameters()) as meter:
@@ -66,16 +69,16 @@ def on_ranks_measure(rank: int, world_size: int, cases: list[tuple[MeshShape, st
         optimizer.step()
         found.append(memory_use(model.parameters(), optimizer, meter.peak))
         assert meter.nbytes == 0
-        mesh.close()
+        end(mesh)
     return found
 
 
 def test_each_axis_saves_what_it_splits() -> None:
     cases = [
-        (MeshShape(dp=2), "1f1b"),
-        (MeshShape(tp=2), "1f1b"),
-        (MeshShape(pp=2), "1f1b"),
-        (MeshShape(pp=2), "gpipe"),
+        (ParallelDims(dp=2), "1f1b"),
+        (ParallelDims(tp=2), "1f1b"),
+        (ParallelDims(pp=2), "1f1b"),
+        (ParallelDims(pp=2), "gpipe"),
     ]
     found = ranks(2).run(on_ranks_measure, cases)
     dp, tp, pp, gpipe = (tuple(uses) for uses in zip(*found, strict=True))

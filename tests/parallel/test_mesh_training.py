@@ -5,18 +5,18 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
-from parallel.mesh_models import CONTEXT, MAX_NORM, ROWS, STEPS, Reference, adam, batches, one_process, whole
+from parallel.mesh_models import CONTEXT, MAX_NORM, ROWS, STEPS, Reference, adam, batches, end, one_process, whole
 from ranks import ranks
 from unisono.algorithms.pipelines import usual_stages_per_rank
 from unisono.errors import MismatchError, UsageError
-from unisono.parallel.mesh import TrainingMesh
-from unisono.parallel.mesh_shape import MeshShape, factorisations
-from unisono.parallel.mesh_training import MeshTransformer
+from unisono.parallel.mesh import MeshTransformer, ParallelDims
+from unisono.parallel.parallel_dims import factorisations
 
 
 class Case(NamedTuple):
-    shape: MeshShape
+    shape: ParallelDims
     schedule: str = "1f1b"
     steps: int = STEPS
 
@@ -32,18 +32,18 @@ class Case(NamedTuple):
 FOUR = [Case(shape) for shape in factorisations(4, axes=4)]
 EIGHT = [Case(shape) for shape in factorisations(8)]
 OTHER_SCHEDULES = [
-    Case(MeshShape(tp=2, pp=2), "zb-v", 6),
-    Case(MeshShape(dp=2, pp=2), "interleaved", 6),
-    Case(MeshShape(sp=2, pp=2), "zb-h1", 6),
+    Case(ParallelDims(tp=2, pp=2), "zb-v", 6),
+    Case(ParallelDims(dp=2, pp=2), "interleaved", 6),
+    Case(ParallelDims(sp=2, pp=2), "zb-h1", 6),
 ]
-ON_GLOO = [Case(MeshShape(dp=2, pp=2)), Case(MeshShape(tp=2, sp=2)), Case(MeshShape(tp=2, pp=2), "zb-v", 6)]
+ON_GLOO = [Case(ParallelDims(dp=2, pp=2)), Case(ParallelDims(tp=2, sp=2)), Case(ParallelDims(tp=2, pp=2), "zb-v", 6)]
 
 
 def on_ranks_train(rank: int, world_size: int, cases: list[Case], references: dict[int, Reference]) -> list[str]:
     """Train on every mesh; the gradients of the first step, and all losses and norms, are those of one process."""
     done = []
     for case in cases:
-        mesh, wanted = TrainingMesh(case.shape), references[case.layers]
+        mesh, wanted = case.shape.build_mesh(), references[case.layers]
         microbatches = 1 if case.shape.pp == 1 else 2
         model = MeshTransformer(whole(case.layers), mesh, schedule=case.schedule, microbatches=microbatches)
         optimizer = adam(model.parameters())
@@ -53,19 +53,19 @@ def on_ranks_train(rank: int, world_size: int, cases: list[Case], references: di
             losses.append(model.step(windows).item())
             if len(losses) == 1:
                 _compare_gradients(model, wanted.gradients, str(case))
-            norms.append(model.clip_grad_norm(MAX_NORM).item())
+            norms.append(model.clip_grad_norm_(MAX_NORM).item())
             optimizer.step()
         assert losses == pytest.approx(wanted.losses[: case.steps], rel=0, abs=1e-5), str(case)
         assert norms == pytest.approx(wanted.norms[: case.steps], rel=1e-4), str(case)
         assert model.evaluate(windows).item() < losses[-1]
-        mesh.close()
+        end(mesh)
         done.append(str(case))
     return done
 
 
 def _compare_gradients(model: MeshTransformer, wanted: dict[str, torch.Tensor], mesh: str) -> None:
-    place = model.mesh.places["tp"].rank
-    for name, parameter, split, _ in model.pieces():
+    place = model.places["tp"].rank
+    for name, parameter, split, _ in model.parts():
         mine = wanted[name] if split is None else split.take(wanted[name], place)
         torch.testing.assert_close(parameter.grad, mine, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{mesh} {n}: {m}")
 
@@ -84,51 +84,35 @@ def test_the_loss_curve_of_every_mesh_is_that_of_one_process(world_size: int, ba
 def on_ranks_accumulate(rank: int, world_size: int, wanted: dict[str, torch.Tensor]) -> None:
     """Gradients of a second step are added to those of the first, which have been summed over the ranks already."""
     windows = batches()[0]
-    for shape in (MeshShape(dp=2, pp=2), MeshShape(dp=2, sp=2)):
-        mesh = TrainingMesh(shape)
+    for shape in (ParallelDims(dp=2, pp=2), ParallelDims(dp=2, sp=2)):
+        mesh = shape.build_mesh()
         model = MeshTransformer(whole(2), mesh)
         model.step(windows)
         with pytest.raises(UsageError, match="does not fill"):
             model.step(windows[:0])
         model.step(windows)
         _compare_gradients(model, {name: 2 * gradient for name, gradient in wanted.items()}, str(shape))
-        mesh.close()
+        end(mesh)
 
 
 def test_gradients_accumulate_over_steps() -> None:
     ranks(4).run(on_ranks_accumulate, one_process(2).gradients)
 
 
-def on_ranks_close(rank: int, world_size: int) -> list[list[str]]:
-    """The axes whose groups end, in order."""
-    mesh, ended, end = TrainingMesh(MeshShape(dp=2, tp=2)), [], dist.destroy_process_group
-    dist.destroy_process_group = lambda group: (
-        ended.append([axis for axis, own in mesh.groups.items() if own is group]),
-        end(group),
-    )
-    try:
-        mesh.close()
-    finally:
-        dist.destroy_process_group = end
-    return ended
-
-
-def test_groups_end_in_one_order() -> None:
-    assert ranks(4).run(on_ranks_close) == [[["pp", "sp"], ["dp"], ["tp"]]] * 4
-
-
 def on_ranks_refuse(rank: int, world_size: int) -> list[str]:
     """What every rank is told of configurations that cannot be; the group works afterwards."""
     said = []
-    for shape in (MeshShape(dp=3), MeshShape(dp=2, tp=2, pp=2), MeshShape(dp=4, tp=0)):
+    for shape in (ParallelDims(dp=3), ParallelDims(dp=2, tp=2, pp=2), ParallelDims(dp=4, tp=0)):
         with pytest.raises(UsageError) as refusal:
-            TrainingMesh(shape)
+            shape.build_mesh()
         said.append(str(refusal.value))
     with pytest.raises(MismatchError) as mismatch:
-        TrainingMesh(MeshShape(dp=2, tp=2) if rank else MeshShape(dp=4))
+        (ParallelDims(dp=2, tp=2) if rank else ParallelDims(dp=4)).build_mesh()
     said.append(str(mismatch.value))
-    pipe = TrainingMesh(MeshShape(pp=4))
-    tensor = TrainingMesh(MeshShape(tp=4))
+    with pytest.raises(UsageError, match=r"a mesh with axes .*'dp', 'tp'.*: make it by ParallelDims.build_mesh"):
+        ParallelDims.of(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")))
+    pipe = ParallelDims(pp=4).build_mesh()
+    tensor = ParallelDims(tp=4).build_mesh()
     for mesh, layers, heads, options in (
         (pipe, 3, 2, {}),
         (pipe, 4, 2, {"schedule": "zb-v"}),
@@ -148,8 +132,8 @@ def on_ranks_refuse(rank: int, world_size: int) -> list[str]:
     total = torch.ones(1)
     dist.all_reduce(total)
     assert total.item() == world_size
-    pipe.close()
-    tensor.close()
+    end(pipe)
+    end(tensor)
     return said
 
 

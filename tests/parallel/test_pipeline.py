@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.profiler import ProfilerActivity, profile
 
 from ranks import ranks
 from unisono.algorithms.pipelines import SCHEDULES, build_pipeline, interleaved_1f1b
 from unisono.drawing import draw
 from unisono.errors import MismatchError, ScheduleError, UsageError
-from unisono.parallel.layers import divide_layers
-from unisono.parallel.pipeline import Pipeline, stages_from_layers
+from unisono.parallel.pipeline import Pipeline, divide_layers, stages_from_layers
 from unisono.schedule.pipeline import PipelineSchedule
 
 WIDTH = 4
@@ -398,3 +398,23 @@ def test_every_action_has_its_name_in_a_trace() -> None:
     schedule = build_pipeline("zb-h1", 2, 2)
     wanted = [{f"pipeline {action}" for action in row} for row in schedule.actions]
     assert ranks(2).run(profiled) == wanted
+
+
+def on_ranks_beside_torch(rank: int, world_size: int) -> None:
+    """Microbatches of one size, which torch's own pipelines ask for: the same gradients and loss."""
+    ours, theirs = layers(), layers()
+    schedule = build_pipeline("1f1b", world_size, 4)
+    pipeline = Pipeline(stages_from_layers(ours, schedule), schedule, mean_of_squares)
+    [stage] = stages_from_layers(theirs, schedule)
+    torchs = Schedule1F1B(PipelineStage(stage, rank, world_size, torch.device("cpu")), 4, mean_of_squares)
+    inputs, targets = batch(8)
+    loss, losses = pipeline.step(inputs, targets), []
+    torchs.step(*([inputs] if rank == 0 else []), target=targets if rank == world_size - 1 else None, losses=losses)
+    assert_gradients(list(pipeline.stages.values()), [stage])
+    if loss is not None:
+        torch.testing.assert_close(loss, torch.stack(losses).mean())
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_torchs_own_1f1b_gives_the_same(backend: str) -> None:
+    ranks(2, backend=backend).run(on_ranks_beside_torch)

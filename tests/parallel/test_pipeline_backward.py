@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unisono.parallel.pipeline_backward import input_gradient
+from unisono.parallel.pipeline.backward import input_gradient
 
 WIDTH = 4
 

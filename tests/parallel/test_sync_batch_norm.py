@@ -11,7 +11,7 @@ from torch import nn
 
 from ranks import ranks
 from unisono.errors import UsageError
-from unisono.parallel.sync_batch_norm import SyncBatchNorm
+from unisono.parallel.data import SyncBatchNorm
 
 PLAIN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 

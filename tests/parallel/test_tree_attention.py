@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +10,7 @@ import unisono
 from parallel.refused import refused
 from ranks import ranks
 from unisono.errors import UsageError
-from unisono.parallel.sequence import ShardedCache, tree_attention
+from unisono.parallel.sequence import ShardedKVCache, tree_attention
 
 
 def numbers(*shape: int, seed: int) -> torch.Tensor:
@@ -21,7 +20,8 @@ def numbers(*shape: int, seed: int) -> torch.Tensor:
 def compare(rank: int, world_size: int, queries: int, lengths: list[int], algorithm: str | None) -> None:
     query, key, value = (numbers(2, 3, n, 4, seed=n) for n in (queries, sum(lengths), sum(lengths)))
     parts = [torch.split(tensor, lengths, 2)[rank] for tensor in (key, value)]
-    y = tree_attention(query, *parts, algorithm=algorithm)
+    with unisono.algorithm(algorithm):  # on Gloo it chooses nothing
+        y = tree_attention(query, *parts)
     torch.testing.assert_close(y, F.scaled_dot_product_attention(query, key, value), rtol=1e-5, atol=1e-5)
     y = tree_attention(query.bfloat16(), *(part.bfloat16() for part in parts), scale=2.0)
     assert y.dtype == torch.bfloat16
@@ -56,7 +56,7 @@ def test_is_stable() -> None:
 def decode(rank: int, world_size: int) -> tuple[int, int]:
     """A prompt of five tokens, then twenty-five more one by one: after each, attention to all so far."""
     key, value, query = (numbers(2, 30, 4, seed=seed) for seed in range(3))
-    cache = ShardedCache()
+    cache = ShardedKVCache()
     with pytest.raises(UsageError, match="the cache is empty"):
         cache.attend(query[:, :1])
     cache.append(key[:, :5], value[:, :5])
@@ -78,8 +78,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
     attempts = [
         lambda: tree_attention(query.requires_grad_(), key, key),
         lambda: tree_attention(query.detach(), key, key[:, :3]),
-        lambda: tree_attention(query.detach(), key, key, algorithm="bush"),
-        lambda: ShardedCache().append(key, key[:, :3]),
+        lambda: ShardedKVCache().append(key, key[:, :3]),
         lambda: tree_attention(query.detach(), key[:, :0], key[:, :0]),
     ]
     messages = refused(attempts)
@@ -93,24 +92,5 @@ def test_what_is_refused() -> None:
     assert first == second
     assert first[0].startswith("tree_attention has no gradient: call it under torch.no_grad()")
     assert "do not fit as [2, 1, 3], [2, 4, 3], [2, 3, 3]" in first[1]
-    assert first[2].startswith("unknown algorithm 'bush'")
-    assert first[3] == "key and value must be of one shape, not [2, 4, 3] and [2, 3, 3]"
-    assert first[4].startswith("no rank has a key to attend to")
-
-
-def recorded(rank: int, world_size: int) -> list[str]:
-    """Which all_reduce algorithms the calls were carried out by."""
-    asked = []
-    original = unisono.algorithm
-    unisono.algorithm = lambda name: asked.append(name) or original(name)
-    try:
-        tree_attention(torch.ones(1, 2), torch.ones(1, 2), torch.ones(1, 2))
-        tree_attention(torch.ones(1, 2), torch.ones(1, 2), torch.ones(1, 2), algorithm=None)
-    finally:
-        unisono.algorithm = original
-    return [dist.get_backend(), *asked]
-
-
-@pytest.mark.parametrize(("backend", "asked"), [("unisono", ["double_tree"]), ("gloo", [])])
-def test_runs_on_the_double_tree_where_there_is_one(backend: str, asked: list[str]) -> None:
-    assert ranks(2, backend=backend).run(recorded) == [[backend, *asked]] * 2
+    assert first[2] == "key and value must be of one shape, not [2, 4, 3] and [2, 3, 3]"
+    assert first[3].startswith("no rank has a key to attend to")

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from unisono.train.job import _rate
-from unisono.train.model import ByteTransformer
 from unisono.train.settings import ModelShape, Settings
+from unisono.train.trainer import ByteTransformer
 
 TEXT = b"the quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 60
 SHAPE = ModelShape(width=12, layers=2, heads=3, context=16)

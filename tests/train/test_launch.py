@@ -10,8 +10,8 @@ import pytest
 
 from train.small import small
 from unisono.errors import PeerLostError, UnisonoError
+from unisono.launch import termination_as_exit
 from unisono.train.launch import launch
-from unisono.train.server import termination_as_exit
 from unisono.train.settings import StepRecord
 
 _others: list[object] = []

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from train.small import SHAPE
-from unisono.train.model import ByteTransformer
+from unisono.train.trainer import ByteTransformer
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
-"""What is called on: buffers of a given size, what goes in, what must come out. No backend is seen here."""
+"""What is called on (buffers, inputs, expected outputs), and what a backend must be able to do to be a contender."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -9,7 +11,7 @@ from unisono.bench.settings import DTYPES, Settings
 from unisono.bench.values import Tables, fill, wrong
 from unisono.transport.shared_tensor import empty
 
-__all__ = ["Case"]
+__all__ = ["Caller", "Case"]
 
 
 @dataclass
@@ -73,3 +75,23 @@ class Case:
             first = self.rank * count if c == "all_to_all" else 0
             return sum(wrong(part, tables.inputs[r], first) for r, part in enumerate(output.chunk(n)))
         return 0
+
+
+class Caller(Protocol):
+    """One backend on this rank, joined with the other ranks; it is made, and ends, with a ``with`` block.
+
+    ``call`` and ``output`` are what is measured and checked. The first contender's caller also rules the walk, by
+    ``barrier`` and ``everybody``.
+    """
+
+    def call(self, case: Case, asynchronous: bool, persistent: bool = False) -> Callable[[], Any]:
+        """A function that makes one call on the case's buffers and is back when it is done."""
+
+    def output(self, case: Case) -> torch.Tensor:
+        """Where the result lies after a call."""
+
+    def barrier(self) -> None:
+        """No rank is back before all have come."""
+
+    def everybody(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The numbers of all ranks, in rank order: ``[ranks * n]`` for ``[n]``, float64."""

@@ -11,21 +11,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 import unisono
 from unisono.bench.bound import busbw_factor
-from unisono.bench.caller import Caller
-from unisono.bench.cases import Case
+from unisono.bench.cases import Caller, Case
 from unisono.bench.machine import bound_seconds, limit_of, measure_rates
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import PERSISTENT, REDUCING, Contender, Settings
 from unisono.bench.torch_calls import torch_callers
 from unisono.bench.values import Tables
 
-__all__ = ["Listener", "measure", "run_rank"]
+__all__ = ["Listener", "measure", "rank_main", "run_rank"]
 
 Listener = Callable[[Rates | Row], None]
 _MOST_CALLS, _ROOTED = 20_000, frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -51,6 +51,13 @@ def run_rank(settings: Settings, rank: int, init_method: str, tell: Listener) ->
         others = [name for name in backends if name != "mpi"]
         callers |= joined.enter_context(torch_callers(others, settings, rank, init_method))
         measure(settings, rank, callers, tell)
+
+
+def rank_main(rank: int, pipe: Connection, init_method: str, settings: Settings) -> None:
+    """A rank that `launch` has started."""
+    run_rank(settings, rank, init_method, pipe.send)
+    pipe.close()
+    os._exit(0)  # the backends' threads have nothing left to say
 
 
 def measure(settings: Settings, rank: int, callers: Mapping[str, Caller], tell: Listener) -> None:

@@ -22,7 +22,7 @@ from typing import IO
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
 from unisono.errors import PeerLostError, UnisonoError, UsageError
-from unisono.train.server import STOP_SECONDS
+from unisono.launch import STOP_SECONDS
 
 __all__ = ["RANK_VARIABLES", "Mpi", "find_mpi", "measure_by_mpiexec"]
 

@@ -17,8 +17,9 @@ from unisono.bench.plot import save_plot
 from unisono.bench.result import Rates, Result, Row, this_machine
 from unisono.bench.settings import COLLECTIVES, DTYPES, IN_PLACE, MEMORIES, OPS, Contender, Settings
 from unisono.bench.table import Table, describe_rates, footer, preamble
-from unisono.cli.common import check_writable, placed_by_torchrun, say
+from unisono.cli.common import check_writable, say
 from unisono.errors import UsageError
+from unisono.launch import torchrun_rank
 from unisono.units import parse_nbytes, show_nbytes
 
 __all__ = ["bench"]
@@ -108,7 +109,7 @@ def bench(
     if what and what[0] == "compare":
         _compare(what[1:])
         return
-    rank, told = placed_by_torchrun(ranks)
+    rank, told = torchrun_rank(ranks)
     world_size = DEFAULT.ranks if told is None else told
     place = "" if in_place is None else "in" if in_place else "out"
     settings = Settings(

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from unisono.errors import UsageError
 
-__all__ = ["check_writable", "placed_by_torchrun", "read_source", "say", "show", "source_name", "write"]
+__all__ = ["check_writable", "read_source", "say", "show", "source_name", "write"]
 
 
 def check_writable(path: Path, what: str = "") -> None:
@@ -29,23 +29,6 @@ def check_writable(path: Path, what: str = "") -> None:
             path.unlink()
     except OSError as error:
         raise UsageError(f"cannot write {named}: {error.strerror}") from None
-
-
-def placed_by_torchrun(ranks: int | None) -> tuple[int | None, int | None]:
-    """This process's rank under torchrun, None if it is to launch the ranks; and their number, if it is told.
-
-    Raises UsageError if torchrun's numbers are none, or --ranks is another number.
-    """
-    told = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
-    if not all(name in os.environ for name in told):
-        return None, ranks
-    if not all(value.isdecimal() for value in told.values()):
-        values = f"RANK is {told['RANK']!r} and WORLD_SIZE {told['WORLD_SIZE']!r}"
-        raise UsageError(f"{values}, expected whole numbers as torchrun sets them")
-    rank, world_size = (int(value) for value in told.values())
-    if ranks not in (None, world_size):
-        raise UsageError(f"--ranks is {ranks}, but WORLD_SIZE says {world_size}: leave --ranks out under torchrun")
-    return rank, world_size
 
 
 def source_name(source: str) -> str:

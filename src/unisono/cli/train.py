@@ -10,12 +10,20 @@ import typer
 from rich.console import Console
 
 from unisono.algorithms.pipelines import SCHEDULES
-from unisono.cli.common import check_writable, placed_by_torchrun
+from unisono.cli.common import check_writable
 from unisono.errors import UsageError
-from unisono.parallel.mesh_shape import MeshShape
+from unisono.launch import torchrun_rank
+from unisono.parallel.parallel_dims import ParallelDims
 from unisono.train.launch import launch
-from unisono.train.mesh_report import show_holdings, show_traffic
-from unisono.train.report import Display, comparison, printable, save_plot, summary
+from unisono.train.report import (
+    Display,
+    comparison,
+    printable,
+    save_plot,
+    show_holdings,
+    show_traffic,
+    summary,
+)
 from unisono.train.settings import BACKENDS, MeshSettings, ModelShape, Outcome, Settings, StepRecord
 from unisono.train.text import load_corpus
 
@@ -84,7 +92,7 @@ def train(
 
     Under torchrun each process joins as the rank it is told to be: torchrun --nproc-per-node 4 -m unisono.cli train
     """
-    rank, told = placed_by_torchrun(ranks)
+    rank, told = torchrun_rank(ranks)
     mesh = _mesh({"dp": dp, "tp": tp, "pp": pp, "sp": sp}, told, schedule, microbatches)
     settings = Settings(
         backend=backend,
@@ -117,7 +125,7 @@ def _mesh(
         return None
     if "dp" not in named and ranks is not None:
         named["dp"] = max(1, ranks // max(1, prod(named.values())))
-    return MeshSettings(MeshShape(**named), schedule or "1f1b", microbatches)
+    return MeshSettings(ParallelDims(**named), schedule or "1f1b", microbatches)
 
 
 def _runs(settings: Settings, compare: str | None) -> list[Settings]:

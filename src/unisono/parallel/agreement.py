@@ -1,19 +1,22 @@
-"""Do the ranks hold the same model? If not: which parameter is the first that differs, and on which ranks."""
+"""Checks whose failure every rank raises, where torch leaves the other ranks waiting: models, options, arguments.
+
+torch's DDP compares shapes of parameters when it is built, and no values.
+"""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, UsageError
 
-__all__ = ["check_same", "check_structure"]
+__all__ = ["assert_replicas_equal", "check_structure", "raise_on_all_ranks", "require_agreement"]
 
 
-def check_same(model: nn.Module, group: dist.ProcessGroup | None = None, buffers: bool = False) -> None:
+def assert_replicas_equal(model: nn.Module, group: dist.ProcessGroup | None = None, buffers: bool = False) -> None:
     """Raise MismatchError on every rank, naming the first parameter whose name, dtype, shape, layout or bits differ.
 
     Collective. Bits are compared by SHA-256, so only a few bytes per parameter travel. `buffers`: those too, after
@@ -21,7 +24,7 @@ def check_same(model: nn.Module, group: dist.ProcessGroup | None = None, buffers
     """
     named = list(model.named_parameters()) + (list(model.named_buffers()) if buffers else [])
     mine = [(name, _structure(tensor), _digest(tensor)) for name, tensor in named]
-    _compare(mine, group, "give all ranks the same seed or checkpoint, or wrap the model in DataParallel")
+    _compare(mine, group, "give all ranks the same seed or checkpoint, or wrap the model in DistributedDataParallel")
 
 
 def check_structure(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None) -> None:
@@ -73,3 +76,34 @@ def _sides(held: list[tuple[str, str, str] | None], ranks: list[int]) -> str:
         what = "nothing" if entry is None else f"{entry[0]!r} {entry[1]}"
         words.append(f"{who}: {what}" + (f" with bits {entry[2][:8]}" if only_bits and entry else ""))
     return "; ".join(words)
+
+
+def raise_on_all_ranks(complaint: str | None, group: dist.ProcessGroup | None) -> None:
+    """Raise UsageError with the complaints of all ranks, on every rank, if there are any. Collective."""
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, complaint, group)
+    ranks: dict[str, list[int]] = {}
+    for rank, words in zip(dist.get_process_group_ranks(group), gathered, strict=True):
+        if words is not None:
+            ranks.setdefault(words, []).append(rank)
+    if ranks:
+        told = (f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {words}" for words, who in ranks.items())
+        raise UsageError("; ".join(told))
+
+
+def require_agreement(check: Callable[[], None], configuration: str) -> None:
+    """Run a check on every rank of the default group; raise its UsageError on all ranks if it fails on any. Collective.
+
+    Raises MismatchError on all ranks if their `configuration`s differ.
+    """
+    complaint = None
+    try:
+        check()
+    except UsageError as problem:
+        complaint = str(problem)
+    raise_on_all_ranks(complaint, None)
+    everyone: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, configuration)
+    if len(set(everyone)) > 1:
+        listed = ", ".join(f"rank {rank}: {words}" for rank, words in enumerate(everyone))
+        raise MismatchError(f"the ranks were given different configurations, expected one for all: {listed}")

@@ -1,4 +1,4 @@
-"""Who holds which part of a tensor: the one rule by which everything here is split.
+"""Splits of a tensor that give every rank a share; DTensor splits like torch.chunk, which may leave ranks without one.
 
 A dim of `total` elements over n ranks is cut like `torch.tensor_split`: in rank order, into parts whose lengths differ
 by at most one, the longer ones first. So a size that the number of ranks does not divide needs no padding: nothing is
@@ -7,7 +7,7 @@ trained, sent or saved but what the model has.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ __all__ = [
     "Place",
     "Sharded",
     "Split",
+    "apply",
     "ask_lengths",
     "ask_shapes",
     "lengths_of_part",
@@ -33,6 +34,12 @@ __all__ = [
 
 Group = dist.ProcessGroup | None
 Lengths = Sequence[int] | None
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """`function.apply`, whose result torch's types leave open: one tensor, with its place in the graph."""
+    result: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return result
 
 
 class Place(NamedTuple):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from unisono.parallel.sync_batch_norm import normalise
+from unisono.parallel.data.sync_batch_norm import normalise
 
 __all__ = ["serve_cpu_tensors"]
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from unisono.errors import UsageError
-from unisono.train.server import ends_handled
+from unisono.launch import ends_handled
 
 __all__ = ["Program", "terminable"]
 

@@ -1,4 +1,4 @@
-"""One rank's share of the job: the text in batches, the learning rate, the records; a learner does the rest.
+"""One rank's share of the job: the text in batches, the learning rate, the records; a trainer does the rest.
 
 The loss is summed up over the ranks between steps, outside the timed part.
 """
@@ -6,6 +6,7 @@ The loss is summed up over the ranks between steps, outside the timed part.
 import math
 import os
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from time import perf_counter
 
 import torch
@@ -13,14 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import unisono  # noqa: F401  (registers the backend where torch does not load its entry points)
-from unisono.train.learner import Learner
-from unisono.train.on_mesh import OnMesh
-from unisono.train.replicas import Replicas
+from unisono.train.mesh_trainer import MeshTrainer
 from unisono.train.settings import Outcome, Settings, StepRecord
 from unisono.train.text import load_corpus
+from unisono.train.trainer import DDPTrainer, Trainer
 from unisono.transport.process import pin
 
-__all__ = ["run_rank"]
+__all__ = ["rank_main", "run_rank"]
 
 REPORT_EVERY = 5
 HELD_OUT_ROUNDS = 8
@@ -56,13 +56,20 @@ def run_rank(settings: Settings, rank: int, init_method: str, on_steps: Listener
     _pin(rank, settings.ranks)
     torch.set_num_threads(1)
     dist.init_process_group(settings.backend, init_method=init_method, rank=rank, world_size=settings.ranks)
-    outcome = _Trainer(settings, rank).run(on_steps)
+    outcome = _Job(settings, rank).run(on_steps)
     dist.destroy_process_group()
     return outcome
 
 
-class _Trainer:
-    """Learner and text of one rank."""
+def rank_main(rank: int, pipe: Connection, init_method: str, settings: Settings) -> None:
+    """A rank that `launch` has started: rank 0 sends the records as they come, and the outcome."""
+    outcome = run_rank(settings, rank, init_method, (lambda records: None) if rank else pipe.send)
+    if not rank:
+        pipe.send(outcome)
+
+
+class _Job:
+    """Trainer and text of one rank."""
 
     def __init__(self, settings: Settings, rank: int) -> None:
         self.settings = settings
@@ -72,7 +79,7 @@ class _Trainer:
         self.held_out = _as_tensor(self.corpus.held_out)
         torch.manual_seed(settings.seed)
         mesh = settings.mesh
-        self.learner: Learner = Replicas(settings, rank) if mesh is None else OnMesh(settings, mesh)
+        self.trainer: Trainer = DDPTrainer(settings, rank) if mesh is None else MeshTrainer(settings, mesh)
 
     def run(self, on_steps: Listener) -> Outcome:
         """Train for all steps; every rank does the same number of them."""
@@ -86,19 +93,19 @@ class _Trainer:
                 fresh = self._average(pending, first=len(records) + 1)
                 records += fresh
                 pending.clear()
-                self.learner.observe()
+                self.trainer.observe()
                 on_steps(fresh)
             if step in judged_after:
                 held_out.append((step, self._held_out_loss()))
         return Outcome(
             settings=self.settings,
             text_name=self.corpus.name,
-            parameters=self.learner.num_parameters,
+            parameters=self.trainer.num_parameters,
             unigram_entropy=self.corpus.unigram_entropy(),
             records=records,
             held_out=held_out,
             sample=self._sample(),
-            mesh=self.learner.report(),
+            mesh=self.trainer.report(),
         )
 
     def _batches(self) -> Iterator[Tensor]:
@@ -117,10 +124,10 @@ class _Trainer:
     def _step(self, step: int, windows: Tensor) -> tuple[float, float, float]:
         """One optimizer step: (this rank's part of the loss, seconds, seconds of communication)."""
         begin = perf_counter()
-        optimizer = self.learner.optimizer
+        optimizer = self.trainer.optimizer
         for group in optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * _rate(step / self.settings.steps)
-        loss, sync_seconds = self.learner.step(windows)
+        loss, sync_seconds = self.trainer.step(windows)
         optimizer.step()
         optimizer.zero_grad()
         return loss, perf_counter() - begin, sync_seconds
@@ -138,7 +145,7 @@ class _Trainer:
         starts = torch.linspace(0, len(self.held_out) - context - 1, count).long()
         windows = self.held_out[starts[:, None] + torch.arange(context + 1)]
         parts = torch.tensor_split(windows, count // self.settings.batch)
-        total = torch.tensor(sum(self.learner.evaluate(part) for part in parts), dtype=torch.float64)
+        total = torch.tensor(sum(self.trainer.evaluate(part) for part in parts), dtype=torch.float64)
         dist.all_reduce(total)
         return total.item() / (count * context)
 
@@ -147,7 +154,7 @@ class _Trainer:
         settings = self.settings
         if not settings.sample_bytes:
             return b""
-        model = self.learner.whole_model()
+        model = self.trainer.whole_model()
         return b"" if self.rank else PROMPT + model.generate(PROMPT, settings.sample_bytes, TEMPERATURE, settings.seed)
 
 

@@ -1,15 +1,27 @@
 """What the job is told, and what it tells: plain values that travel between processes. Never imports torch."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from unisono.algorithms.pipelines import usual_stages_per_rank
 from unisono.errors import UsageError
-from unisono.parallel.mesh_shape import MeshShape
-from unisono.train.share import MeshReport
+from unisono.parallel.parallel_dims import ParallelDims
 
-__all__ = ["BACKENDS", "VOCABULARY", "MeshSettings", "ModelShape", "Outcome", "Settings", "StepRecord"]
+__all__ = [
+    "BACKENDS",
+    "VOCABULARY",
+    "AxisTraffic",
+    "MeshReport",
+    "MeshSettings",
+    "ModelShape",
+    "Outcome",
+    "RankShare",
+    "Settings",
+    "StepRecord",
+    "spans",
+]
 
 BACKENDS = ("unisono", "gloo")
 VOCABULARY = 256
@@ -36,7 +48,7 @@ class ModelShape:
 class MeshSettings:
     """How model and batch are cut: ranks per axis, the pipeline's schedule, microbatches of each dp rank in a step."""
 
-    shape: MeshShape
+    shape: ParallelDims
     schedule: str = "1f1b"
     microbatches: int | None = None
 
@@ -115,6 +127,46 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
+class RankShare:
+    """One rank's part of model and batch.
+
+    place: its coordinate on each axis with more than one rank. layers to positions: numbers as `spans` shows them.
+    parameters: how many. state_nbytes: of weights, gradients and optimizer. activation_nbytes: the most that backward
+    waits for at any moment of a step.
+    """
+
+    place: Mapping[str, int]
+    layers: str
+    heads: str
+    sequences: str
+    positions: str
+    parameters: int
+    state_nbytes: int
+    activation_nbytes: int
+
+
+@dataclass(frozen=True)
+class AxisTraffic:
+    """Along one axis, per rank and step, averaged: calls, bytes of the rank's tensors, seconds of its thread."""
+
+    calls: float
+    nbytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MeshReport:
+    """Who holds what, in rank order; the traffic of each axis; the pipeline's bubble, measured and predicted, 0 to 1.
+
+    `bubble` is None without a pipeline: the median over some steps, averaged over the pipelines.
+    """
+
+    shares: list[RankShare]
+    traffic: Mapping[str, AxisTraffic]
+    bubble: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What one run came to. `held_out` holds (steps done, loss in nats per byte) from before the first step on."""
 
@@ -141,6 +193,17 @@ class Outcome:
     def sync_share(self) -> float:
         """Share of the training time that a rank spends in communication, 0 to 1."""
         return sum(record.sync_seconds for record in self.records) / sum(record.seconds for record in self.records)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Rising numbers as people write them: `0-3, 6`."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
 def _at_least(name: str, value: int, least: int) -> None:
