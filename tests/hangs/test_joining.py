@@ -16,7 +16,7 @@ import torch.distributed as dist
 from contract.test_init import free_port
 from hangs.job import Fault, Job, attempt, init, line_of, tell
 from unisono.transport.layout import Layout
-from unisono.watch.threads import OwnThread
+from unisono.transport.process import OwnThread
 
 LIMIT = datetime.timedelta(seconds=1.0)
 HOST = os.uname().nodename

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unisono.run import object_code
-from unisono.run.compiled_entry import compiled
+from unisono.run.compiled import compiled
 from unisono.transport.atomics import load_acquire64
 
 

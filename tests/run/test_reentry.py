@@ -2,7 +2,8 @@
 
 import threading
 
-from unisono.run.reentry import Flag, interruption
+from unisono.run.task import interruption
+from unisono.run.worker import Flag
 
 
 def test_a_flag_is_set_in_the_midst_of_being_set() -> None:

@@ -5,11 +5,11 @@ import time
 
 from unisono.backend.roll import Roll
 from unisono.errors import CollectiveTimeout, DeadlockError, UsageError
-from unisono.run.lane import any_listeners
-from unisono.watch.account import now
-from unisono.watch.call import call_site, site_text
+from unisono.run.call import call_site, site_text
+from unisono.run.queue import any_listeners
+from unisono.watch.deadlock import LongWait
 from unisono.watch.page import watch
-from unisono.watch.vigil import Vigil
+from unisono.watch.peer_state import now
 
 __all__ = ["Arrival"]
 
@@ -23,7 +23,7 @@ class Arrival:
     def __init__(self, roll: Roll, op: str, label: str, first: int, rank: int, timeout: float) -> None:
         self._roll, self._first, self._rank, self._timeout = roll, first, rank, timeout
         self._call = f"{op}, the first call of rank {rank} in {label}"
-        self._vigil: Vigil | None = None
+        self._vigil: LongWait | None = None
         self._long = time.monotonic() + _LONG
 
     def check(self) -> None:
@@ -38,7 +38,7 @@ class Arrival:
         if self._vigil is None:
             page = watch()
             text = f"rank {self._rank} (pid {page.me.pid}): {self._call}, waits: {self._missing()}{_here()}"
-            self._vigil = Vigil(page, lambda: text, any_listeners)
+            self._vigil = LongWait(page, lambda: text, any_listeners)
         if words := self._vigil.look([who] if who.pid else []):
             raise DeadlockError(words)
 

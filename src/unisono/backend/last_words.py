@@ -11,8 +11,8 @@ normal end threads may still communicate, and nothing is said until they are don
 called Python notes the exception in ``sys``, where debuggers and test runners note those that they have caught as well.
 
 Once it has said so, a process that may be failing over lost peers stays until they have ended (see
-``unisono.watch.departure``). Whether the program ends by ``sys.exit(1)`` nobody is told; of a ``multiprocessing`` child
-it is known.
+``unisono.watch.exit_notes``). Whether the program ends by ``sys.exit(1)`` nobody is told; of a ``multiprocessing``
+child it is known.
 """
 
 import atexit
@@ -24,9 +24,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
-from unisono.watch import departure
-from unisono.watch.farewell import short
-from unisono.watch.site import raised_at, site_text
+from unisono.run.site import raised_at, site_text
+from unisono.watch import exit_notes
+from unisono.watch.exit_notes import short
 
 __all__ = ["listen"]
 
@@ -70,7 +70,7 @@ def listen(farewell: Callable[[str], None]) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         global _words
         _words = _quote(error)
-        departure.put_off()
+        exit_notes.put_off()
         before(kind, error, trace)
 
     sys.excepthook = hook
@@ -96,7 +96,7 @@ def _say_failed() -> None:
 def _end() -> None:
     _say()
     with suppress(BaseException):  # a signal's: enough of it
-        departure.stay()
+        exit_notes.stay()
 
 
 def _end_child() -> None:

@@ -26,6 +26,7 @@ _RUN = Path(__file__).parent
 _COMPILED = [
     "run/compiled*.py",
     "run/interpreter.py",
+    "run/message_interpreter.py",
     "run/agreement.py",
     "transport/atomics.py",
     "transport/native.py",

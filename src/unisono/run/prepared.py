@@ -22,13 +22,13 @@ from unisono.program import Unfit, bind, lower
 from unisono.program.bind import Table
 from unisono.program.defaults import DIRECT_MOVED
 from unisono.run import words as w
+from unisono.run.call import SIGNATURE, Call, piece_numel
 from unisono.run.choice import Choice, by_default
 from unisono.run.control import Control
 from unisono.run.loops import WARM, loops, wanted
 from unisono.run.reduce import reducer
 from unisono.run.torch_ops import TORCH
 from unisono.transport.board import Board
-from unisono.watch.call import SIGNATURE, Call, piece_numel
 
 __all__ = ["Kind", "Places", "Prepared", "Preparer"]
 

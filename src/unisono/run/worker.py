@@ -2,7 +2,10 @@
 
 Where cores are free for it (`Lane.ahead`) it takes calls up at once: they go on while the caller computes. It sleeps
 while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that keeps an
-un-waited call from blocking the others (grace.py): two threads that take turns at one call would make it slower.
+un-waited call from blocking the others: two threads that take turns at one call make it take twice as long. So it takes
+up what nobody has come back for: not calls whose callers come now and then, and the later the more often callers have
+carried theirs themselves (`Grace`). Whoever listens for the end of a call, as DDP does in C++, will not come: the
+worker hurries.
 """
 
 import threading
@@ -10,11 +13,73 @@ import weakref
 from typing import Protocol
 
 from unisono.errors import UnisonoError
-from unisono.run.grace import Grace
-from unisono.run.reentry import Flag
-from unisono.watch.threads import OwnThread
+from unisono.transport.process import OwnThread
 
-__all__ = ["Worker"]
+__all__ = ["Flag", "Grace", "Worker"]
+
+_SHORTEST, _LONGEST = 0.0003, 0.005  # s
+_TIMES = 8  # graces, at most, for a call whose caller comes for something else
+
+
+class Flag:
+    """A `threading.Event` that a thread may set while it is in the midst of setting it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._set = False
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._set
+
+    def set(self) -> None:
+        """Wakes whoever waits."""
+        with self._changed:
+            self._set = True
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        """From now on `wait` waits."""
+        self._set = False
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until it is set, or for ``seconds``; whether it is set."""
+        with self._changed:
+            return self._changed.wait_for(self.is_set, seconds)
+
+
+class Grace:
+    """``seconds``: how long the worker sleeps before it looks; ``rests``: whether it may wait to be woken instead.
+
+    ``visits``: how often callers have left something to do, or come to do it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds, self.rests, self._left = _SHORTEST, False, _TIMES
+        self.visits, self._listened = 0, Flag()
+
+    def hurry(self) -> None:
+        """Somebody listens for the end of a call."""
+        self._listened.set()
+
+    def sleep(self) -> tuple[bool, bool]:
+        """Sleeps for a grace; whether somebody listens, and whether callers have visited meanwhile."""
+        before = self.visits
+        if listened := self._listened.wait(self.seconds):
+            self._listened.clear()
+        return listened, self.visits != before
+
+    def over(self, idle: bool, visited: bool) -> bool:
+        """After these seconds: whether the worker shall work, if it is ``idle`` or callers have ``visited`` since."""
+        self.rests = idle and self.seconds == _LONGEST
+        if idle:
+            self.seconds, self._left = min(2 * self.seconds, _LONGEST), _TIMES
+        elif visited and self._left:
+            self._left -= 1
+        else:
+            self.seconds, self._left = _SHORTEST, _TIMES
+            return True
+        return False
 
 
 class _Lane(Protocol):

@@ -17,7 +17,7 @@ from types import FrameType
 
 from unisono.errors import UnisonoError, UsageError
 from unisono.train.orphan import LAUNCHER
-from unisono.watch.threads import OwnThread
+from unisono.transport.process import OwnThread
 
 __all__ = [
     "STOP_SECONDS",

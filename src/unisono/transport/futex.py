@@ -32,7 +32,7 @@ from unisono.errors import UsageError
 
 __all__ = [
     "CROWDED", "DEAR", "EVERYBODY", "FUTEX_WAIT", "FUTEX_WAKE", "LINGER", "MEANWHILE", "NUMBERS", "Counter", "acquire",
-    "arrive", "give_way", "release", "sleep",
+    "arrive", "give_way", "release", "ring", "sleep",
 ]  # fmt: skip
 
 LINGER = 0.001
@@ -82,20 +82,9 @@ class Counter:
     __slots__ = ("_add_args", "_sleep_args", "_words", "index")
 
     def __init__(self, words: memoryview, index: int, address: int) -> None:
-        number, here = _number(), address + 4 * index
-        # FUTEX_WAKE_OP wakes the sleepers of its first word always, those of the second if the comparison holds.
-        operation = (_OP_ADD << 28) | (_CMP_EQ << 24) | (1 << 12)
-        self._words, self.index = words, index
-        self._add_args = (
-            number,
-            ctypes.c_void_p(here),
-            ctypes.c_int(_FUTEX_WAKE_OP),
-            ctypes.c_int(EVERYBODY),
-            ctypes.c_void_p(EVERYBODY),
-            ctypes.c_void_p(here),
-            ctypes.c_uint32(operation),
-        )
-        self._sleep_args = (number, ctypes.c_void_p(here), ctypes.c_int(FUTEX_WAIT))
+        here = address + 4 * index
+        self._words, self.index, self._add_args = words, index, _addition(here, here, 1)
+        self._sleep_args = (_number(), ctypes.c_void_p(here), ctypes.c_int(FUTEX_WAIT))
 
     def value(self) -> int:
         """The word as it is now (a plain load: call `acquire` before reading what it announces)."""
@@ -111,26 +100,33 @@ class Counter:
         _blocking(*self._sleep_args, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
 
 
-@functools.lru_cache(maxsize=256)
-def _arrival(address: int, full: int) -> tuple[Any, ...]:
-    """The arguments of `arrive`."""
+@functools.lru_cache(maxsize=1024)
+def _addition(address: int, woken: int, full: int) -> tuple[Any, ...]:
+    """The arguments of FUTEX_WAKE_OP: it adds one at an address and wakes the sleepers of ``woken``.
+
+    Those at the address are woken if it becomes ``full``.
+    """
     if full > 2048:
         raise UsageError(f"a meeting of {full} ranks on one host is beyond the 2048 that a futex comparison holds")
-    operation = (_OP_ADD << 28) | (_CMP_EQ << 24) | (1 << 12) | full - 1
     return (
         _number(),
-        ctypes.c_void_p(address + 4),  # its sleepers, of whom there are none, are always woken
+        ctypes.c_void_p(woken),
         ctypes.c_int(_FUTEX_WAKE_OP),
         ctypes.c_int(EVERYBODY),
         ctypes.c_void_p(EVERYBODY),
         ctypes.c_void_p(address),
-        ctypes.c_uint32(operation),
+        ctypes.c_uint32((_OP_ADD << 28) | (_CMP_EQ << 24) | (1 << 12) | full - 1),
     )
 
 
 def arrive(address: int, full: int) -> None:
     """Adds one to the 32-bit word at an address and wakes its sleepers if that makes it ``full``; a release."""
-    _quick(*_arrival(address, full))
+    _quick(*_addition(address, address + 4, full))  # the word behind it has no sleepers
+
+
+def ring(address: int) -> None:
+    """Adds one to the 32-bit word at an address and wakes its sleepers; a release."""
+    _quick(*_addition(address, address, 1))
 
 
 def sleep(address: int, seen: int, seconds: float) -> None:

@@ -3,12 +3,14 @@
 import hashlib
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from functools import cache
 
 __all__ = [
     "Identity",
+    "OwnThread",
     "affinity_mark",
     "alive",
     "cores",
@@ -132,3 +134,17 @@ def pin(rank: int, world_size: int) -> list[int]:
     mine = cores[rank * share : (rank + 1) * share]
     os.sched_setaffinity(0, mine)
     return mine
+
+
+_GONE = 0.1  # s: how long the system may take to end a thread that has ended its Python
+
+
+class OwnThread(threading.Thread):
+    """A thread of the library itself, which issues no calls of its own accord."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """As `Thread.join`; after that the thread is gone from the system, too, which takes some microseconds more."""
+        super().join(timeout)
+        limit = time.monotonic() + _GONE
+        while not self.is_alive() and os.path.exists(f"/proc/self/task/{self.native_id}") and time.monotonic() < limit:
+            os.sched_yield()
