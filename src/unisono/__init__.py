@@ -6,7 +6,9 @@ registered by ``import torch`` alone.
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
+from unisono.backend import patches as _patches
 from unisono.backend import register as _register
 from unisono.backend.options import Options, algorithm
 from unisono.backend.persistent import prepare
@@ -21,6 +23,10 @@ from unisono.errors import (
 )
 from unisono.transport.shared_tensor import empty
 from unisono.watch.flight import dump_flight_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 __all__ = [
     "CollectiveTimeout",
@@ -46,13 +52,13 @@ if "torch" in sys.modules or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == 
 # Otherwise torch, once imported, registers the backend itself through its entry point: the command line stays light.
 
 
-def _teach_torch() -> None:
-    from unisono.parallel.torch_batch_norm import serve_cpu_tensors
+def _normaliser() -> "Callable[..., Any]":
+    from unisono.parallel.sync_batch_norm import normalise
 
-    serve_cpu_tensors()
+    return normalise
 
 
-_register.before_first_group.append(_teach_torch)
+_patches.normaliser.append(_normaliser)
 
 if os.environ.get("UNISONO_TRACE"):
     from unisono.trace.arm import arm as _arm

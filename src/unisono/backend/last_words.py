@@ -22,8 +22,8 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 
+from unisono.backend import patches
 from unisono.run.site import raised_at, site_text
 from unisono.watch import exit_notes
 from unisono.watch.exit_notes import short
@@ -54,6 +54,12 @@ def _uncaught() -> BaseException | None:
     return error if trace is not None and trace.tb_frame.f_back is None else None
 
 
+def _uncaught_now(error: BaseException) -> None:
+    global _words
+    _words = _quote(error)
+    exit_notes.put_off()
+
+
 def _said() -> str:
     return _words or _quote(_uncaught())
 
@@ -65,15 +71,7 @@ def listen(farewell: Callable[[str], None]) -> None:
         _farewell = farewell
         return
     _farewell = farewell
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global _words
-        _words = _quote(error)
-        exit_notes.put_off()
-        before(kind, error, trace)
-
-    sys.excepthook = hook
+    patches.call_before_excepthook(_uncaught_now)
     atexit.register(_end)
     multiprocessing.util.Finalize(None, _end_child, exitpriority=100)
     before_threads = getattr(threading, "_register_atexit", None)  # what concurrent.futures ends its threads by

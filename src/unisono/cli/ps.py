@@ -104,7 +104,7 @@ def _dump(jobs: Sequence[Job], folder: Path, pid: int | None) -> None:
     if len(jobs) > 1:
         pids = ", ".join(str(job.pid) for job in jobs)
         raise UsageError(f"--dump takes one job, but there are {len(jobs)}: name one by a pid ({pids})")
-    answers = page.records(jobs.identities[0], str(folder))
+    answers = page.records(jobs[0].identities, str(folder))
     for rank, answer in answers.items():
         say(f"rank {rank}: {answer.removeprefix('! ')}" if answer.startswith("! ") else f"rank {rank} wrote {answer}")
     if any(answer.startswith("! ") for answer in answers.values()):
