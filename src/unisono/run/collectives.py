@@ -106,7 +106,7 @@ class CollectiveQueue(CallQueue):
             self._issue(task.call)
             self.monitor.located(self._issued, task.site)
             self._incoming.append(task)
-        self._wake_worker()
+        self._worker.wake()
 
     def _makes_progress(self) -> bool:
         """Whether calls of the background are left to the worker at once."""
@@ -184,7 +184,7 @@ class CollectiveQueue(CallQueue):
         """The others will come to this call, so it goes on in the background."""
         error = self._complaint(task, f"{task.call.describe(self._names)} goes on in the background.")
         if error is not None:
-            self._wake_worker()
+            self._worker.wake()
         return error
 
     def _under_way(self) -> Sequence[Task]:

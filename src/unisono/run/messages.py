@@ -255,7 +255,7 @@ class MessageQueue(CallQueue):
         """Lets a refused message come, though nobody may wait here any more: its sender does."""
         arriving.refused = True
         ring.want(1)
-        self._wake_worker()
+        self._worker.wake()
 
     def _match(self, arriving: Arriving, message: Message) -> bool:
         """Whether sender and receiver agree; if not, the receive ends with the reason and the data is dropped."""

@@ -23,17 +23,8 @@ from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, Unis
 from unisono.run.call import Call, Site, call_site
 from unisono.run.monitor import Monitor, Wait
 from unisono.run.refusals import Refusals
-from unisono.run.task import (
-    Access,
-    Task,
-    interruption,
-    others_tell,
-    reentered,
-    same,
-    tell,
-    telling,
-)
-from unisono.run.worker import Grace, Worker
+from unisono.run.task import Access, Task, interruption, others_tell, reentered, same, tell, telling
+from unisono.run.worker import Worker
 from unisono.transport.layout import REFUSED
 from unisono.transport.process import Identity
 from unisono.transport.segment import Segment
@@ -56,8 +47,7 @@ class CallQueue(ABC):
         self.access = Access(self)
         self._new_locks()
         self._settled: deque[Task] = deque()
-        self._grace = Grace()
-        self._worker = Worker(self, self._grace, label)
+        self._worker = Worker(self, label)
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the queue to them
         self._closed = False
         self._waited: tuple[Task, Wait] | None = None  # the wait of the thread that looks around
@@ -139,7 +129,7 @@ class CallQueue(ABC):
                 with self._lock:
                     task.site = call_site()
                     self._locate(task, task.site)
-                self._wake_worker()
+                self._worker.wake()
         except UnisonoError:
             raise
         except BaseException as error:
@@ -211,7 +201,7 @@ class CallQueue(ABC):
         waiting = 0
         try:
             with self._marking:
-                self._grace.visits += 1
+                self._worker.grace.visits += 1
                 waiting, self._waiters = 1, self._waiters + 1
             while self._enter(task):
                 with ExitStack() as held:
@@ -317,8 +307,8 @@ class CallQueue(ABC):
         if not waits:
             listener(task)
             return
-        self._wake_worker()
-        self._grace.hurry()
+        self._worker.wake()
+        self._worker.grace.hurry()
 
     def close(self, error: UnisonoError) -> None:
         """Ends every call under way with ``error``, and the worker.
@@ -355,10 +345,6 @@ class CallQueue(ABC):
             except IndexError:  # another thread was quicker
                 return
             tell(task)
-
-    def _wake_worker(self) -> None:
-        self._grace.visits += 1
-        self._worker.wake()
 
     def disown(self) -> None:
         """In a forked child: the calls and the lock are the parent's, whose threads do not exist here."""
@@ -404,5 +390,5 @@ class CallQueue(ABC):
 
 
 def any_listeners() -> bool:
-    """The same of all lanes of this process, and of listeners that another thread runs just now."""
+    """The same of all queues of this process, and of listeners that another thread runs just now."""
     return others_tell() or any(queue._has_listeners() for queue in list(_queues))

@@ -1,6 +1,6 @@
-"""The worker of a lane: a thread that carries calls which nobody waits for.
+"""The worker of a queue: a thread that carries calls which nobody waits for.
 
-Where cores are free for it (`Lane.ahead`) it takes calls up at once: they go on while the caller computes. It sleeps
+Where cores are free for it (`CallQueue.ahead`) it takes calls up at once: they go on while the caller computes. It sleeps
 while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that keeps an
 un-waited call from blocking the others: two threads that take turns at one call make it take twice as long. So it takes
 up what nobody has come back for: not calls whose callers come now and then, and the later the more often callers have
@@ -82,7 +82,7 @@ class Grace:
         return False
 
 
-class _Lane(Protocol):
+class _Queue(Protocol):
     ahead: bool
 
     def idle(self) -> bool: ...
@@ -91,18 +91,19 @@ class _Lane(Protocol):
 
 
 class Worker:
-    """Started when it is first needed. While it rests it does not keep its lane, which may go with its group."""
+    """Started when it is first needed. While it rests it does not keep its queue, which may go with its group."""
 
-    def __init__(self, lane: _Lane, grace: Grace, label: str) -> None:
-        self._lane = weakref.ref(lane)
-        self._grace, self._label = grace, label
+    def __init__(self, queue: _Queue, label: str) -> None:
+        self._queue = weakref.ref(queue)
+        self.grace, self._label = Grace(), label
         self._thread: threading.Thread | None = None
         self._there = Flag()  # there may be something to do
         self._starting = threading.RLock()
         self._ended = False
 
     def wake(self) -> None:
-        """There is something to do. Raises `UnisonoError` if no thread can be started for it."""
+        """A caller leaves something to do. Raises `UnisonoError` if no thread can be started for it."""
+        self.grace.visits += 1
         if self._there.is_set():
             return
         with self._starting:
@@ -124,7 +125,7 @@ class Worker:
             self._there.set()
 
     def end(self, wait: bool) -> None:
-        """The lane is closed; ``wait``: for the thread to end."""
+        """The queue is closed; ``wait``: for the thread to end."""
         self._ended = True
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
@@ -140,24 +141,24 @@ class Worker:
 
     def _work(self, look: float) -> float:
         """What there is to do; returns when to look around next."""
-        lane = self._lane()
-        if lane is None:
+        queue = self._queue()
+        if queue is None:
             return look
-        if lane.ahead:
+        if queue.ahead:
             self._there.clear()
-        elif not self._is_wanted(lane):
+        elif not self._is_wanted(queue):
             return look
-        while not lane.idle():
-            look = lane.work(look)
+        while not queue.idle():
+            look = queue.work(look)
         return look
 
-    def _is_wanted(self, lane: _Lane) -> bool:
+    def _is_wanted(self, queue: _Queue) -> bool:
         """Sleeps for a grace; whether nobody has come back for what there is."""
-        grace = self._grace
+        grace = self.grace
         urgent, visited = grace.sleep()
-        works = grace.over(lane.idle(), visited) or urgent
+        works = grace.over(queue.idle(), visited) or urgent
         if grace.rests:
             self._there.clear()
-            if not lane.idle():  # a call that came before this word was cleared
+            if not queue.idle():  # a call that came before this word was cleared
                 self._there.set()
         return works
