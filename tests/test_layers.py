@@ -58,7 +58,7 @@ PACKAGE = max(ORDER[room] for room in unconditional(SOURCE / "__init__.py"))
 
 
 def test_the_package_ends_with_the_backend() -> None:
-    assert PACKAGE == ORDER["backend"]
+    assert ORDER["backend"] == PACKAGE
 
 
 def test_every_room_has_its_place() -> None:

@@ -6,7 +6,6 @@ registered by ``import torch`` alone.
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from unisono.backend import patches as _patches
 from unisono.backend import register as _register
@@ -23,10 +22,6 @@ from unisono.errors import (
 )
 from unisono.transport.shared_tensor import empty
 from unisono.watch.flight import dump_flight_record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 __all__ = [
     "CollectiveTimeout",
@@ -52,7 +47,7 @@ if "torch" in sys.modules or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == 
 # Otherwise torch, once imported, registers the backend itself through its entry point: the command line stays light.
 
 
-def _normaliser() -> "Callable[..., Any]":
+def _normaliser() -> object:
     from unisono.parallel.sync_batch_norm import normalise
 
     return normalise

@@ -37,7 +37,7 @@ __all__ = ["apply", "at_first_group", "call_before_excepthook", "normaliser", "r
 VARIABLE, GLOO = "UNISONO_PATCHES", "UNISONO_REPLACES"
 at_first_group: list[Callable[[], object]] = []
 """Called, each once, when this process makes its first group, after the patches."""
-normaliser: list[Callable[[], Callable[..., Any]]] = []
+normaliser: list[Callable[[], Any]] = []
 """What loads the batch normalisation of `unisono.parallel`, which is no room of the backend's to import."""
 _Function = Callable[..., Any]
 _applied: set[str] = set()

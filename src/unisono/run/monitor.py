@@ -1,16 +1,19 @@
 """`Monitor`: what a queue reports of its calls, and what it asks while one waits.
 
 `unisono.watch.monitor` implements it; a queue imports nothing from there. A collective that is done at once costs no
-call of a method: interpreters write `Books`.
+call of a method: interpreters write `Books`. Never imports torch.
 """
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from unisono.errors import PeerLostError, UnisonoError
-from unisono.run.call import Call, Site
+from unisono.run.site import Site
 from unisono.transport.process import Identity
+
+if TYPE_CHECKING:
+    from unisono.run.call import Call
 
 __all__ = ["Books", "Loss", "Monitor", "Wait"]
 
@@ -53,10 +56,10 @@ class Monitor(Protocol):
 
     books: Books
 
-    def issued(self, call: Call, peer: int | None, tag: int) -> Any: ...  # noqa: D102  # a message
+    def issued(self, call: "Call", peer: int | None, tag: int) -> Any: ...  # noqa: D102  # a message
     def located(self, ticket: Any, site: Site) -> None: ...  # noqa: D102
     def met(
-        self, call: Call, number: int, site: Site | None, headers: bytes, meet: Callable[[], bool]
+        self, call: "Call", number: int, site: Site | None, headers: bytes, meet: Callable[[], bool]
     ) -> tuple[str, bool]:
         """Compares the headers of call ``number``; words on what differs, and whether all ranks have met over it.
 
@@ -64,7 +67,7 @@ class Monitor(Protocol):
         """
 
     def completed(self, ticket: Any, source: int) -> None: ...  # noqa: D102  # a message
-    def moved(self, call: Call, peer: int, tag: int, began: int) -> None: ...  # noqa: D102  # issued and completed
+    def moved(self, call: "Call", peer: int, tag: int, began: int) -> None: ...  # noqa: D102  # issued and completed
     def failed(self, error: BaseException, ticket: Any = None) -> None: ...  # noqa: D102
     def gave_up(self, error: UnisonoError) -> None: ...  # noqa: D102  # no call can follow
     def waits(self, text: Callable[[], str], site: Site) -> Wait: ...  # noqa: D102

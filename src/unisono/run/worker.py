@@ -1,7 +1,7 @@
 """The worker of a queue: a thread that carries calls which nobody waits for.
 
-Where cores are free for it (`CallQueue.ahead`) it takes calls up at once: they go on while the caller computes. It sleeps
-while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that keeps an
+Where cores are free for it (`CallQueue.ahead`) it takes calls up at once: they go on while the caller computes. It
+sleeps while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that keeps an
 un-waited call from blocking the others: two threads that take turns at one call make it take twice as long. So it takes
 up what nobody has come back for: not calls whose callers come now and then, and the later the more often callers have
 carried theirs themselves (`Grace`). Whoever listens for the end of a call, as DDP does in C++, will not come: the
