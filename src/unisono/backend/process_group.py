@@ -26,14 +26,13 @@ from torch._C._distributed_c10d import (
 from torch.autograd import profiler
 
 from unisono.backend import forms
-from unisono.backend.dynamo import keep_from_dynamo
 from unisono.backend.fast_path import Maker
+from unisono.backend.frames import keep_from_dynamo, waited_for
 from unisono.backend.membership import Membership
 from unisono.backend.moving import Moving
 from unisono.backend.operations import NOTHING, Operation, Tensors
 from unisono.backend.reducing import Reducing, reduce_op, scaled
 from unisono.backend.sparse import all_reduce_sparse
-from unisono.backend.synchronous import waited_for
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError

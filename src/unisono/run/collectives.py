@@ -13,12 +13,12 @@ from unisono.run.call import Call, Site
 from unisono.run.control import Control
 from unisono.run.monitor import Loss, Monitor
 from unisono.run.prepared import Places, Prepared, Preparer
-from unisono.run.progress import INLINE, AsyncProgress
 from unisono.run.queue import CallQueue
 from unisono.run.site import call_site
 from unisono.run.task import Agreed, Task, brief, broken, interruption, keep_shared, telling
 from unisono.run.words import ABANDONED as LOST
 from unisono.run.words import DIFFERS, DONE, UNREADY, WAITS
+from unisono.run.worker import INLINE, AsyncProgress
 from unisono.transport.board import Board
 from unisono.transport.futex import LINGER
 from unisono.transport.inference import outside_inference

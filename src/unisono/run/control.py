@@ -27,7 +27,8 @@ class Control:
     def __init__(self, board: Board, books: Books, mapped: Any) -> None:
         size, segment = board.size, board.segment
         self._scratch = np.zeros(16 * w.BLOCK + 8 * (8 * size + 64), np.uint8)
-        self._bases = self._table_of_bases(board)
+        bases = Bases(size)
+        self._bases = _table(bases, board)
         self._temps: list[Any] = []
         layout, base = segment.layout, segment.address
         record = base + 8 * segment.field(board.rank, 0)
@@ -47,19 +48,11 @@ class Control:
         words[w.OFFERS], words[w.BASES] = base + layout.offers, self._bases.buffer_info()[0]
         words[w.BOUNDS], words[w.MAPPED] = ctypes.addressof(BOUNDS), ctypes.addressof(mapped)
         words[w.ABANDONED_AT], words[w.RECORD] = base + 8 * segment.field(0, ABANDONED), layout.RECORD
+        words[w.OUTPUT_BASE], words[w.TEMP_BASE], words[w.STAGE_BASES] = bases.output(), bases.temp, bases.stages
+        words[w.PEER_INPUTS], words[w.PEER_OUTPUTS] = bases.peer_input(0), bases.peer_output(0)
+        words[w.BASES_COUNT] = bases.length
         words[w.CROWDED] = ctypes.addressof(CROWDED)
         words[w.SPINS] = _CROWDED_SPINS if segment.crowded else _SPINS
-
-    @staticmethod
-    def _table_of_bases(board: Board) -> "array[int]":
-        """With the staging areas in it, three halves running."""
-        bases, layout = Bases(board.size), board.segment.layout
-        table = array("q", bytes(8 * bases.length))
-        for half in (0, 1, 2):
-            for rank in range(board.size):
-                place = layout.stages + ((half & 1) * board.size + rank) * layout.stage
-                table[bases.stage(rank, half)] = board.segment.address + place
-        return table
 
     @property
     def mode(self) -> int:
@@ -74,3 +67,13 @@ class Control:
         if not self._temps or self._temps[-1].nbytes < nbytes:
             self._temps.append(np.empty(max(1 << 16, 2 * nbytes), np.uint8))
         return int(self._temps[-1].ctypes.data)
+
+
+def _table(bases: Bases, board: Board) -> "array[int]":
+    """The table of base addresses, with the staging areas in it, three halves running."""
+    layout, table = board.segment.layout, array("q", bytes(8 * bases.length))
+    for half in (0, 1, 2):
+        for rank in range(board.size):
+            place = layout.stages + ((half & 1) * board.size + rank) * layout.stage
+            table[bases.stage(rank, half)] = board.segment.address + place
+    return table

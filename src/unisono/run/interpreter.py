@@ -158,8 +158,9 @@ def _beginning(p: Primitives, agreed: Agreement) -> Any:
         control[w.FIRST], control[w.ITERATION], control[w.ROW], control[w.COUNTED] = meeting, 0, 0, 0
         control[w.PHASE], control[w.MODE], control[w.UNMAPPED] = 0, STAGED, 0
         control[w.TABLE] = call[w.STAGED]
-        bases = words(control[w.BASES], 7 * size + 1)
-        bases[0], bases[size], bases[2 * size] = source, target, call[w.TEMP]
+        bases = words(control[w.BASES], control[w.BASES_COUNT])
+        output = control[w.OUTPUT_BASE]
+        bases[0], bases[output], bases[control[w.TEMP_BASE]] = source, target, call[w.TEMP]
         if call[w.LISTED] & w.INPUTS:
             places = words(source, call[w.IN_BLOCKS])
             for block in range(call[w.IN_BLOCKS]):
@@ -167,7 +168,7 @@ def _beginning(p: Primitives, agreed: Agreement) -> Any:
         if call[w.LISTED] & w.OUTPUTS:
             places = words(target, call[w.OUT_BLOCKS])
             for block in range(call[w.OUT_BLOCKS]):
-                bases[size + block] = places[block]
+                bases[output + block] = places[block]
         if call[w.HEADER_AT] > 0:
             mine = control[w.HEADERS] + ((meeting & 1) * size + control[w.RANK]) * control[w.HEADER]
             copy(mine, call[w.HEADER_AT] + call[w.STRIDE] * control[w.RANK], control[w.HEADER])
@@ -186,10 +187,9 @@ def _choosing(p: Primitives, agreed: Agreement) -> Any:
     def choose(call: Any, control: Any) -> None:
         """After the first meeting and the guard: how the call goes, and with which row it goes on."""
         control[w.PHASE] = 2
-        meeting, size = control[w.FIRST], control[w.SIZE]
-        mode = STAGED
+        meeting, mode = control[w.FIRST], STAGED
         if call[w.OFFERED] > 0:
-            mode = agree(call, control, words(control[w.BASES], 7 * size + 1), meeting)
+            mode = agree(call, control, words(control[w.BASES], control[w.BASES_COUNT]), meeting)
         control[w.MODE] = mode
         if mode == AGAIN:
             control[w.FIRST], control[w.ROW] = meeting + 1, 0
@@ -218,7 +218,7 @@ def _walking(p: Primitives) -> Any:
     def walk(call: Any, control: Any, patience: int, sample: Any) -> Any:
         """Runs rows up to the end, or to a meeting that not all come to."""
         size = control[w.SIZE]
-        bases = words(control[w.BASES], 7 * size + 1)
+        bases = words(control[w.BASES], control[w.BASES_COUNT])
         table = control[w.TABLE]
         scalars = words(table, w.SCALARS)
         count, pieces = scalars[w.TABLE_ROWS] * WORDS, scalars[w.TABLE_PIECES]
@@ -338,7 +338,7 @@ def _executing(p: Primitives) -> Any:
     ) -> Any:
         """Row ``k`` in iteration ``i``; returns where the next one begins."""
         kind, size = rows[k + KIND], control[w.SIZE]
-        piece, stages = i - rows[k + LAG], 4 * size + 1
+        piece, stages = i - rows[k + LAG], control[w.STAGE_BASES]
         nbytes = min(rows[k + MOST], rows[k + LEFT] - piece * rows[k + SHRINK])
         if piece < 0 or piece >= pieces:
             nbytes = 0

@@ -8,17 +8,25 @@ carried theirs themselves (`Grace`). Whoever listens for the end of a call, as D
 worker hurries.
 """
 
+import os
 import threading
 import weakref
 from typing import Protocol
 
-from unisono.errors import UnisonoError
-from unisono.transport.process import OwnThread
+import torch
 
-__all__ = ["Flag", "Grace", "Worker"]
+from unisono.errors import UnisonoError, UsageError
+from unisono.transport.layout import AFFINITY
+from unisono.transport.process import OwnThread, affinity_mark
+from unisono.transport.segment import Segment
+
+__all__ = ["INLINE", "AsyncProgress", "Flag", "Grace", "Worker"]
 
 _SHORTEST, _LONGEST = 0.0003, 0.005  # s
 _TIMES = 8  # graces, at most, for a call whose caller comes for something else
+INLINE = 256 * 1024
+"""Bytes up to which a call of the background is tried at once even where a core is free for the worker."""
+_sharers: dict[int, int] = {}  # of a set of cores, the most ranks of a group that have been seen to share it
 
 
 class Flag:
@@ -162,3 +170,32 @@ class Worker:
             if not queue.idle():  # a call that came before this word was cleared
                 self._there.set()
         return works
+
+
+class AsyncProgress:
+    """Whether calls of the background make progress beside computation: decided once all ranks of a group are there.
+
+    ``UNISONO_ASYNC_PROGRESS`` 1 or 0 says so instead; raises `UsageError` for another value.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        wish = os.environ.get("UNISONO_ASYNC_PROGRESS", "")
+        if wish not in ("", "0", "1"):
+            raise UsageError(f"UNISONO_ASYNC_PROGRESS is {wish!r}, expected 0, 1, or nothing: by the free cores")
+        self.on = wish == "1"
+        self.decided = bool(wish)
+
+    def decide(self) -> None:
+        """Whether this rank has a core beyond those that its threads compute on, to be asked until it is decided.
+
+        Ranks that may use the same cores have equal shares of them.
+        """
+        longs, segment = self._segment.longs, self._segment
+        marks = [longs[segment.field(rank, AFFINITY)] for rank in range(segment.layout.world_size)]
+        if not all(marks):
+            return
+        mine, available = affinity_mark(), len(os.sched_getaffinity(0))
+        sharers = _sharers[mine] = max(_sharers.get(mine, 1), marks.count(mine))
+        threads = min(torch.get_num_threads(), available)
+        self.on, self.decided = available >= sharers * (threads + 1), True

@@ -68,7 +68,7 @@ class Collector:
 
     def start(self) -> None:
         """Wrap the calls, the waits and the reductions; arrange for the end. What was issued before is left out."""
-        from unisono.backend.dynamo import keep_from_dynamo
+        from unisono.backend.frames import keep_from_dynamo
         from unisono.backend.group import Group
         from unisono.backend.process_group import UnisonoProcessGroup
         from unisono.backend.work import PendingWork
