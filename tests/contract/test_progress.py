@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from hangs.job import Fault, Job, attempt, init, line_of, tell
 from ranks import ranks
+from unisono.run import worker
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 
 LARGE = 200_000  # elements: more than is tried at once

@@ -51,6 +51,12 @@ def affinity_mark() -> int:
     return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest()) >> 1 or 1
 
 
+def _stat(pid: int) -> list[bytes]:
+    """The kernel's fields on a process, from its state on."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
 def start_time(pid: int) -> int:
     """The kernel's start time of a process in clock ticks since boot, 0 if it is gone or a zombie.
 
@@ -58,8 +64,7 @@ def start_time(pid: int) -> int:
     not look, having too many files open, say.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return 0 if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
@@ -77,8 +82,7 @@ def ticks() -> int:
 def fate(identity: Identity) -> str:
     """How a process that is gone has ended, as far as the kernel still tells: a zombie keeps its status."""
     try:
-        with open(f"/proc/{identity.pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(identity.pid)
     except OSError:
         return "it ended without a word (killed, or by os._exit)"
     if int(fields[19]) != identity.started:
@@ -94,8 +98,7 @@ def fate(identity: Identity) -> str:
 def stopped(identity: Identity) -> bool:
     """Whether the process is stopped, by a signal or in a debugger."""
     try:
-        with open(f"/proc/{identity.pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        return _stat(identity.pid)[0] in (b"T", b"t")
     except TimeoutError:  # a signal handler's
         raise
     except OSError:
@@ -105,8 +108,7 @@ def stopped(identity: Identity) -> bool:
 def uncollected(identity: Identity) -> bool:
     """Whether the process has ended and its parent, another than this one, has yet to ask how: it is a zombie."""
     try:
-        with open(f"/proc/{identity.pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(identity.pid)
     except OSError:
         return False
     return fields[0] == b"Z" and int(fields[19]) == identity.started and int(fields[1]) != os.getpid()
