@@ -1,4 +1,4 @@
-"""What queues report to a monitor of a test's own: issued, met, completed, failed; and what they ask while one waits."""
+"""What queues report to a monitor of a test's own: issued, met, completed, failed; what they ask while one waits."""
 
 import os
 import threading
