@@ -51,8 +51,7 @@ def _receives(rank: int, world_size: int, path: str, mode: str, numel: int) -> l
         if numel == 4:
             gone.untyped_storage().resize_(0)
         dist.barrier()
-        if numel > 4:
-            assert not work.is_completed()  # a part is there, the rest does not fit into the ring yet
+        if numel > 4:  # a part of it may have come
             gone.untyped_storage().resize_(0)
         with pytest.raises(RuntimeError, match=LOST):
             work.wait()
