@@ -28,7 +28,6 @@ from unisono.transport.process import Identity
 
 __all__ = ["CollectiveQueue", "CollectiveTask", "Part"]
 
-_PATIENCE = int(1e9 * LINGER)  # ns
 _Memory = torch.Tensor | Places
 Part = tuple[Prepared, _Memory, _Memory]
 """A program of a call, its output and its input."""
@@ -143,7 +142,7 @@ class CollectiveQueue(CallQueue):
                 try:
                     calls, number = self._books.calls, next(self._numbers)
                     self._issued, calls[number % len(calls)] = number, prepared.call
-                    patience = int(1e9 * brief(prepared.call)) if background else _PATIENCE
+                    patience = brief(prepared.call) if background else LINGER
                     into = output.data_ptr()
                     outcome = prepared.run(
                         prepared.address, self._at, number, self.calls, patience,
@@ -203,7 +202,7 @@ class CollectiveQueue(CallQueue):
     def _go_on(self, task: CollectiveTask, outcome: int | None, linger: bool) -> None:
         """Carries the head of the queue as far as it goes, after ``outcome`` of its last run, if there was one."""
         try:
-            self._advance(task, outcome, _PATIENCE if linger else 0)
+            self._advance(task, outcome, LINGER if linger else 0)
         except Agreed as agreed:  # all ranks have met over it: the group stays usable
             if self.failed is None:  # unless one could not be heard
                 self.preparer.completed(self._at, self.calls)
@@ -304,7 +303,7 @@ class CollectiveQueue(CallQueue):
         def meet() -> bool:
             nonlocal alone, resumed
             alone = alone or self.preparer.meeting()
-            outcome = alone.run(alone.address, self._at, 0, 0, _PATIENCE, 0, 0, int(resumed))
+            outcome = alone.run(alone.address, self._at, 0, 0, LINGER, 0, 0, int(resumed))
             resumed = True
             return outcome == DONE
 

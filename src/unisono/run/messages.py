@@ -28,7 +28,7 @@ from unisono.run.pending_messages import Job, PendingMessages, listed
 from unisono.run.queue import CallQueue
 from unisono.run.refusals import Refusals
 from unisono.run.task import BRIEFLY, Task, brief, interruption
-from unisono.transport import futex
+from unisono.transport.futex import LINGER
 from unisono.transport.inference import outside_inference
 from unisono.transport.layout import LEFT
 from unisono.transport.process import Identity
@@ -94,12 +94,12 @@ class MessageQueue(CallQueue):
             free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
             if self.failed is not None or not free:
                 return None
-            patience = futex.LINGER
+            patience = LINGER
             if background:
-                patience = 0.0 if sends else BRIEFLY if inbox.ring.silent() else brief(prepared.call)
+                patience = 0 if sends else BRIEFLY if inbox.ring.silent() else brief(prepared.call)
             try:
                 began = time.monotonic_ns()
-                moved = self._control.carry(prepared, peer, tensor.data_ptr(), int(1e9 * patience))
+                moved = self._control.carry(prepared, peer, tensor.data_ptr(), patience)
                 if moved < 0:
                     return _SILENT if moved == SILENT else None
                 self._out[peer].heads += sends
@@ -158,7 +158,7 @@ class MessageQueue(CallQueue):
 
     @outside_inference
     def _carry(self, linger: bool) -> None:
-        patience, again = int(1e9 * futex.LINGER) if linger else 0, True
+        patience, again = LINGER if linger else 0, True
         while again and (jobs := self._pending.jobs(self._place, self._place_of)):
             told, self._heard = self._control.carry_all([job for _, job in jobs], patience)
             again = False

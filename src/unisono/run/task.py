@@ -22,7 +22,7 @@ __all__ = [
     "others_tell", "reentered", "same", "tell", "telling",
 ]  # fmt: skip
 
-BRIEFLY, _SLOWLY = 2e-5, 2.5e-10  # s, s per byte
+BRIEFLY, _SLOWLY = 20_000, 0.25  # ns, ns per byte
 
 
 class Task:
@@ -59,9 +59,9 @@ class Access:
         self.lane: CallQueue | None = lane
 
 
-def brief(call: Call) -> float:
-    """Seconds that a call in the background may wait for its peers at once: about what its data takes to move."""
-    return min(LINGER, BRIEFLY + _SLOWLY * call.nbytes)
+def brief(call: Call) -> int:
+    """Nanoseconds that a call in the background may wait for its peers at once: about what its data takes to move."""
+    return min(LINGER, BRIEFLY + int(_SLOWLY * call.nbytes))
 
 
 class _Telling(threading.local):

@@ -35,8 +35,8 @@ __all__ = [
     "arrive", "give_way", "release", "ring", "sleep",
 ]  # fmt: skip
 
-LINGER = 0.001
-"""Seconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond where
+LINGER = 1_000_000
+"""Nanoseconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond where
 ranks have the cores to themselves, but several milliseconds for each time that others want this core: a hundred yields,
 meant to be cheap, took 0.8 s on a busy machine, in which nobody looked whether the peers live."""
 
