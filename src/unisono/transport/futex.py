@@ -36,9 +36,9 @@ __all__ = [
 ]  # fmt: skip
 
 LINGER = 1_000_000
-"""Nanoseconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond where
-ranks have the cores to themselves, but several milliseconds for each time that others want this core: a hundred yields,
-meant to be cheap, took 0.8 s on a busy machine, in which nobody looked whether the peers live."""
+"""Nanoseconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond
+where ranks have the cores to themselves, but several milliseconds for each time that others want this core: a hundred
+yields, meant to be cheap, took 0.8 s on a busy machine, in which nobody looked whether the peers live."""
 
 FUTEX_WAIT, FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
 CROWDED = ctypes.c_int64(0)
