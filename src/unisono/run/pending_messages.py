@@ -38,10 +38,6 @@ class PendingMessages:
         arriving = [i.current.message for i in self.inboxes if i.current and i.current.message]
         return [*self.posted, *arriving, *(message for queue in self.sends for message in queue)]
 
-    def next_from(self, peer: int) -> Message | None:
-        """The oldest receive that a message from ``peer`` may be for."""
-        return next((message for message in self.posted if message.peer in (None, peer)), None)
-
     def sources(self, message: Message) -> Sequence[int]:
         """The ranks that a receive names; this one is among any."""
         return range(len(self.inboxes)) if message.peer is None else (message.peer,)
@@ -103,28 +99,32 @@ class PendingMessages:
     ) -> list[tuple[Message | Arriving, Job]]:
         """What can go at this moment: the next message to each peer and from each.
 
-        ``place`` gives the address of a message's bytes; below 0, it has failed, and the next one is asked for.
+        ``place`` gives the address of a message's bytes; below 0, it has failed.
         ``place_of`` gives where the bytes of what arrives go, 0 if nowhere.
         """
         found: list[tuple[Message | Arriving, Job]] = []
         for peer, queue in enumerate(self.sends):
-            while queue:
-                message = queue[0]
-                if (at := place(message)) >= 0:
-                    kind = message.prepared
-                    job = (1, peer, kind.head, at, kind.nbytes, message.moved, int(message.started))
-                    found.append((message, job))
-                    break
+            if not queue:
+                continue
+            message, kind = queue[0], queue[0].prepared
+            if (at := place(message)) < 0:
+                return self.jobs(place, place_of)  # without it, and what has failed with it
+            found.append((message, (1, peer, kind.head, at, kind.nbytes, message.moved, int(message.started))))
+        oldest: dict[int, Message] = {}  # receive, by source
+        for message in self.posted:
+            for peer in self.sources(message):
+                oldest.setdefault(peer, message)
         for peer, inbox in enumerate(self.inboxes):
             if (arriving := inbox.current) is not None:
                 at = place_of(arriving, inbox.ring)
                 found.append((arriving, (0, peer, 0, at, arriving.nbytes, arriving.moved, 1)))
                 continue
-            while (first := self.next_from(peer)) is not None:
-                if (at := place(first)) >= 0:
-                    head = first.prepared.head if first.peer is not None else 0
-                    found.append((first, (0, peer, head, at, first.prepared.nbytes, 0, 0)))
-                    break
+            if (first := oldest.get(peer)) is None:
+                continue
+            if (at := place(first)) < 0:
+                return self.jobs(place, place_of)  # without it
+            head = first.prepared.head if first.peer is not None else 0
+            found.append((first, (0, peer, head, at, first.prepared.nbytes, 0, 0)))
         return found
 
 
