@@ -110,6 +110,20 @@ def test_messages_are_issued_and_completed(segment: Segment) -> None:
     assert two.events == [("issued", "recv", 0, 3), ("completed", "recv", 0)]
 
 
+def test_what_comes_second_to_a_receive_from_anybody_stays_in_its_ring(segment: Segment) -> None:
+    """Both ranks have sent to rank 1, itself too, before it looks."""
+    first, _, second, two = queues(segment)
+    first.submit(message("send", 1), background=True)
+    second.submit(message("send", 1), background=True)
+    for source in (0, 1):
+        got = message("recv", 0)
+        got.peer = None
+        second.submit(got, background=False)
+        assert got.source == source
+        assert [inbox.unclaimed() for inbox in second._in] == [[], []]
+    assert two.events.count(("completed", "recv", 1)) == 1
+
+
 def test_what_goes_at_once_is_reported_in_one(segment: Segment) -> None:
     first, one, second, two = queues(segment)
     x = torch.arange(4.0)

@@ -207,12 +207,14 @@ class MessageQueue(CallQueue):
         return True
 
     def _open(self, peer: int) -> None:
-        """Reads the next head from ``peer`` and finds out whom the message is for."""
-        inbox = self._in[peer]
+        """Reads the next head from ``peer`` and finds out whom the message is for, if anybody still waits for one."""
+        inbox, wanting = self._in[peer], [m for m in self._posted if m.peer in (None, peer)]
+        if not wanting:  # one from another rank has met the receive
+            return
         tag, nbytes, numel, dtype = read_head(inbox.ring.open())
         self._bells[peer].add()
         arriving = inbox.current = Arriving(tag, nbytes, numel, dtype, inbox.ring.opened())
-        message = next((m for m in self._posted if m.peer in (None, peer) and m.tag == tag), None)
+        message = next((m for m in wanting if m.tag == tag), None)
         if message is None:
             arriving.aside = np.empty(nbytes, np.uint8)
         else:
