@@ -146,6 +146,31 @@ def test_a_message_of_another_size_fails(segment: Segment) -> None:
     assert ("gave up", "MismatchError") not in one.events + two.events
 
 
+def test_the_rest_of_a_message_whose_memory_is_lost_half_way_is_dropped(segment: Segment) -> None:
+    first, _, second, two = queues(segment)
+    for queue in (first, second):
+        queue._worker.wake = lambda: None  # type: ignore[method-assign]  # nothing moves but here
+    large, small = message("send", 1, 1_000_000), message("send", 1)
+    for task in (large, small):
+        first.submit(task, background=True)
+    got = message("recv", 0, 1_000_000)
+    second.submit(got, background=True)
+    assert not got.done
+    assert not large.done
+    got.memory.untyped_storage().resize_(0)
+    with pytest.raises(UnisonoError, match="storage has been resized to 0 bytes while the recv of 4000000 bytes was"):
+        second.finish(got)
+    last = message("recv", 0)
+    second.submit(last, background=True)
+    for _ in range(100):
+        first.poll(small)
+        second.poll(last)
+    assert small.done
+    assert last.done
+    assert large.error is small.error is last.error is None
+    assert ("failed", "UnisonoError", "recv") in two.events
+
+
 @pytest.mark.parametrize(
     ("trouble", "kind", "words"),
     [

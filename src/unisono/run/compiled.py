@@ -17,7 +17,6 @@ from numba.np.numpy_support import carray
 
 from unisono.run.compiled_ops import COMPILED
 from unisono.run.interpreter import interpreter
-from unisono.run.loops import MESSAGES
 from unisono.run.message_interpreter import message_loops
 from unisono.run.object_code import machine, pack, symbol
 from unisono.transport.atomics import inner, pointer, types
@@ -71,11 +70,11 @@ _SERVICES = {
 }  # fmt: skip
 
 
-def loops_of(kind: str) -> dict[str, Callable[..., int]]:
-    """The loops of a kind, which take addresses and numbers: of messages, or for a dtype (by numpy's name)."""
-    if kind == MESSAGES:
+def loops_of(dtype_name: str | None) -> dict[str, Callable[..., int]]:
+    """The loops for a dtype (by numpy's name), or of messages (None), which take addresses and numbers."""
+    if dtype_name is None:
         return message_loops(COMPILED)
-    dtype, made = getattr(np, kind), interpreter(COMPILED)
+    dtype, made = getattr(np, dtype_name), interpreter(COMPILED)
     go, note_issued, note_completed = inner(made.run), inner(made.issued), inner(made.completed)
 
     def run(

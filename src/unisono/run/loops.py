@@ -50,7 +50,7 @@ def _compile(kind: str) -> bytes:
     """The object code of the loops of a kind, which is also kept."""
     from unisono.run import compiled
 
-    code = compiled.compiled(kind, compiled.loops_of(kind))
+    code = compiled.compiled(kind, compiled.loops_of(None if kind == MESSAGES else kind))
     _object_code().keep(kind, code)
     return code
 
