@@ -53,7 +53,7 @@ def layers(x: torch.Tensor) -> dict[str, Callable[[], object]]:
         "dist.all_reduce, async_op=True, then wait": lambda: dist.all_reduce(x, async_op=True).wait(),
         "the group's method": lambda: outer.allreduce([x], options),
         "unisono.prepare, called": persistent,
-        "the lane": lambda: lane.at_once(prepared, x, x, outer._seconds, options),
+        "the lane": lambda: lane.at_once((prepared, x, x), at, at, outer._seconds, options),
         "the compiled interpreter": interpreter,
     }
 

@@ -342,7 +342,7 @@ def changes(rank: int, world_size: int, path: str) -> tuple[list[float], bool, l
     with unisono.algorithm("double_tree"):
         named = unisono.prepare("all_reduce", y)
     call(), named()
-    before, words = call._prepared.run, [repr(call), repr(named)]
+    before, words = call._part[0].run, [repr(call), repr(named)]
     lane.preparer._mode = 2  # as if they were wanted at once
     lane.preparer.change()
     call(), named()
@@ -353,7 +353,7 @@ def changes(rank: int, world_size: int, path: str) -> tuple[list[float], bool, l
     call.start()
     lane.preparer.change()
     call.wait(), named()
-    changed = call._prepared.run is not before
+    changed = call._part[0].run is not before
     words += [repr(call), repr(named)]
     dist.destroy_process_group()
     return [x[0].item(), y[-1].item()], changed, words

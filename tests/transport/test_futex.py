@@ -61,6 +61,20 @@ def test_only_the_last_arrival_wakes() -> None:
     assert len(woken) == 1
 
 
+def test_who_sleeps_is_counted_in_the_next_word() -> None:
+    count, words = counter()
+    thread = threading.Thread(target=lambda: count.sleep(0, 5.0))
+    thread.start()
+    deadline = time.monotonic() + 5.0
+    while words[17] != 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert words[17] == 1
+    count.add()
+    thread.join(5.0)
+    assert not thread.is_alive()
+    assert words[17] == 0
+
+
 def test_additions_from_many_threads_are_all_counted() -> None:
     count, _ = counter()
     threads = [threading.Thread(target=lambda: [count.add() for _ in range(500)]) for _ in range(4)]

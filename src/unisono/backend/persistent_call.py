@@ -13,7 +13,7 @@ from unisono.backend.operations import NOTHING
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.backend.reducing import Reducing, reduce_op
 from unisono.errors import UsageError
-from unisono.run.collectives import CollectiveTask
+from unisono.run.collectives import CollectiveTask, Part
 from unisono.run.prepared import Prepared
 from unisono.run.task import Task
 
@@ -76,13 +76,13 @@ class PersistentCall:
         self._lane, self._refused = pg._group.collectives, pg._group.collectives.refused
         self._seconds = pg._seconds
         self._task: Task | None = None
-        self._prepared: Prepared
+        self._part: Part
         self._around = contextvars.copy_context()  # with the algorithm of the block that this is made in
         self._prepare()
         self._lane.preparer.tell(self._again)
 
     def __repr__(self) -> str:
-        return f"<persistent {self._prepared.call.describe(self._pg._group.names)}>"
+        return f"<persistent {self._part[0].call.describe(self._pg._group.names)}>"
 
     def _again(self) -> None:
         """Faster ways of running calls are there. Where they can not be used (the group has been left, a tensor has
@@ -111,7 +111,7 @@ class PersistentCall:
                 f"prepare {name} on {told}: tensors must be contiguous CPU tensors, not empty, apart or in place as "
                 f"torch.distributed allows, with shapes and a dtype that {name} takes"
             )
-        self._prepared = found
+        self._part = found, output, source
 
     def _fits(self, prepared: Prepared) -> bool:
         places = [tensor.data_ptr() for tensor in self._tensors]
@@ -119,19 +119,24 @@ class PersistentCall:
 
     def __call__(self) -> None:
         """Makes the call and returns when it is done."""
-        prepared, lane = self._prepared, self._lane
-        if self._tensors and not self._output.data_ptr():
-            raise UsageError(f"{self!r}: the tensor has lost its memory")
-        if lane.at_once(prepared, self._output, self._input, self._seconds, None) is None:
+        part, lane = self._part, self._lane
+        target = source = part[1].data_ptr()
+        if part[2] is not part[1]:
+            source = part[2].data_ptr()
+        if (not target or not source) and self._tensors:
+            raise self._lost()
+        if lane.at_once(part, target, source, self._seconds, None) is None:
             self._submit(False)
         if self._refused[0]:
             lane.hear()
 
+    def _lost(self) -> UsageError:
+        return UsageError(f"{self!r}: a tensor has lost its memory")
+
     def _submit(self, background: bool) -> Task:
         if not self._pg._group.joined:
             self._pg._group.join(f"{self!r}")  # raises why it cannot be used any more
-        part = (self._prepared, self._output, self._input)
-        task = CollectiveTask(self._prepared.call, [part], self._tensors, self._seconds(None))
+        task = CollectiveTask(self._part[0].call, [self._part], self._tensors, self._seconds(None))
         self._lane.submit(task, background)
         return task
 
@@ -139,7 +144,10 @@ class PersistentCall:
         """Makes the call and returns at once; `wait` ends it. Raises `UsageError` if it has been started already."""
         if self._task is not None:
             raise UsageError(f"{self!r} has been started and not waited for: call wait() first")
-        task = self._lane.at_once(self._prepared, self._output, self._input, self._seconds, None, background=True)
+        target, source = self._part[1].data_ptr(), self._part[2].data_ptr()
+        if (not target or not source) and self._tensors:
+            raise self._lost()
+        task = self._lane.at_once(self._part, target, source, self._seconds, None, background=True)
         self._task = task or self._submit(True)
 
     def wait(self, timeout: float | None = None) -> None:

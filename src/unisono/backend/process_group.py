@@ -36,9 +36,8 @@ from unisono.backend.sparse import all_reduce_sparse
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
-from unisono.run.collectives import CollectiveTask
+from unisono.run.collectives import CollectiveTask, Part
 from unisono.run.message import Message, prepare_message
-from unisono.run.prepared import Prepared
 from unisono.run.task import telling
 from unisono.transport.inference import outside_inference
 
@@ -101,19 +100,19 @@ class UnisonoProcessGroup(Membership):
             return None
         if output is not tensor and not prepared.fits(into_at, source_at):
             return None
-        return self._start(prepared, output, tensor, [output], options)
+        return self._start((prepared, output, tensor), into_at, source_at, [output], options)
 
-    def _start(self, prepared: Prepared, into: Any, source: Any, outputs: list[Any], options: Any) -> Work:
+    def _start(self, part: Part, target: int, source: int, outputs: list[Any], options: Any) -> Work:
         if profiler._is_profiler_enabled:
-            with profiler.record_function(f"unisono:{prepared.call.op}"):
-                return self._go(prepared, into, source, outputs, options)
-        return self._go(prepared, into, source, outputs, options)
+            with profiler.record_function(f"unisono:{part[0].call.op}"):
+                return self._go(part, target, source, outputs, options)
+        return self._go(part, target, source, outputs, options)
 
-    def _go(self, prepared: Prepared, into: Any, source: Any, outputs: list[Any], options: Any) -> Work:
+    def _go(self, part: Part, target: int, source: int, outputs: list[Any], options: Any) -> Work:
         lane, background = self._group.collectives, options.asyncOp and not telling()
-        task = lane.at_once(prepared, into, source, self._seconds, options, background)
+        task = lane.at_once(part, target, source, self._seconds, options, background)
         if task is None:
-            task = CollectiveTask(prepared.call, [(prepared, into, source)], outputs, self._seconds(options))
+            task = CollectiveTask(part[0].call, [part], outputs, self._seconds(options))
             lane.submit(task, background)
         if not task.done or task.error is not None:
             task.outputs = outputs
@@ -126,7 +125,9 @@ class UnisonoProcessGroup(Membership):
         """As `_quickly`, on a list of tensors on either side."""
         group = self._group
         found = group.fast_path.lists(op, key, outputs, inputs) if options is not None and group.joined else None
-        return self._start(*found, list(outputs), options) if found is not None else None
+        if found is None:
+            return None
+        return self._start(found, found[1].data_ptr(), found[2].data_ptr(), list(outputs), options)
 
     def _formed(self, op: str, method: Callable[..., Work], form: Callable[..., forms.Form], *given: Any) -> Work:
         """A call in another form than that of torch.distributed's functions (see forms.py)."""
@@ -276,7 +277,7 @@ class UnisonoProcessGroup(Membership):
         group = self._group
         prepared = group.fast_path.barrier() if group.joined else None
         if prepared:
-            return self._start(prepared, NOTHING, NOTHING, [], opts)
+            return self._start((prepared, NOTHING, NOTHING), 0, 0, [], opts)
         return self._do("barrier", opts, lambda: group.operations.barrier())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:

@@ -116,20 +116,21 @@ class CollectiveQueue(CallQueue):
 
     def at_once(
         self,
-        prepared: Prepared,
-        output: _Memory,
-        tensor: _Memory,
+        part: Part,
+        target: int,
+        source: int,
         timeout: Callable[[Any], float],
         options: Any,
         background: bool = False,
     ) -> Task | None:
         """Carries a prepared call out, if the queue is free; else returns None, nothing done. Raises the call's error.
 
-        Where the peers do not come at once it becomes a task like any other; only then is it asked what the ``timeout``
-        of the ``options`` is (seconds). In the ``background`` it waits at a meeting no longer than moving its data may
-        take, so that calls of ranks that walk in step are done when they return; the task it returns may be under way,
-        or have an error.
+        ``target``, ``source``: the addresses of its output and of its input. Where the peers do not come at once it
+        becomes a task like any other; only then is it asked what the ``timeout`` of the ``options`` is (seconds). In
+        the ``background`` it waits at a meeting no longer than moving its data may take, so that calls of ranks that
+        walk in step are done when they return; the task it returns may be under way, or have an error.
         """
+        prepared = part[0]
         if self.entered():
             self._alone(prepared.call)
         if background and prepared.nbytes > INLINE and self._makes_progress():
@@ -143,22 +144,18 @@ class CollectiveQueue(CallQueue):
                     calls, number = self._books.calls, next(self._numbers)
                     self._issued, calls[number % len(calls)] = number, prepared.call
                     patience = brief(prepared.call) if background else LINGER
-                    into = output.data_ptr()
-                    outcome = prepared.run(
-                        prepared.address, self._at, number, self.calls, patience,
-                        into, into if tensor is output else tensor.data_ptr(), 0,
-                    )  # fmt: skip
+                    outcome = prepared.run(prepared.address, self._at, number, self.calls, patience, target, source, 0)
                     if outcome == DONE:
                         self.calls += 1
                         if self.calls == self.preparer.open_at:
                             self.preparer.warm()
                         return _ENDED
-                    task = CollectiveTask(prepared.call, [(prepared, output, tensor)], [output], timeout(options))
+                    task = CollectiveTask(prepared.call, [part], [part[1]], timeout(options))
                     task.begun = True
                     self._queue.append(task)
                     self._go_on(task, outcome, not background)
                 except BaseException as error:
-                    keep_shared([output])
+                    keep_shared([part[1]])
                     self._give_up(error if isinstance(error, UnisonoError) else interruption(error))
                     raise
             self.leave(task, background)

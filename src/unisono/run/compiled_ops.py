@@ -357,13 +357,13 @@ def _words(address: int, count: int) -> Any:
 
 @inner
 def _arrive(address: int, full: int) -> None:
-    if fetch_add(address) == full - 1:
+    if fetch_add(address, 1) == full - 1:
         wake(address)
 
 
 @inner
 def _ring(address: int) -> None:
-    fetch_add(address)
+    fetch_add(address, 1)
     wake(address)
 
 

@@ -1,8 +1,8 @@
 """Words of shared memory for compiled loops: atomic where ranks meet, in the order the CPU must keep.
 
-`fetch_add` is sequentially consistent, `load_acquire32` and `load_acquire64` acquire, the stores release; LLVM makes of
-them what the CPU needs, on x86-64 as on weakly ordered ones. Needs numba. The loops are compiled with these inside, and
-cached: whoever changes something here changes them too.
+`fetch_add` and `load_seq_cst32` are sequentially consistent, `load_acquire32` and `load_acquire64` acquire, the stores
+release; LLVM makes of them what the CPU needs, on x86-64 as on weakly ordered ones. Needs numba. The loops are compiled
+with these inside, and cached: whoever changes something here changes them too.
 """
 
 import platform
@@ -16,9 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
 __all__ = [
-    "fetch_add", "inner", "intrinsic", "load_acquire32", "load_acquire64", "on_stack", "pointer", "relax",
-    "store_release32",
-    "store_release64", "types",
+    "copy_256", "fetch_add", "inner", "intrinsic", "load_acquire32", "load_acquire64", "load_seq_cst32", "on_stack",
+    "pointer", "relax", "store_release32", "store_release64", "types",
 ]  # fmt: skip
 
 types: Any = numba_types  # numba's own annotations speak of something else than what its decorators make
@@ -65,6 +64,23 @@ def on_stack(context: Any, count: Any) -> Any:
 
 
 @intrinsic
+def copy_256(context: Any, target: Any, source: Any) -> Any:
+    """Copies 256 bytes between addresses, all read before any is written."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.VectorType(ir.IntType(8), 64)
+
+        def at(start: Any, k: int) -> Any:
+            return builder.inttoptr(builder.add(start, ir.Constant(ir.IntType(64), 64 * k)), kind.as_pointer())
+
+        for k, vector in enumerate([builder.load(at(args[1], k), align=1) for k in range(4)]):
+            builder.store(vector, at(args[0], k), align=1)
+        return context.get_dummy_value()
+
+    return types.none(types.intp, types.intp), build
+
+
+@intrinsic
 def relax(context: Any) -> Any:
     """Tells the CPU that this is a loop that waits: a thread of the same core gets what it does not need."""
 
@@ -80,11 +96,22 @@ def relax(context: Any) -> Any:
 
 
 @intrinsic
-def fetch_add(context: Any, address: Any) -> Any:
-    """Adds one to the 32-bit word at an address; returns what it was."""
+def fetch_add(context: Any, address: Any, value: Any) -> Any:
+    """Adds ``value`` to the 32-bit word at an address; returns what it was."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", _place(builder, args[0], 32), ir.Constant(ir.IntType(32), 1), "seq_cst")
+        value = builder.trunc(args[1], ir.IntType(32))
+        return builder.atomic_rmw("add", _place(builder, args[0], 32), value, "seq_cst")
+
+    return types.int32(types.intp, types.int64), build
+
+
+@intrinsic
+def load_seq_cst32(context: Any, address: Any) -> Any:
+    """The 32-bit word at an address, not read before what precedes it is written."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_place(builder, args[0], 32), "seq_cst", 4)
 
     return types.int32(types.intp), build
 

@@ -16,6 +16,11 @@ Why it is right on x86-64 and on weakly ordered CPUs:
 * **No lost wake-up.** `Counter.sleep` passes the value it saw; the kernel compares and goes to sleep under the lock
   that the waker takes, so an increment in between makes the call return at once.
 
+* **No needless wake-up.** The 32-bit word after a counter says how many sleep on it; a sleeper adds itself before it
+  sleeps. A compiled loop that has added to the counter reads that word and makes no system call if it is 0. Either the
+  waker sees the sleeper there, or the kernel sees the counter changed. A sleeper that is killed stays counted, which
+  costs the wakers what they save otherwise.
+
 A word is 32 bits and wraps; users compare for equality or by difference modulo 2**32.
 """
 
@@ -76,15 +81,14 @@ class Counter:
     """One 32-bit word of shared memory: incremented by the kernel, slept on by ranks.
 
     ``words`` is the segment as a memoryview of format ``I``, ``index`` the word's place in it, ``address`` the
-    segment's address in this process. Every increment wakes the sleepers.
+    segment's address in this process; the next word counts the sleepers. Every increment wakes them.
     """
 
-    __slots__ = ("_add_args", "_sleep_args", "_words", "index")
+    __slots__ = ("_add_args", "_address", "_words", "index")
 
     def __init__(self, words: memoryview, index: int, address: int) -> None:
-        here = address + 4 * index
-        self._words, self.index, self._add_args = words, index, _addition(here, here, 1)
-        self._sleep_args = (_number(), ctypes.c_void_p(here), ctypes.c_int(FUTEX_WAIT))
+        self._words, self.index, self._address = words, index, address + 4 * index
+        self._add_args = _addition(self._address, self._address, 1)
 
     def value(self) -> int:
         """The word as it is now (a plain load: call `acquire` before reading what it announces)."""
@@ -96,15 +100,14 @@ class Counter:
 
     def sleep(self, seen: int, seconds: float) -> None:
         """Sleeps in the kernel until woken, at most ``seconds``, unless the word differs from ``seen`` already."""
-        limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
-        _blocking(*self._sleep_args, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
+        sleep(self._address, seen, seconds)
 
 
 @functools.lru_cache(maxsize=1024)
-def _addition(address: int, woken: int, full: int) -> tuple[Any, ...]:
-    """The arguments of FUTEX_WAKE_OP: it adds one at an address and wakes the sleepers of ``woken``.
+def _addition(address: int, woken: int, full: int, value: int = 1) -> tuple[Any, ...]:
+    """The arguments of FUTEX_WAKE_OP: it adds ``value`` at an address and wakes the sleepers of ``woken``.
 
-    Those at the address are woken if it becomes ``full``.
+    Those at the address are woken if one more makes it ``full``.
     """
     if full > 2048:
         raise UsageError(f"a meeting of {full} ranks on one host is beyond the 2048 that a futex comparison holds")
@@ -115,7 +118,7 @@ def _addition(address: int, woken: int, full: int) -> tuple[Any, ...]:
         ctypes.c_int(EVERYBODY),
         ctypes.c_void_p(EVERYBODY),
         ctypes.c_void_p(address),
-        ctypes.c_uint32((_OP_ADD << 28) | (_CMP_EQ << 24) | (1 << 12) | full - 1),
+        ctypes.c_uint32((_OP_ADD << 28) | (_CMP_EQ << 24) | ((value & 0xFFF) << 12) | full - 1),
     )
 
 
@@ -133,7 +136,11 @@ def sleep(address: int, seen: int, seconds: float) -> None:
     """Sleeps until the 32-bit word at an address is woken, at most ``seconds``, unless it differs from ``seen``."""
     limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
     word, wait = ctypes.c_void_p(address), ctypes.c_int(FUTEX_WAIT)
-    _blocking(_number(), word, wait, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
+    _quick(*_addition(address + 4, address + 4, 1))
+    try:
+        _blocking(_number(), word, wait, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
+    finally:
+        _quick(*_addition(address + 4, address + 4, 1, -1))
 
 
 def give_way() -> bool:
