@@ -21,8 +21,8 @@ ROOMS = [
     ["simulation"],
     ["drawing", "selection"],
     ["transport", "torch_names"],
-    ["watch"],
     ["runtime", "launch"],
+    ["watch"],
     ["backend"],
     ["parallel"],
     ["train"],
@@ -57,6 +57,20 @@ def imports(file: Path) -> list[str]:
     return found
 
 
+def unconditional(file: Path) -> list[str]:
+    """The rooms that are imported with a file."""
+    names = [node.module or "" for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom)]
+    return [name.split(".")[1] if "." in name else "backend" for name in names if name.startswith("unisono")]
+
+
+PACKAGE = max(ORDER[room] for room in unconditional(SOURCE / "__init__.py"))
+"""`import unisono` imports up to here: who does so is in a later room."""
+
+
+def test_the_package_ends_with_the_backend() -> None:
+    assert ORDER["backend"] == PACKAGE
+
+
 def test_every_room_has_its_place() -> None:
     assert {room_of(file) for file in FILES} == ORDER.keys()
 
@@ -66,9 +80,9 @@ def stray(file: Path) -> list[str]:
     room, found = room_of(file), []
     for name in imports(file):
         parts = name.split(".")
-        if parts[0] == "unisono" and len(parts) > 1 and parts[1] in ORDER:
-            same = parts[1] == room or ROOMS[ORDER[room]] == ROOMS[ORDER[parts[1]]]
-            if not same and ORDER[parts[1]] >= ORDER[room]:
+        if parts[0] == "unisono":  # by itself, or one of its own names
+            order = ORDER.get(parts[1] if len(parts) > 1 else "", PACKAGE)
+            if order > ORDER[room]:
                 found.append(f"{short(file)} imports {name}, of a later room")
         if room in NO_TORCH and parts[0] == "torch":
             found.append(f"{short(file)} imports {name}: {room} never imports torch")

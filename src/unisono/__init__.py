@@ -14,6 +14,7 @@ import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
+from unisono.backend import patches as _patches
 from unisono.backend import register as _register
 from unisono.errors import (
     CollectiveTimeout,
@@ -103,13 +104,13 @@ if "torch" in _sys.modules or _os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") =
 # Otherwise torch, once imported, registers the backend itself through its entry point: the command line stays light.
 
 
-def _teach_torch() -> None:
-    from unisono.parallel.torch_batch_norm import serve_cpu_tensors
+def _normaliser() -> object:
+    from unisono.parallel.data.sync_batch_norm import normalise
 
-    serve_cpu_tensors()
+    return normalise
 
 
-_register.before_first_group.append(_teach_torch)
+_patches.normaliser.append(_normaliser)
 
 if _os.environ.get("UNISONO_TRACE"):
     from unisono.trace.arm import arm as _arm

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from hangs.job import Fault, Job, attempt, init, line_of, tell
 from ranks import ranks
-from unisono.runtime import progress
+from unisono.runtime import worker
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 
 LARGE = 200_000  # elements: more than is tried at once
@@ -391,7 +391,7 @@ def test_another_word_is_refused_and_the_peers_hear_of_it(tmp_path: Path) -> Non
 
 def by_the_cores(rank: int, world_size: int, path: str) -> tuple[bool, int, float]:
     """Nothing is said: whether there is a core beyond those that the ranks compute on."""
-    seen, progress._sharers = progress._sharers, {}
+    seen, worker._sharers = worker._sharers, {}
     try:
         init(path, rank, world_size)
         x = torch.ones(LARGE)
@@ -399,7 +399,7 @@ def by_the_cores(rank: int, world_size: int, path: str) -> tuple[bool, int, floa
         return lane().ahead, len(os.sched_getaffinity(0)), x.max().item()
     finally:
         dist.destroy_process_group()
-        progress._sharers = seen
+        worker._sharers = seen
 
 
 def test_where_cores_are_free(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from contract.test_init import free_port
 from hangs.job import Fault, Job, attempt, init, line_of, tell
 from unisono.transport.layout import Layout
-from unisono.watch.threads import OwnThread
+from unisono.transport.process import OwnThread
 
 LIMIT = datetime.timedelta(seconds=1.0)
 HOST = os.uname().nodename
@@ -101,8 +101,7 @@ def test_a_job_is_started_again_over_the_same_store(late: int, before: int, tmp_
 
 def joins_without_files(rank: int, world_size: int, port: int, poor: int) -> Fault:
     """One rank may open no file once it has loaded the library and reached the store; it lives on."""
-    import unisono.backend.process_group
-    import unisono.parallel.torch_batch_norm  # noqa: F401
+    import unisono.backend.process_group  # noqa: F401
 
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -119,13 +119,13 @@ def _raised_before_the_wait(rank: int, world_size: int, kind: str) -> list[Fault
         return [attempt(lambda: [_call(kind, rank), kind == "recv" or dist.barrier()])]
     group: Any = dist.group.WORLD
     lane = group._group.messages if kind == "recv" else group._group.collectives
-    waits = "_wake_worker" if kind == "wait" else "finish"
+    owner, waits = (lane._worker, "wake") if kind == "wait" else (lane, "finish")
 
     def raises(*_: object, **__: object) -> None:
-        delattr(lane, waits)
+        delattr(owner, waits)
         raise Watchdog("too late")
 
-    setattr(lane, waits, raises)
+    setattr(owner, waits, raises)
     first = attempt(lambda: _call(kind, rank))
     return [first, attempt(lambda: _call(kind, rank))]
 
@@ -143,25 +143,20 @@ def test_a_call_whose_wait_is_never_begun_is_abandoned(kind: str) -> None:
 
 
 def _left_at_the_end(rank: int, world_size: int) -> list[Fault]:
-    """Rank 0 leaves the group as a call returns from its lane."""
+    """Rank 0 leaves the group as a call returns from its queue."""
     dist.barrier()
     if rank == 1:
         return []
     group: Any = dist.group.WORLD
     lane = group._group.messages
-    finish, compiled = lane.finish, lane.compiled
-
-    def finished(*args: Any, **kwargs: Any) -> None:
-        finish(*args, **kwargs)
-        dist.destroy_process_group()
+    at_once = lane.at_once
 
     def moved(*args: Any) -> Any:
-        message = compiled(*args)
-        if message is not None:
-            dist.destroy_process_group()
+        message = at_once(*args)
+        dist.destroy_process_group()
         return message
 
-    lane.finish, lane.compiled = finished, moved
+    lane.at_once = moved
     return [attempt(lambda: dist.send(torch.zeros(2), 1))]
 
 

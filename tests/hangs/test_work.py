@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hangs.job import Fault, Job, attempt, tell
 from ranks import ranks
-from unisono.watch.threads import OwnThread
+from unisono.transport.process import OwnThread
 
 Usage = tuple[int, int, int, float]
 

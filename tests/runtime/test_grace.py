@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import ranks
-from unisono.runtime.grace import Grace
+from unisono.runtime.worker import Grace
 
 
 def test_what_nobody_comes_back_for_is_taken_up_after_the_shortest_time() -> None:

@@ -14,13 +14,14 @@ import torch.distributed as dist
 import unisono
 from ranks import ranks
 from unisono.errors import UsageError
-from unisono.runtime.collectives import CollectiveLane
+from unisono.runtime.collectives import CollectiveQueue
 from unisono.runtime.loops import WARM, Loops, loops, wanted
 from unisono.runtime.words import DIFFERS, WAITS
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 from unisono.transport import futex
 from unisono.transport.board import Board
 from unisono.transport.segment import create
+from unisono.watch.monitor import GroupMonitor
 
 ORDERED, BITS = ("SUM", "PRODUCT", "MIN", "MAX"), ("BAND", "BXOR")
 FLOATING = (*ORDERED, "AVG", "PREMUL_SUM")
@@ -292,7 +293,8 @@ def test_waiting_ends_soon_where_each_yield_takes_milliseconds(monkeypatch: pyte
     os.close(fd)
     monkeypatch.setenv("UNISONO_FUSED", "0")
     monkeypatch.setattr(futex, "CROWDED", ctypes.c_int64(0))
-    lane = CollectiveLane(Board(segment, 0), [0, 1], "lonely")
+    board = Board(segment, 0)
+    lane = CollectiveQueue(board, [0, 1], "lonely", GroupMonitor(board, [0, 1], "lonely"))
     alone, yields = lane.preparer.meeting(), []
 
     def slow() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unisono.runtime import object_code
-from unisono.runtime.compiled_entry import compiled
+from unisono.runtime.compiled import compiled
 from unisono.transport.atomics import load_acquire64
 
 

@@ -2,7 +2,8 @@
 
 import threading
 
-from unisono.runtime.reentry import Flag, interruption
+from unisono.runtime.task import interruption
+from unisono.runtime.worker import Flag
 
 
 def test_a_flag_is_set_in_the_midst_of_being_set() -> None:

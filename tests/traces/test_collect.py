@@ -18,13 +18,13 @@ from unisono.backend.group import Group
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.backend.work import PendingWork
 from unisono.errors import CollectiveTimeout
-from unisono.runtime.lane import Lane
+from unisono.runtime.queue import CallQueue
 from unisono.runtime.reduce import Reducer
 from unisono.trace import collect
 from unisono.trace.collect import Collector
 from unisono.trace.summary import summarize
 
-WRAPPED = (UnisonoProcessGroup, PendingWork, Group, Reducer, Lane)
+WRAPPED = (UnisonoProcessGroup, PendingWork, Group, Reducer, CallQueue)
 
 
 def noted(rank: int, world_size: int, folder: str, compute: bool) -> list[bool]:

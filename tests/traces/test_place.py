@@ -4,8 +4,8 @@ from concurrent import futures
 from pathlib import Path
 
 import unisono
+from unisono.runtime.site import Site
 from unisono.trace.place import place
-from unisono.watch.site import Site
 
 SOURCE = Path(unisono.__file__).parent
 

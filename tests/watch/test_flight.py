@@ -16,8 +16,8 @@ import torch.distributed as dist
 import unisono
 from hangs.job import Job, attempt, hurry, tell
 from ranks import FORKS
+from unisono.runtime.call import Call, piece
 from unisono.torch_names import all_gather_single, reduce_scatter_single
-from unisono.watch.call import Call, piece
 from unisono.watch.flight import CollectiveRecord, MessageRecord, dump_flight_record
 from unisono.watch.schema import sizes
 
@@ -175,14 +175,16 @@ def unheard(rank: int, world_size: int, folder: str) -> None:
 
 
 def test_a_receive_without_a_send_names_the_sender(tmp_path: Path) -> None:
-    from unisono.watch import ask
+    from unisono.watch import page
     from unisono.watch.status import snapshot
 
     with Job(unheard, 3, str(tmp_path)) as job:
         job.hear("there", [1, 2])
         time.sleep(0.3)
         (found,) = snapshot(job.pid(0))
-        assert ask.records(found, str(tmp_path)) == {r: str(tmp_path / f"flight_rank_{r}") for r in range(3)}
+        assert page.records(found.identities, str(tmp_path)) == {
+            r: str(tmp_path / f"flight_rank_{r}") for r in range(3)
+        }
     said = _analyze(tmp_path)
     assert "group info: the default group, messages 2->0" in said
     assert "missing ranks: {2}" in said
@@ -193,9 +195,9 @@ def test_entries_start_with_the_first_call_that_all_ranks_still_keep(monkeypatch
     record = CollectiveRecord("the default group", [0, 1], 0, lambda: (9, 7, 10))
     for number in range(1, 10):
         place = number % 4
-        record.calls[place], record.moments[place] = Call("barrier"), 100 * number
+        record.books.calls[place], record.books.moments[place] = Call("barrier"), 100 * number
         if number <= 7:
-            record.ends[place] = 100 * number + 10
+            record.books.ends[place] = 100 * number + 10
     found = [(e.number, e.state, e.when, e.ended) for e in record.entries()]
     assert found == [(7, "completed", 700, 710), (8, "started", 800, 0), (9, "scheduled", 900, 0)]
 

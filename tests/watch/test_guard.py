@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unisono.watch.call import Call, piece
+from unisono.runtime.call import Call, piece
 from unisono.watch.guard import disagreement, table
 
 NAMES = [3, 5, 9]

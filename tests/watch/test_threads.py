@@ -12,7 +12,8 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from ranks import ranks
-from unisono.watch.threads import OwnThread, others_could_call
+from unisono.transport.process import OwnThread
+from unisono.watch.deadlock import others_could_call
 
 
 @contextmanager

@@ -5,11 +5,11 @@ import time
 
 from unisono.backend.roll import Roll
 from unisono.errors import CollectiveTimeout, DeadlockError, UsageError
-from unisono.runtime.lane import any_listeners
-from unisono.watch.account import now
-from unisono.watch.call import call_site, site_text
+from unisono.runtime.call import call_site, site_text
+from unisono.runtime.queue import any_listeners
+from unisono.watch.deadlock import LongWait
 from unisono.watch.page import watch
-from unisono.watch.vigil import Vigil
+from unisono.watch.peer_state import now
 
 __all__ = ["Arrival"]
 
@@ -23,7 +23,7 @@ class Arrival:
     def __init__(self, roll: Roll, op: str, label: str, first: int, rank: int, timeout: float) -> None:
         self._roll, self._first, self._rank, self._timeout = roll, first, rank, timeout
         self._call = f"{op}, the first call of rank {rank} in {label}"
-        self._vigil: Vigil | None = None
+        self._wait: LongWait | None = None
         self._long = time.monotonic() + _LONG
 
     def check(self) -> None:
@@ -35,11 +35,11 @@ class Arrival:
     def _look(self) -> None:
         """The wait has become long. Looked at before the roll, for a peer may have ended over a deadlock already."""
         who = self._roll.identity(0)
-        if self._vigil is None:
+        if self._wait is None:
             page = watch()
             text = f"rank {self._rank} (pid {page.me.pid}): {self._call}, waits: {self._missing()}{_here()}"
-            self._vigil = Vigil(page, lambda: text, any_listeners)
-        if words := self._vigil.look([who] if who.pid else []):
+            self._wait = LongWait(page, lambda: text, any_listeners)
+        if words := self._wait.look([who] if who.pid else []):
             raise DeadlockError(words)
 
     def barred(self, pid: int) -> UsageError:
@@ -57,8 +57,8 @@ class Arrival:
 
     def end(self) -> None:
         """The wait is over."""
-        if self._vigil is not None:
-            self._vigil.end()
+        if self._wait is not None:
+            self._wait.end()
 
     def _missing(self) -> str:
         return f"rank {self._first}, which is the group's first, has not made it"

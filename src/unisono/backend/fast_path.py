@@ -16,7 +16,7 @@ from unisono.backend.options import chosen
 from unisono.backend.reducing import Reducing
 from unisono.backend.tensors import ordinary
 from unisono.errors import UsageError
-from unisono.runtime.message import Letter, letter
+from unisono.runtime.message import PreparedMessage, prepare_message
 from unisono.runtime.prepared import Places, Prepared, Preparer
 from unisono.transport.inference import outside_inference
 
@@ -34,7 +34,7 @@ class FastPath:
     def __init__(self, operations: Builder, preparer: Preparer) -> None:
         self._ops, self._rank, self._size = operations, operations.rank, operations.size
         self._kinds: dict[Any, Prepared | None] = {}
-        self._letters: dict[Any, Letter] = {}
+        self._messages: dict[Any, PreparedMessage] = {}
         preparer.tell(self._forget)
 
     def _forget(self) -> None:
@@ -76,16 +76,16 @@ class FastPath:
         except KeyError:
             return self._make(whole, lambda ops: ops.prepare(ops.barrier_call(), torch.uint8, (0,)))
 
-    def letter(self, op: str, tensor: torch.Tensor, tag: int) -> Letter | None:
-        """The letter of a send or recv of ``tensor``, if the tensor allows one."""
+    def message(self, op: str, tensor: torch.Tensor, tag: int) -> PreparedMessage | None:
+        """A send or recv of ``tensor``, prepared, if the tensor allows it."""
         if not ordinary(tensor):
             return None
         key = (op, tensor.dtype, tensor.shape, tag)
-        found = self._letters.get(key)
+        found = self._messages.get(key)
         if found is None:
-            if len(self._letters) >= _KEPT:
-                self._letters.clear()
-            found = self._letters[key] = letter(self._ops.call(op, tensor), tag, tensor.nbytes)
+            if len(self._messages) >= _KEPT:
+                self._messages.clear()
+            found = self._messages[key] = prepare_message(self._ops.call(op, tensor), tag, tensor.nbytes)
         return found
 
     def lists(self, op: str, key: Any, outputs: Tensors, inputs: Tensors) -> tuple[Prepared, _Placed, _Placed] | None:

@@ -1,4 +1,4 @@
-"""One rank's membership in one group: the shared memory, its two lanes, its coming and its going."""
+"""One rank's membership in one group: the shared memory, its two queues, its coming and its going."""
 
 import logging
 import os
@@ -17,26 +17,16 @@ from unisono.backend.reducing import Reducing
 from unisono.backend.roll import Roll
 from unisono.backend.stores import keep_inherited
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
-from unisono.runtime.collectives import CollectiveLane
-from unisono.runtime.mail_lane import MailLane
-from unisono.runtime.reentry import reentered
+from unisono.runtime.collectives import CollectiveQueue
+from unisono.runtime.messages import MessageQueue
+from unisono.runtime.task import first_line, reentered
 from unisono.transport.arena import announce
 from unisono.transport.board import Board
-from unisono.transport.layout import AFFINITY
+from unisono.transport.layout import ABSENT, AFFINITY, FAREWELL, JOINED, LEFT, NAME, PID, STATE
 from unisono.transport.process import Identity, affinity_mark
-from unisono.transport.segment import (
-    ABSENT,
-    FAREWELL,
-    JOINED,
-    LEFT,
-    NAME,
-    PID,
-    STATE,
-    Segment,
-    attach,
-    create,
-)
-from unisono.watch.farewell import farewell, first_line, lost
+from unisono.transport.segment import Segment, attach, create
+from unisono.watch.exit_notes import exit_note, lost
+from unisono.watch.monitor import GroupMonitor
 from unisono.watch.page import close_watch, watch
 
 __all__ = ["Group", "Operations"]
@@ -64,8 +54,8 @@ class Group:
     ) -> None:
         self.rank, self.size, self.names, self.timeout = rank, len(names), list(names), timeout
         self.label, self._roll, self._options = label, roll, options
-        self.messages: MailLane
-        self.collectives: CollectiveLane
+        self.messages: MessageQueue
+        self.collectives: CollectiveQueue
         self.operations: Operations
         self.fast_path: FastPath
         self._store = roll.store
@@ -107,11 +97,11 @@ class Group:
             watch()  # first: who has joined can be asked where it is
         self._claim(segment)  # if that fails another process is this rank
         with self._or_told():
-            self._make_lanes(segment)
+            self._make_queues(segment)
         self.joined = True
         if self._closed:  # by a signal handler, meanwhile
             self.joined = False
-            self._say_left(segment, _farewell(self._closed))
+            self._say_left(segment, _exit_note(self._closed))
         self._refuse_if_closed()
 
     @contextmanager
@@ -125,14 +115,15 @@ class Group:
             self.close(words)
             raise
 
-    def _make_lanes(self, segment: Segment) -> None:
+    def _make_queues(self, segment: Segment) -> None:
         board = Board(segment, self.rank)
         announce(segment, self.rank)
-        self.collectives = CollectiveLane(board, self.names, self.label)
+        monitor = GroupMonitor(board, self.names, self.label)
+        self.collectives = CollectiveQueue(board, self.names, self.label, monitor)
         preparer = self.collectives.preparer
         self.operations = Operations(preparer, self.names, segment.crowded, self._options)
         self.fast_path = FastPath(self.operations, preparer)
-        self.messages = MailLane(segment, self.rank, self.names, self.label)
+        self.messages = MessageQueue(segment, self.rank, self.names, self.label, monitor)
         self.collectives.refusals = self.messages.refusals
 
     def _attach(self, op: str) -> Segment:
@@ -221,10 +212,10 @@ class Group:
         if self._closed:
             return
         self._closed = why
-        words = _farewell(why)
+        words = _exit_note(why)
         try:
             if self.joined:
-                self._close_lanes(UnisonoError(f"{self.label}: this rank {why} while the call was under way"), failing)
+                self._close_queues(UnisonoError(f"{self.label}: this rank {why} while the call was under way"), failing)
         finally:
             self._let_go(words)
 
@@ -253,10 +244,10 @@ class Group:
         """Leaves a group that nobody has any more."""
         self.close("has dropped the group without destroy_process_group")
 
-    def _close_lanes(self, error: UnisonoError, failing: bool) -> None:
+    def _close_queues(self, error: UnisonoError, failing: bool) -> None:
         self.collectives.close(error)
         if not self.collectives.entered():  # a call that this one interrupts may be reading there
-            self.collectives.zero_copy.neighbours.forget()
+            self.collectives.neighbours.forget()
         self.messages.close(error)
         self._log_refusals()
         for words in () if failing or self.messages.entered() else self.messages.lost():
@@ -315,16 +306,16 @@ def _close_watch_if_alone() -> None:
             close_watch()
 
 
-def _farewell(why: str) -> str:
+def _exit_note(why: str) -> str:
     """``why`` and what has gone wrong in a group of this process: peers in its other groups read why it leaves."""
     global _trouble
     lanes = [lane for group in _living if group.joined for lane in (group.collectives, group.messages)]
     errors = [lane.failed for lane in lanes if lane.failed is not None]
     _trouble = next((error for error in errors if error.cause), errors[0] if errors else _trouble)
     if _trouble is None:
-        return farewell(why)
+        return exit_note(why)
     words = first_line(_trouble)
-    return farewell(why if words in why else f"{why} after an error: {words}", _trouble.cause)
+    return exit_note(why if words in why else f"{why} after an error: {words}", _trouble.cause)
 
 
 def _leave_all(words: str) -> None:

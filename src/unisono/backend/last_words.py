@@ -11,8 +11,8 @@ normal end threads may still communicate, and nothing is said until they are don
 called Python notes the exception in ``sys``, where debuggers and test runners note those that they have caught as well.
 
 Once it has said so, a process that may be failing over lost peers stays until they have ended (see
-``unisono.watch.departure``). Whether the program ends by ``sys.exit(1)`` nobody is told; of a ``multiprocessing`` child
-it is known.
+``unisono.watch.exit_notes``). Whether the program ends by ``sys.exit(1)`` nobody is told; of a ``multiprocessing``
+child it is known.
 """
 
 import atexit
@@ -22,11 +22,11 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 
-from unisono.watch import departure
-from unisono.watch.farewell import short
-from unisono.watch.site import raised_at, site_text
+from unisono.backend import patches
+from unisono.runtime.site import raised_at, site_text
+from unisono.watch import exit_notes
+from unisono.watch.exit_notes import short
 
 __all__ = ["listen"]
 
@@ -54,6 +54,12 @@ def _uncaught() -> BaseException | None:
     return error if trace is not None and trace.tb_frame.f_back is None else None
 
 
+def _uncaught_now(error: BaseException) -> None:
+    global _words
+    _words = _quote(error)
+    exit_notes.put_off()
+
+
 def _said() -> str:
     return _words or _quote(_uncaught())
 
@@ -65,15 +71,7 @@ def listen(farewell: Callable[[str], None]) -> None:
         _farewell = farewell
         return
     _farewell = farewell
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global _words
-        _words = _quote(error)
-        departure.put_off()
-        before(kind, error, trace)
-
-    sys.excepthook = hook
+    patches.call_before_excepthook(_uncaught_now)
     atexit.register(_end)
     multiprocessing.util.Finalize(None, _end_child, exitpriority=100)
     before_threads = getattr(threading, "_register_atexit", None)  # what concurrent.futures ends its threads by
@@ -96,7 +94,7 @@ def _say_failed() -> None:
 def _end() -> None:
     _say()
     with suppress(BaseException):  # a signal's: enough of it
-        departure.stay()
+        exit_notes.stay()
 
 
 def _end_child() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.backend.dynamo import keep_from_dynamo
+from unisono.backend.frames import keep_from_dynamo
 from unisono.backend.group import Group
 
 __all__ = ["Membership"]

@@ -7,9 +7,9 @@ import torch
 from unisono.backend.operations import NOTHING, Builder, Operation, Tensors, apart, same_dtype, shapes
 from unisono.backend.tensors import Result, as_bytes, check, flat_input, late, separate
 from unisono.errors import UsageError
+from unisono.runtime.call import Call, name_of_dtype, piece
 from unisono.runtime.choice import by_default
 from unisono.runtime.prepared import Kind, Places, Prepared
-from unisono.watch.call import Call, name_of_dtype, piece
 
 __all__ = ["Moving"]
 

@@ -14,11 +14,11 @@ import torch
 from unisono.backend.options import Options, chosen
 from unisono.backend.tensors import Result, overlap
 from unisono.errors import UsageError
+from unisono.runtime.call import Call, name_of_dtype, piece
 from unisono.runtime.choice import MEASURED, Choice, by_default, by_measurement, by_name, table_mark
 from unisono.runtime.collectives import Part
 from unisono.runtime.prepared import Kind, Places, Prepared, Preparer
-from unisono.watch.call import Call, name_of_dtype, piece
-from unisono.watch.farewell import short
+from unisono.watch.exit_notes import short
 
 __all__ = ["NOTHING", "Builder", "Operation", "Shape", "Tensors", "apart", "same_dtype", "shapes", "unpack"]
 

@@ -26,19 +26,18 @@ from torch._C._distributed_c10d import (
 from torch.autograd import profiler
 
 from unisono.backend import forms
-from unisono.backend.dynamo import keep_from_dynamo
 from unisono.backend.fast_path import Maker
+from unisono.backend.frames import keep_from_dynamo, waited_for
 from unisono.backend.membership import Membership
 from unisono.backend.moving import Moving
 from unisono.backend.operations import NOTHING, Operation, Tensors
 from unisono.backend.reducing import Reducing, reduce_op, scaled
 from unisono.backend.sparse import all_reduce_sparse
-from unisono.backend.synchronous import waited_for
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
 from unisono.runtime.collectives import CollectiveTask, Part
-from unisono.runtime.point_to_point import Message
+from unisono.runtime.message import Message, prepare_message
 from unisono.runtime.task import telling
 from unisono.transport.inference import outside_inference
 
@@ -291,31 +290,29 @@ class UnisonoProcessGroup(Membership):
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
         tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else forms.one(tensors)[0]
-        if work := self._by_mail("send", tensor, peer, tag):
+        if work := self._at_once("send", tensor, peer, tag):
             return work
         return self._message("send", tensor, peer, tag)
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
         tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else forms.one(tensors)[0]
-        if work := self._by_mail("recv", tensor, peer, tag):
+        if work := self._at_once("recv", tensor, peer, tag):
             return work
         return self._message("recv", tensor, peer, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         return self._message("recv", forms.one(tensors)[0], None, tag)
 
-    def _by_mail(self, op: str, tensor: torch.Tensor, peer: int, tag: int) -> Work | None:
-        """The work of a message that goes in compiled loops; None if it takes the long way."""
+    def _at_once(self, op: str, tensor: torch.Tensor, peer: int, tag: int) -> Work | None:
+        """The work of a message on an ordinary tensor; None if it takes the long way."""
         group = self._group
         if not group.joined or profiler._is_profiler_enabled:
             return None
-        found = group.fast_path.letter(op, tensor, tag)
+        found = group.fast_path.message(op, tensor, tag)
         if found is None or not 0 <= peer < group.size or not tensor.data_ptr():
             return None
         messages = group.messages  # once: a signal handler may leave the group
-        message = messages.compiled(found, peer, tensor, group.timeout, not waited_for() and not telling())
-        if message is None:
-            return None
+        message = messages.at_once(found, peer, tensor, group.timeout, not waited_for() and not telling())
         if message.number or not message.done or message.error is not None:
             return PendingWork(messages, message)
         if messages.refused[0]:
@@ -335,7 +332,8 @@ class UnisonoProcessGroup(Membership):
             group.join(op)
         if peer is not None:
             group.operations.check_rank(peer)
-        return Message(group.operations.call(op, tensor), data, peer, tag, [tensor], group.timeout, after)
+        prepared = prepare_message(group.operations.call(op, tensor), tag, data.numel())
+        return Message(prepared, peer, data, [tensor], group.timeout, after)
 
     def _message(self, op: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Work:
         message, background = self._prepared(op, tensor, peer, tag), not waited_for()

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, unpack
 from unisono.backend.tensors import Result, check, flat_input, late, ordinary, overlap, separate
 from unisono.errors import UsageError
+from unisono.runtime.call import Call
 from unisono.runtime.collectives import Part
 from unisono.runtime.prepared import Places, Prepared
 from unisono.runtime.reduce import reducer
-from unisono.watch.call import Call
 
 __all__ = ["Reducing", "reduce_op", "scaled"]
 

@@ -4,15 +4,12 @@ torch is imported inside the functions: torch itself imports this module at the 
 """
 
 import math
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["autoload", "before_first_group", "register"]
+__all__ = ["autoload", "register"]
 
 NAME = "unisono"
-before_first_group: list[Callable[[], object]] = []
-"""Called, each once, when this process makes its first group."""
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
@@ -20,6 +17,7 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     import torch
     import torch.distributed as dist
 
+    from unisono.backend import patches
     from unisono.backend.group import Group
     from unisono.backend.options import Options, from_environment, pinned
     from unisono.backend.process_group import UnisonoProcessGroup
@@ -28,8 +26,7 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     from unisono.errors import UsageError
     from unisono.transport.process import pin
 
-    while before_first_group:
-        before_first_group.pop()()
+    patches.apply()
     choices = backend_options if backend_options is not None else from_environment()
     if not isinstance(choices, Options | None):
         raise UsageError(f"pg_options for unisono must be unisono.Options, not {type(choices).__name__}")
@@ -66,11 +63,10 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
-        from unisono.backend import objects, replace
+        from unisono.backend.patches import replace_gloo
 
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
-        objects.install()
-        replace.install()
+        replace_gloo()
 
 
 def autoload() -> None:

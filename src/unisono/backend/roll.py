@@ -23,13 +23,15 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
+from unisono.runtime.monitor import Loss
 from unisono.transport.host import Host, barred, unseen
+from unisono.transport.layout import ABSENT, FAREWELL, JOINED, LEFT, PID, Layout
 from unisono.transport.process import Identity, alive, fate, ticks
-from unisono.transport.segment import ABSENT, FAREWELL, JOINED, LEFT, PID, Layout, Segment, StoreLike
+from unisono.transport.segment import Segment, StoreLike
 from unisono.units import show_nbytes
-from unisono.watch.account import REPLACED
-from unisono.watch.farewell import Loss, lost, read_farewell
+from unisono.watch.exit_notes import lost, read_exit_note
 from unisono.watch.page import watch
+from unisono.watch.peer_state import REPLACED
 
 __all__ = ["JobStore", "Roll", "default_nonce"]
 
@@ -247,7 +249,7 @@ class Roll:
         world = _default.memory() if self.counted and _default is not None else None
         name = self._names[rank]
         if world is not None and name < world.layout.world_size and world.identity(name) == who:
-            state, left = world.state(name), read_farewell(world.text(name, FAREWELL))
+            state, left = world.state(name), read_exit_note(world.text(name, FAREWELL))
         start = f"rank {name} (pid {who.pid} on {socket.gethostname()})"
         if note is not None and note.trouble:
             return Loss(f"{start} {note.trouble}")

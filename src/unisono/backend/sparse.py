@@ -8,7 +8,7 @@ from torch._C._distributed_c10d import Work
 from unisono.backend.operations import Operation
 from unisono.backend.work import FinishedWork
 from unisono.errors import UsageError
-from unisono.watch.call import Call, name_of_dtype
+from unisono.runtime.call import Call, name_of_dtype
 
 __all__ = ["all_reduce_sparse"]
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from unisono.errors import UsageError
+from unisono.runtime.call import name_of_dtype
 from unisono.transport.inference import plain
-from unisono.watch.call import name_of_dtype
 
 __all__ = ["PLAIN", "Result", "as_bytes", "check", "flat_input", "late", "ordinary", "overlap", "separate"]
 

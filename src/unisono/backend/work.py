@@ -7,8 +7,8 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch.autograd import profiler
 
-from unisono.runtime.lane import Lane
-from unisono.runtime.point_to_point import Message
+from unisono.runtime.message import Message
+from unisono.runtime.queue import CallQueue
 from unisono.runtime.task import Task
 
 __all__ = ["DONE", "PendingWork"]
@@ -68,7 +68,7 @@ class PendingWork(Work):
     The future completes with the list of output tensors, or raises the error.
     """
 
-    def __init__(self, lane: Lane, task: Task) -> None:
+    def __init__(self, lane: CallQueue, task: Task) -> None:
         super().__init__()
         self._access, self._task = lane.access, task
 

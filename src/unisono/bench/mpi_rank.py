@@ -8,7 +8,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from unisono.bench.mpiexec import RANK_VARIABLES
-from unisono.watch.threads import OwnThread
+from unisono.transport.process import OwnThread
 
 __all__ = ["main"]
 

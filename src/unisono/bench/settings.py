@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from unisono.algorithms import names
 from unisono.errors import UsageError
+from unisono.runtime import header
 from unisono.units import show_nbytes
-from unisono.watch import header
 
 __all__ = [
     "COLLECTIVES",

@@ -20,7 +20,7 @@ from rich.text import Text
 from unisono.cli.common import say, show
 from unisono.errors import UsageError
 from unisono.units import show_nbytes, show_seconds
-from unisono.watch import ask
+from unisono.watch import page
 from unisono.watch.status import GroupStatus, Job, RankStatus, snapshot, span
 
 __all__ = ["NOTHING_EXIT", "ps"]
@@ -74,7 +74,7 @@ def _follow(pid: int | None, interval: float) -> None:
 
 
 def _print(jobs: Sequence[Job], pid: int | None, as_json: bool, stacks: bool) -> None:
-    answers = [ask.stacks(job) if stacks else {} for job in jobs]
+    answers = [page.stacks(job.identities) if stacks else {} for job in jobs]
     if as_json and jobs:
         say(json.dumps([_plain(job, found) for job, found in zip(jobs, answers, strict=True)], indent=2))
     for job, found in zip(jobs, answers, strict=True) if not as_json else ():
@@ -104,7 +104,7 @@ def _dump(jobs: Sequence[Job], folder: Path, pid: int | None) -> None:
     if len(jobs) > 1:
         pids = ", ".join(str(job.pid) for job in jobs)
         raise UsageError(f"--dump takes one job, but there are {len(jobs)}: name one by a pid ({pids})")
-    answers = ask.records(jobs[0], str(folder))
+    answers = page.records(jobs[0].identities, str(folder))
     for rank, answer in answers.items():
         say(f"rank {rank}: {answer.removeprefix('! ')}" if answer.startswith("! ") else f"rank {rank} wrote {answer}")
     if any(answer.startswith("! ") for answer in answers.values()):

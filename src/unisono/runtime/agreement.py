@@ -77,8 +77,8 @@ def agreement(p: "Primitives") -> Agreement:
             mapped = words(control[w.MAPPED], size)
             for peer in range(size):
                 at = mapped[peer] + words(offer_at(control, meeting, peer), 2)[1] - 1
-                bases[2 * size + 1 + peer] = at
-                bases[3 * size + 1 + peer] = at
+                bases[control[w.PEER_INPUTS] + peer] = at
+                bases[control[w.PEER_OUTPUTS] + peer] = at
             pushes = root >= 0 and complete and words(offer_at(control, meeting, root), 2)[0] & 1 != 0
             return PUSHED if pushes and call[w.PUSHED] > 0 else DIRECT
         call[w.HOPES] = 0
@@ -135,7 +135,7 @@ def _extents(p: "Primitives") -> Any:
         """Bytes of the memory from the first input block on that peers read on this rank; 0 where it does not lie
         together, or where results are written to it before peers have read it.
         """
-        size, count = control[w.SIZE], call[w.IN_BLOCKS]
+        output, count = control[w.OUTPUT_BASE], call[w.IN_BLOCKS]
         sizes = words(call[w.IN_SIZES], count)
         total, end = 0, bases[0]
         for block in range(count):
@@ -144,10 +144,10 @@ def _extents(p: "Primitives") -> Any:
             total += sizes[block]
             end += sizes[block]
         if call[w.EXCLUSIVE] > 0:
-            if bases[0] == bases[size]:
+            if bases[0] == bases[output]:
                 return 0
             for block in range(call[w.OUT_BLOCKS] if call[w.LISTED] & w.OUTPUTS else 0):
-                if bases[0] <= bases[size + block] < end:
+                if bases[0] <= bases[output + block] < end:
                     return 0
         return total
 

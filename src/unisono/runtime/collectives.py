@@ -1,8 +1,7 @@
-"""The lane of collectives: first come, first served, one meeting at a time, every call guarded."""
+"""The queue of collectives: first come, first served, one meeting at a time, every call guarded."""
 
 import itertools
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,32 +9,25 @@ from typing import Any
 import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
+from unisono.runtime.call import Call, Site
 from unisono.runtime.control import Control
-from unisono.runtime.lane import Lane
-from unisono.runtime.outcome import Agreed, broken, keep_shared
-from unisono.runtime.parley import parley
+from unisono.runtime.monitor import Loss, Monitor
 from unisono.runtime.prepared import Places, Prepared, Preparer
-from unisono.runtime.progress import INLINE, AsyncProgress
-from unisono.runtime.reentry import interruption
-from unisono.runtime.task import Task, brief, telling
+from unisono.runtime.queue import CallQueue
+from unisono.runtime.site import call_site
+from unisono.runtime.task import Agreed, Task, brief, broken, interruption, keep_shared, telling
 from unisono.runtime.words import ABANDONED as LOST
 from unisono.runtime.words import DIFFERS, DONE, UNREADY, WAITS
-from unisono.runtime.zero_copy import ZeroCopy
+from unisono.runtime.worker import INLINE, AsyncProgress
 from unisono.transport.board import Board
 from unisono.transport.futex import LINGER
 from unisono.transport.inference import outside_inference
-from unisono.transport.layout import ABANDONED
+from unisono.transport.layout import ABANDONED, ISSUED
+from unisono.transport.neighbours import Neighbours
 from unisono.transport.process import Identity
-from unisono.transport.segment import COMPLETED, ISSUED
-from unisono.watch.account import lateness, losses
-from unisono.watch.call import Call, Site, call_site
-from unisono.watch.farewell import lost
-from unisono.watch.flight import CollectiveRecord
-from unisono.watch.guard import Disagreement, disagreement
 
-__all__ = ["CollectiveLane", "CollectiveTask", "Part"]
+__all__ = ["CollectiveQueue", "CollectiveTask", "Part"]
 
-_PATIENCE = int(1e9 * LINGER)  # ns
 _Memory = torch.Tensor | Places
 Part = tuple[Prepared, _Memory, _Memory]
 """A program of a call, its output and its input."""
@@ -58,22 +50,22 @@ class CollectiveTask(Task):
         self.parts, self.deliver, self.begun = list(parts), deliver, False
 
 
-class CollectiveLane(Lane):
+class CollectiveQueue(CallQueue):
     """Runs prepared calls (runtime/prepared.py) over a board, in the order in which they were issued."""
 
-    def __init__(self, board: Board, names: Sequence[int], label: str) -> None:
-        super().__init__(board.segment, board.rank, names, label)
+    def __init__(self, board: Board, names: Sequence[int], label: str, monitor: Monitor) -> None:
+        super().__init__(board.segment, board.rank, names, label, monitor)
         self._board = board
         self._queue: deque[CollectiveTask] = deque()
-        self._incoming: deque[CollectiveTask] = deque()  # issued, not taken in yet by whoever holds the lane
+        self._incoming: deque[CollectiveTask] = deque()  # issued, not taken in yet by whoever holds the queue
         self._issuing = threading.RLock()
         self._numbers = itertools.count(1)
         self.calls = 0  # completed
         self._longs, self._issued = board.segment.longs, 0
         self._abandoned_at = board.segment.field(board.rank, ABANDONED)
-        self._flight = CollectiveRecord(label, names, board.rank, _counts(board), board.segment.nonce)
-        self.zero_copy = ZeroCopy(board, names, label)
-        self._control = Control(board, self._flight, self.zero_copy.neighbours.bases)
+        self._books = monitor.books
+        self.neighbours = Neighbours(board.segment, board.rank, board.size)
+        self._control = Control(board, monitor.books, self.neighbours.bases)
         self._at = self._control.address
         self.preparer = Preparer(board, self._control)
         self._progress = AsyncProgress(board.segment)
@@ -91,17 +83,17 @@ class CollectiveLane(Lane):
 
     def _issue(self, call: Call) -> None:
         """One more call issued."""
-        calls, number = self._flight.calls, next(self._numbers)
+        calls, number = self._books.calls, next(self._numbers)
         self._issued, calls[number % len(calls)] = number, call
         self.preparer.issued(self._at, number)
 
     def _take_in(self) -> None:
-        """Queues what was issued while another thread held the lane. Lock held."""
+        """Queues what was issued while another thread held the queue. Lock held."""
         while self._incoming:
             self._queue.append(self._incoming.popleft())
 
     def submit(self, task: Task, background: bool) -> None:
-        """Takes a call in, see `Lane`; where cores are free for the worker it is left to that at once."""
+        """Takes a call in, see `CallQueue`; where cores are free for the worker it is left to that at once."""
         if not background or telling() or not self._makes_progress():
             super().submit(task, background)
             return
@@ -111,9 +103,9 @@ class CollectiveLane(Lane):
         with self._issuing:
             self._refuse_if_failed()
             self._issue(task.call)
-            self._flight.locate(self._issued, task.site)
+            self.monitor.located(self._issued, task.site)
             self._incoming.append(task)
-        self._wake_worker()
+        self._worker.wake()
 
     def _makes_progress(self) -> bool:
         """Whether calls of the background are left to the worker at once."""
@@ -131,7 +123,7 @@ class CollectiveLane(Lane):
         options: Any,
         background: bool = False,
     ) -> Task | None:
-        """Carries a prepared call out, if the lane is free; else returns None, nothing done. Raises the call's error.
+        """Carries a prepared call out, if the queue is free; else returns None, nothing done. Raises the call's error.
 
         ``target``, ``source``: the addresses of its output and of its input. Where the peers do not come at once it
         becomes a task like any other; only then is it asked what the ``timeout`` of the ``options`` is (seconds). In
@@ -149,9 +141,9 @@ class CollectiveLane(Lane):
                 if self._queue or self._incoming or self.failed is not None:
                     return None
                 try:
-                    calls, number = self._flight.calls, next(self._numbers)
+                    calls, number = self._books.calls, next(self._numbers)
                     self._issued, calls[number % len(calls)] = number, prepared.call
-                    patience = int(1e9 * brief(prepared.call)) if background else _PATIENCE
+                    patience = brief(prepared.call) if background else LINGER
                     outcome = prepared.run(prepared.address, self._at, number, self.calls, patience, target, source, 0)
                     if outcome == DONE:
                         self.calls += 1
@@ -166,7 +158,8 @@ class CollectiveLane(Lane):
                     keep_shared([part[1]])
                     self._give_up(error if isinstance(error, UnisonoError) else interruption(error))
                     raise
-            return self._left(task, background)
+            self.leave(task, background)
+            return task
         except UnisonoError:
             raise
         except BaseException as error:  # nobody can take it up again
@@ -174,21 +167,10 @@ class CollectiveLane(Lane):
                 self.abandon(task, error)
             raise
 
-    def _left(self, task: CollectiveTask, background: bool) -> Task:
-        """What becomes of a call that was not done at once."""
-        if background and not task.done:
-            with self._lock:
-                task.site = call_site()
-                self._locate(task, task.site)
-            self._wake_worker()
-        elif not background:
-            self.finish(task, held=False)
-        return task
-
     def _locate(self, task: Task, site: Site) -> None:
         queue = self._queue
         newest = not queue or task is queue[-1]
-        self._flight.locate(self._issued if newest else self._number_of(task), site)
+        self.monitor.located(self._issued if newest else self._number_of(task), site)
 
     def _number_of(self, task: Task) -> int:
         """Counted from 1."""
@@ -198,7 +180,7 @@ class CollectiveLane(Lane):
         """The others will come to this call, so it goes on in the background."""
         error = self._complaint(task, f"{task.call.describe(self._names)} goes on in the background.")
         if error is not None:
-            self._wake_worker()
+            self._worker.wake()
         return error
 
     def _under_way(self) -> Sequence[Task]:
@@ -210,14 +192,14 @@ class CollectiveLane(Lane):
         self._take_in()
         while queue:
             self._go_on(queue[0], None, linger)
-            if self.ahead or (queue and queue[0].begun):  # others wait for the lane, or for the call just done
+            if self.ahead or (queue and queue[0].begun):  # others wait for the queue, or for the call just done
                 return
             self._take_in()
 
     def _go_on(self, task: CollectiveTask, outcome: int | None, linger: bool) -> None:
         """Carries the head of the queue as far as it goes, after ``outcome`` of its last run, if there was one."""
         try:
-            self._advance(task, outcome, LINGER if linger else 0.0)
+            self._advance(task, outcome, LINGER if linger else 0)
         except Agreed as agreed:  # all ranks have met over it: the group stays usable
             if self.failed is None:  # unless one could not be heard
                 self.preparer.completed(self._at, self.calls)
@@ -225,7 +207,7 @@ class CollectiveLane(Lane):
         except UnisonoError as error:
             self._fail(task, error)
 
-    def _advance(self, task: CollectiveTask, outcome: int | None, patience: float) -> None:
+    def _advance(self, task: CollectiveTask, outcome: int | None, patience: int) -> None:
         """Raises the call's error."""
         while True:
             prepared, output, tensor = task.parts[0]
@@ -239,9 +221,9 @@ class CollectiveLane(Lane):
                 outcome = None
                 continue
             if outcome == LOST:
-                self.zero_copy.check_abandoned(task.call)
+                self._check_abandoned(task.call)
             elif outcome == UNREADY:
-                self.zero_copy.map_peers(prepared.root_read)
+                self.neighbours.map_peers(prepared.root_read)
             outcome = None
             if len(task.parts) > 1:
                 del task.parts[0]
@@ -254,11 +236,11 @@ class CollectiveLane(Lane):
                 self._next(task)
             return
 
-    def _run(self, prepared: Prepared, output: _Memory, tensor: _Memory, patience: float, resumed: bool) -> int:
+    def _run(self, prepared: Prepared, output: _Memory, tensor: _Memory, patience: int, resumed: bool) -> int:
         """One run of the interpreter."""
         try:
             return prepared.run(
-                prepared.address, self._at, 0, self.calls, int(1e9 * patience),
+                prepared.address, self._at, 0, self.calls, patience,
                 output.data_ptr(), tensor.data_ptr(), int(resumed),
             )  # fmt: skip
         except UnisonoError:
@@ -285,36 +267,40 @@ class CollectiveLane(Lane):
 
     def _check(self, task: CollectiveTask) -> None:
         """The guard, after the first meeting of a call whose headers are not as expected. Raises `Agreed`."""
-        board, call = self._board, task.call
-        headers = board.headers()
-        found = disagreement(call, headers, board.size, self._names)
-        if found is not None:
-            self._report(call, task.site, found)
-        if call.refused:
-            raise Agreed(call.mistake(self._names[board.rank]))
+        call, headers = task.call, self._board.headers()
+        words, agreed = self.monitor.met(call, self.calls + 1, task.site, headers, self._meeting())
+        if call.refused and agreed:
+            raise Agreed(call.mistake(self._names[self._rank]))
+        if words:  # every rank has seen the same headers, so every rank comes here
+            error = MismatchError(words)
+            self.monitor.failed(error)
+            if not agreed:
+                self._give_up(error)
+            raise Agreed(error)
         task.parts[0][0].adapt(headers)
 
-    def _report(self, call: Call, issued: Site | None, found: Disagreement) -> None:
-        """Every rank has seen the same headers, so every rank comes here: tell each other in words, then raise."""
-        number, place = self.calls + 1, issued or call_site()
-        if issued is None:
-            self._flight.locate(number, place)
-        text, agreed = parley(self._board, self._names, self._label, number, call, place, found, self._meeting())
-        if agreed and call.refused:
-            raise Agreed(call.mistake(self._names[self._board.rank]))
-        error = MismatchError(text)
-        self._save_record(error)
-        if not agreed:
-            self._give_up(error)
-        raise Agreed(error)
+    def _check_abandoned(self, call: Call) -> None:
+        """Raises `PeerLostError` if a peer has given up the call that has just been carried out directly.
+
+        It has come to the last meeting, but its tensor was its user's again before all had read it.
+        """
+        number, field = self.calls + 1, self._segment.field
+        gone = [rank for rank in range(self._board.size) if self._longs[field(rank, ABANDONED)] == number]
+        if gone:
+            what = f"{call.describe(self._names)}, call no. {number} of {self._label}, has no result to be trusted"
+            words = "gave the call up while its tensor was in use"
+            losses = [self.monitor.loss(rank) or Loss(f"rank {self._names[rank]} {words}") for rank in gone]
+            raise self.monitor.lost(what, losses)
 
     def _meeting(self) -> Callable[[], bool]:
         """A meeting apart from any call: comes to it, and tells whether all have come; to be called until they have."""
-        alone, resumed = self.preparer.meeting(), False
+        alone: Prepared | None = None
+        resumed = False
 
         def meet() -> bool:
-            nonlocal resumed
-            outcome = alone.run(alone.address, self._at, 0, 0, int(1e9 * LINGER), 0, 0, int(resumed))
+            nonlocal alone, resumed
+            alone = alone or self.preparer.meeting()
+            outcome = alone.run(alone.address, self._at, 0, 0, LINGER, 0, 0, int(resumed))
             resumed = True
             return outcome == DONE
 
@@ -329,14 +315,13 @@ class CollectiveLane(Lane):
         if not self._queue:
             return
         task, board = self._queue[0], self._board
-        gone = losses(board.segment, board.missing(), self._names)
+        gone = self.monitor.losses(board.missing())
         if board.full():  # they came in the meantime
             return
         if gone:
-            self._lose(task, lost(self.explain(task, "can not end", briefly=True), gone))
-        elif time.monotonic() > task.deadline:
-            waited = task.deadline - task.issued
-            self._fail(task, CollectiveTimeout(self.explain(task, f"did not end within its timeout of {waited:g} s")))
+            self._lose(task, self.monitor.lost(self.explain(task, "can not end", briefly=True), gone))
+        elif words := task.overdue():
+            self._fail(task, CollectiveTimeout(self.explain(task, words)))
 
     def _needs(self, task: Task) -> list[Identity]:
         """Those who are missing and have not issued the call that the head of the queue is."""
@@ -345,7 +330,7 @@ class CollectiveLane(Lane):
         return [board.segment.identity(rank) for rank in missing]
 
     def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
-        """A call that did not end; see `Lane`."""
+        """A call that did not end; see `CallQueue`."""
         board = self._board
         missing = board.missing()
         absent = [self._names[r] for r in missing]
@@ -359,10 +344,10 @@ class CollectiveLane(Lane):
         if briefly:
             return text
         arrived = f" (arrived: {', '.join(map(str, here)) or 'none'})"
-        return text + arrived + lateness(board.segment, self._watch, missing, self._names, 0.3)
+        return text + arrived + self.monitor.lateness(missing)
 
     def _fail(self, task: Task, error: UnisonoError) -> None:
-        self._save_record(error)
+        self.monitor.failed(error)
         self._give_up(error)
 
     def _fail_all(self, error: UnisonoError) -> None:
@@ -381,10 +366,3 @@ class CollectiveLane(Lane):
 _ENDED = Task(Call("barrier"), [], 0.0)
 _ENDED.done = True
 """Stands for every call that was done at once."""
-
-
-def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:
-    """Tells how many calls this rank has issued and completed, and how many any rank has issued at most."""
-    longs, everybody = board.segment.longs, [board.segment.field(rank, ISSUED) for rank in range(board.size)]
-    issued, completed = everybody[board.rank], board.segment.field(board.rank, COMPLETED)
-    return lambda: (longs[issued], longs[completed], max(longs[place] for place in everybody))

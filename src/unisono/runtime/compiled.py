@@ -1,23 +1,79 @@
-"""The interpreter as compiled loops: whole calls in one call of C, without the interpreter's lock.
+"""Compiled loops as object code: functions that numba compiles, which Python calls without numba. Needs numba.
 
-Needs numba (`unisono[fast]`), and is imported only where loops are compiled (loops.py).
+Imported only where loops are compiled (loops.py). An entry is what CPython asks of a function in C: it takes its
+arguments as an array of Python's integers (METH_FASTCALL), lets go of the interpreter's lock, runs the loop and returns
+an integer. All else, numba's own services above all, is dropped, so that the code needs nothing but the C library and
+CPython (object_code.py).
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
+from numba import cfunc
 from numba.np.numpy_support import carray
 
 from unisono.runtime.compiled_ops import COMPILED
 from unisono.runtime.interpreter import interpreter
-from unisono.transport.atomics import inner, pointer
+from unisono.runtime.message_interpreter import message_loops
+from unisono.runtime.object_code import machine, pack, symbol
+from unisono.transport.atomics import inner, pointer, types
 
-__all__ = ["loops_of"]
+__all__ = ["compiled", "loops_of"]
+
+_ENTRY = """
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyLong_FromLongLong(i64)
+declare ptr @PyErr_Occurred()
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare i32 @"{loop}"(ptr, ptr{words})
+
+define ptr @{name}(ptr %self, ptr %arguments, i64 %count) {{
+  %result = alloca i64
+  %error = alloca ptr
+  %known = icmp eq i64 %count, {count}
+  br i1 %known, label %take, label %fail
+take:
+{take}
+  %failed = call ptr @PyErr_Occurred()
+  %taken = icmp eq ptr %failed, null
+  br i1 %taken, label %go, label %fail
+go:
+  %thread = call ptr @PyEval_SaveThread()
+  %status = call i32 @"{loop}"(ptr %result, ptr %error{given})
+  call void @PyEval_RestoreThread(ptr %thread)
+  %found = load i64, ptr %result
+  %object = call ptr @PyLong_FromLongLong(i64 %found)
+  ret ptr %object
+fail:
+  ret ptr null
+}}
+define void @NRT_incref(ptr %object) alwaysinline {{
+  ret void
+}}
+define void @NRT_decref(ptr %object) alwaysinline {{
+  ret void
+}}
+"""
+"""An entry to a loop as numba calls it, and no counts of references to numba's memory, of which loops have none."""
+_TAKE = """
+  %at{k} = getelementptr ptr, ptr %arguments, i64 {k}
+  %object{k} = load ptr, ptr %at{k}
+  %word{k} = call i64 @PyLong_AsLongLong(ptr %object{k})
+"""
+_SERVICES = {
+    "PyErr_Occurred", "PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_AsLongLong", "PyLong_FromLongLong",
+    "clock_gettime", "memcpy", "sched_yield", "syscall",
+}  # fmt: skip
 
 
-def loops_of(dtype_name: str) -> dict[str, Callable[..., int]]:
-    """The loops for a dtype (by numpy's name, see compiled_ops.py), which take addresses and numbers."""
+def loops_of(dtype_name: str | None) -> dict[str, Callable[..., int]]:
+    """The loops for a dtype (by numpy's name), or of messages (None), which take addresses and numbers."""
+    if dtype_name is None:
+        return message_loops(COMPILED)
     dtype, made = getattr(np, dtype_name), interpreter(COMPILED)
     go, note_issued, note_completed = inner(made.run), inner(made.issued), inner(made.completed)
 
@@ -37,3 +93,37 @@ def loops_of(dtype_name: str) -> dict[str, Callable[..., int]]:
         return note_completed(control_at, done)
 
     return {"run": run, "issued": issued, "completed": completed}
+
+
+def _entry(loop: Callable[..., int], name: str) -> Any:
+    """The module of the entry called ``name`` to ``loop``, which takes integers."""
+    count = len(inspect.signature(loop).parameters)
+    made = cfunc(types.intp(*[types.intp] * count), error_model="numpy")(loop)
+    module = llvm.parse_assembly(made.inspect_llvm())
+    entry = _ENTRY.format(
+        name=name,
+        loop=made.native_name.removeprefix("cfunc."),
+        count=count,
+        words=", i64" * count,
+        take="".join(_TAKE.format(k=k) for k in range(count)),
+        given="".join(f", i64 %word{k}" for k in range(count)),
+    )
+    module.link_in(llvm.parse_assembly(entry))
+    for defined in (*module.functions, *module.global_variables):
+        if not defined.is_declaration and defined.name != name:
+            defined.linkage = "internal"
+    return module
+
+
+def compiled(kind: str, loops: Mapping[str, Callable[..., int]]) -> bytes:
+    """Object code of ``loops``, for which object_code.py makes functions of the same names."""
+    module, *others = [_entry(loop, symbol(kind, name)) for name, loop in loops.items()]
+    for other in others:
+        module.link_in(other)
+    builder = llvm.create_pass_builder(machine(), llvm.create_pipeline_tuning_options(3))
+    builder.getModulePassManager().run(module, builder)
+    needed = {function.name for function in module.functions if function.is_declaration}
+    unknown = {name for name in needed - _SERVICES if not name.startswith("llvm.")}
+    if unknown:
+        raise RuntimeError(f"the loops call {sorted(unknown)}, which nobody has where numba is not loaded")
+    return pack(list(loops), machine().emit_object(module))

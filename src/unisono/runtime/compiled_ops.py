@@ -18,13 +18,14 @@ from unisono.transport.atomics import (
     inner,
     intrinsic,
     load_acquire32,
+    load_acquire64,
     pointer,
     relax,
     store_release32,
     store_release64,
     types,
 )
-from unisono.transport.native import copy, now, pause, store, wake
+from unisono.transport.native import copy, now, pause, sleep, store, wake
 
 __all__ = ["COMPILED"]
 
@@ -361,6 +362,12 @@ def _arrive(address: int, full: int) -> None:
 
 
 @inner
+def _ring(address: int) -> None:
+    fetch_add(address, 1)
+    wake(address)
+
+
+@inner
 def _equal(one: int, other: int, nbytes: int) -> bool:
     """Of whole words."""
     mine, theirs = _words(one, nbytes // 8), _words(other, nbytes // 8)
@@ -375,12 +382,15 @@ COMPILED = Primitives(
     words=_words,
     arrive=_arrive,
     load_acquire32=load_acquire32,
+    load_acquire64=load_acquire64,
     relax=relax,
     store_release32=store_release32,
     store_release64=store_release64,
     store=store,
     now=now,
     pause=pause,
+    sleep=sleep,
+    ring=_ring,
     equal=_equal,
     copy=copy,
     widen=_widen,

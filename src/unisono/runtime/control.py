@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from unisono.program.bind import Bases
-from unisono.runtime.words import BLOCK, CONTROL, MODE
+from unisono.runtime import words as w
+from unisono.runtime.monitor import Books
 from unisono.transport.arena import BOUNDS
 from unisono.transport.board import Board
 from unisono.transport.futex import CROWDED
 from unisono.transport.layout import ABANDONED, COMPLETED, COMPLETED_AT, HEADER, ISSUED, ISSUED_AT, MEETINGS, MOMENTS
-from unisono.watch.flight import CollectiveRecord
 
 __all__ = ["Control"]
 
@@ -24,60 +24,40 @@ yield may hand it to another program for a slice of the scheduler's; hardly at a
 class Control:
     """See words.py; ``address`` is what interpreters are given."""
 
-    def __init__(self, board: Board, flight: CollectiveRecord, mapped: Any) -> None:
+    def __init__(self, board: Board, books: Books, mapped: Any) -> None:
         size, segment = board.size, board.segment
-        self._scratch = np.zeros(16 * BLOCK + 8 * (8 * size + 64), np.uint8)
-        self._bases = self._table_of_bases(board)
+        self._scratch = np.zeros(16 * w.BLOCK + 8 * (8 * size + 64), np.uint8)
+        bases = Bases(size)
+        self._bases = _table(bases, board)
         self._temps: list[Any] = []
         layout, base = segment.layout, segment.address
         record = base + 8 * segment.field(board.rank, 0)
-        places = {
-            "rank": board.rank,
-            "size": size,
-            "counters": base + layout.counters,
-            "headers": base + layout.headers,
-            "header": layout.header,
-            "begun": record + 8 * MEETINGS,
-            "issued": record + 8 * ISSUED,
-            "completed": record + 8 * COMPLETED,
-            "completed_at": record + 8 * COMPLETED_AT,
-            "header_place": record + 8 * HEADER,
-            "issued_at": record + 8 * ISSUED_AT,
-            "issued_kept": MOMENTS,
-            "moments": flight.moments.buffer_info()[0],
-            "ends": flight.ends.buffer_info()[0],
-            "kept": len(flight.moments),
-            "base": base,
-            "scratch": self._scratch.ctypes.data,
-            "places": self._scratch.ctypes.data + 16 * BLOCK,
-            "crowded": ctypes.addressof(CROWDED),
-            "offers": base + layout.offers,
-            "bounds": ctypes.addressof(BOUNDS),
-            "mapped": ctypes.addressof(mapped),
-            "abandoned": base + 8 * segment.field(0, ABANDONED),
-            "record": layout.RECORD,
-            "bases": self._bases.buffer_info()[0],
-            "position": board.position.buffer_info()[0],
-            "spins": _CROWDED_SPINS if segment.crowded else _SPINS,
-        }
-        self._words = array("q", [places.get(name, 0) for name in CONTROL])
-        self.address = self._words.buffer_info()[0]
-
-    @staticmethod
-    def _table_of_bases(board: Board) -> "array[int]":
-        """With the staging areas in it, three halves running."""
-        bases, layout = Bases(board.size), board.segment.layout
-        table = array("q", bytes(8 * bases.length))
-        for half in (0, 1, 2):
-            for rank in range(board.size):
-                place = layout.stages + ((half & 1) * board.size + rank) * layout.stage
-                table[bases.stage(rank, half)] = board.segment.address + place
-        return table
+        words = self._words = array("q", bytes(8 * w.CONTROL_WORDS))
+        self.address = words.buffer_info()[0]
+        words[w.RANK], words[w.SIZE], words[w.BASE] = board.rank, size, base
+        words[w.COUNTERS], words[w.POSITION] = base + layout.counters, board.position.buffer_info()[0]
+        words[w.HEADERS], words[w.HEADER] = base + layout.headers, layout.header
+        words[w.HEADER_PLACE], words[w.BEGUN] = record + 8 * HEADER, record + 8 * MEETINGS
+        words[w.ISSUED], words[w.COMPLETED] = record + 8 * ISSUED, record + 8 * COMPLETED
+        words[w.COMPLETED_AT] = record + 8 * COMPLETED_AT
+        words[w.ISSUED_AT], words[w.ISSUED_KEPT] = record + 8 * ISSUED_AT, MOMENTS
+        words[w.MOMENTS], words[w.ENDS] = books.moments.buffer_info()[0], books.ends.buffer_info()[0]
+        words[w.KEPT] = len(books.moments)
+        words[w.SCRATCH] = self._scratch.ctypes.data
+        words[w.PLACES] = words[w.SCRATCH] + 16 * w.BLOCK
+        words[w.OFFERS], words[w.BASES] = base + layout.offers, self._bases.buffer_info()[0]
+        words[w.BOUNDS], words[w.MAPPED] = ctypes.addressof(BOUNDS), ctypes.addressof(mapped)
+        words[w.ABANDONED_AT], words[w.RECORD] = base + 8 * segment.field(0, ABANDONED), layout.RECORD
+        words[w.OUTPUT_BASE], words[w.TEMP_BASE], words[w.STAGE_BASES] = bases.output(), bases.temp, bases.stages
+        words[w.PEER_INPUTS], words[w.PEER_OUTPUTS] = bases.peer_input(0), bases.peer_output(0)
+        words[w.BASES_COUNT] = bases.length
+        words[w.CROWDED] = ctypes.addressof(CROWDED)
+        words[w.SPINS] = _CROWDED_SPINS if segment.crowded else _SPINS
 
     @property
     def mode(self) -> int:
         """How the call that ran last went; see agreement.py."""
-        return self._words[MODE]
+        return self._words[w.MODE]
 
     def temp(self, nbytes: int) -> int:
         """The address of temporary memory of ``nbytes`` at least, which all calls share: one is under way at a time.
@@ -87,3 +67,13 @@ class Control:
         if not self._temps or self._temps[-1].nbytes < nbytes:
             self._temps.append(np.empty(max(1 << 16, 2 * nbytes), np.uint8))
         return int(self._temps[-1].ctypes.data)
+
+
+def _table(bases: Bases, board: Board) -> "array[int]":
+    """The table of base addresses, with the staging areas in it, three halves running."""
+    layout, table = board.segment.layout, array("q", bytes(8 * bases.length))
+    for half in (0, 1, 2):
+        for rank in range(board.size):
+            place = layout.stages + ((half & 1) * board.size + rank) * layout.stage
+            table[bases.stage(rank, half)] = board.segment.address + place
+    return table

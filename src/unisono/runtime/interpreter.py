@@ -33,11 +33,9 @@ from unisono.program.bind import (
     WORDS,
 )
 from unisono.runtime import words as w
-from unisono.runtime.agreement import AGAIN, DIRECT, PUSHED, STAGED, agreement
+from unisono.runtime.agreement import AGAIN, DIRECT, PUSHED, STAGED, Agreement, agreement
 
 __all__ = ["Interpreter", "Primitives", "interpreter"]
-
-_CONTROL = len(w.CONTROL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +46,29 @@ class Primitives:
     ``arrive(address, full)`` adds one to a 32-bit word, after everything before, and wakes its sleepers if that makes
     it full. ``relax()`` is called between looks at a word. ``store(address, value)`` stores a 64-bit word that others
     may see at any time. ``now()``: ``time.monotonic_ns``. ``pause(address, seen, limit, crowded)`` yields the core
-    once, or sleeps on a word that is still ``seen``. ``equal(one, other, nbytes)``, ``copy(target, source, nbytes)``:
-    of bytes. ``widen`` and ``narrow`` ``(target, source, nbytes, sample)`` bring elements of the user's dtype,
-    ``nbytes`` of them, into accumulators and back. ``combine(scratch, places, parts, targets, nbytes, op, size,
-    sample)`` combines the first ``parts`` of the addresses ``places``, in that order, into the ``targets`` that follow;
-    each is followed, ``parts + targets`` words on, by whether it holds accumulators; an AVG is divided by ``size``, if
-    that is not 0. ``slowness``: how many times as long as compiled loops these take.
+    once, or sleeps on a word that is still ``seen``; ``sleep(address, seen, nanoseconds)`` does the latter. ``ring``
+    adds one to a 32-bit word, after everything before, and wakes its sleepers. ``equal(one, other, nbytes)``,
+    ``copy(target, source, nbytes)``: of bytes, equal of whole words. ``widen`` and ``narrow`` ``(target, source,
+    nbytes, sample)`` bring elements of the user's dtype, ``nbytes`` of them, into accumulators and back.
+    ``combine(scratch, places, parts, targets, nbytes, op, size, sample)`` combines the first ``parts`` of the addresses
+    ``places``, in that order, into the ``targets`` that follow; each is followed, ``parts + targets`` words on, by
+    whether it holds accumulators; an AVG is divided by ``size``, if that is not 0. ``slowness``: how many times as long
+    as compiled loops these take.
     """
 
     inner: Callable[[Any], Any]
     words: Callable[[int, int], Any]
     arrive: Callable[[int, int], Any]
     load_acquire32: Callable[[int], int]
+    load_acquire64: Callable[[int], int]
     relax: Callable[[], Any]
     store_release32: Callable[[int, int], Any]
     store_release64: Callable[[int, int], Any]
     store: Callable[[int, int], Any]
     now: Callable[[], int]
     pause: Callable[[int, int, int, int], Any]
+    sleep: Callable[[int, int, int], Any]
+    ring: Callable[[int], Any]
     equal: Callable[[int, int, int], bool]
     copy: Callable[[int, int, int], Any]
     widen: Callable[..., Any]
@@ -87,10 +90,10 @@ class Interpreter(NamedTuple):
 
 def interpreter(p: Primitives) -> Interpreter:
     """The interpreter made of primitives."""
-    words = p.words
-    begin = _beginning(p)
+    words, agreed = p.words, agreement(p)
+    begin = _beginning(p, agreed)
     issued, completed = _books(p)
-    interpret = _going_on(p, completed)
+    interpret = _going_on(p, agreed, completed)
 
     def run(
         call_at: int, control_at: int, number: int, done: int, patience: int, target: int, source: int, resumed: int,
@@ -102,7 +105,7 @@ def interpreter(p: Primitives) -> Interpreter:
         addresses of output and input, or of tables of their addresses; ``resumed``: whether to go on with the call
         under way, whose headers, if they were not as expected, have been found to agree.
         """
-        call, control = words(call_at, w.CALL_WORDS), words(control_at, _CONTROL)
+        call, control = words(call_at, w.CALL_WORDS), words(control_at, w.CONTROL_WORDS)
         if resumed == 0:
             if number > 0:
                 issued(control, number)
@@ -111,15 +114,15 @@ def interpreter(p: Primitives) -> Interpreter:
 
     return Interpreter(
         run,
-        lambda control_at, number: issued(words(control_at, _CONTROL), number),
-        lambda control_at, done: completed(words(control_at, _CONTROL), done),
+        lambda control_at, number: issued(words(control_at, w.CONTROL_WORDS), number),
+        lambda control_at, done: completed(words(control_at, w.CONTROL_WORDS), done),
     )
 
 
-def _going_on(p: Primitives, completed: Any) -> Any:
+def _going_on(p: Primitives, agreed: Agreement, completed: Any) -> Any:
     """What carries a call that has begun as far as it goes."""
-    choose, walk = _choosing(p), _walking(p)
-    differ, abandoned = _comparing(p), agreement(p).abandoned
+    choose, walk = _choosing(p, agreed), _walking(p)
+    differ, abandoned = _comparing(p), agreed.abandoned
 
     @p.inner
     def interpret(call: Any, control: Any, done: int, patience: int, sample: Any) -> Any:
@@ -144,9 +147,9 @@ def _going_on(p: Primitives, completed: Any) -> Any:
     return interpret
 
 
-def _beginning(p: Primitives) -> Any:
+def _beginning(p: Primitives, agreed: Agreement) -> Any:
     """What publishes a call."""
-    words, store, copy, lay = p.words, p.store, p.copy, agreement(p).lay
+    words, store, copy, lay = p.words, p.store, p.copy, agreed.lay
 
     @p.inner
     def begin(call: Any, control: Any, target: int, source: int) -> None:
@@ -155,8 +158,9 @@ def _beginning(p: Primitives) -> Any:
         control[w.FIRST], control[w.ITERATION], control[w.ROW], control[w.COUNTED] = meeting, 0, 0, 0
         control[w.PHASE], control[w.MODE], control[w.UNMAPPED] = 0, STAGED, 0
         control[w.TABLE] = call[w.STAGED]
-        bases = words(control[w.BASES], 7 * size + 1)
-        bases[0], bases[size], bases[2 * size] = source, target, call[w.TEMP]
+        bases = words(control[w.BASES], control[w.BASES_COUNT])
+        output = control[w.OUTPUT_BASE]
+        bases[0], bases[output], bases[control[w.TEMP_BASE]] = source, target, call[w.TEMP]
         if call[w.LISTED] & w.INPUTS:
             places = words(source, call[w.IN_BLOCKS])
             for block in range(call[w.IN_BLOCKS]):
@@ -164,7 +168,7 @@ def _beginning(p: Primitives) -> Any:
         if call[w.LISTED] & w.OUTPUTS:
             places = words(target, call[w.OUT_BLOCKS])
             for block in range(call[w.OUT_BLOCKS]):
-                bases[size + block] = places[block]
+                bases[output + block] = places[block]
         if call[w.HEADER_AT] > 0:
             mine = control[w.HEADERS] + ((meeting & 1) * size + control[w.RANK]) * control[w.HEADER]
             copy(mine, call[w.HEADER_AT] + call[w.STRIDE] * control[w.RANK], control[w.HEADER])
@@ -175,18 +179,17 @@ def _beginning(p: Primitives) -> Any:
     return begin
 
 
-def _choosing(p: Primitives) -> Any:
+def _choosing(p: Primitives, agreed: Agreement) -> Any:
     """What decides, after the first meeting, how a call goes."""
-    words, agree = p.words, agreement(p).agree
+    words, agree = p.words, agreed.agree
 
     @p.inner
     def choose(call: Any, control: Any) -> None:
         """After the first meeting and the guard: how the call goes, and with which row it goes on."""
         control[w.PHASE] = 2
-        meeting, size = control[w.FIRST], control[w.SIZE]
-        mode = STAGED
+        meeting, mode = control[w.FIRST], STAGED
         if call[w.OFFERED] > 0:
-            mode = agree(call, control, words(control[w.BASES], 7 * size + 1), meeting)
+            mode = agree(call, control, words(control[w.BASES], control[w.BASES_COUNT]), meeting)
         control[w.MODE] = mode
         if mode == AGAIN:
             control[w.FIRST], control[w.ROW] = meeting + 1, 0
@@ -215,7 +218,7 @@ def _walking(p: Primitives) -> Any:
     def walk(call: Any, control: Any, patience: int, sample: Any) -> Any:
         """Runs rows up to the end, or to a meeting that not all come to."""
         size = control[w.SIZE]
-        bases = words(control[w.BASES], 7 * size + 1)
+        bases = words(control[w.BASES], control[w.BASES_COUNT])
         table = control[w.TABLE]
         scalars = words(table, w.SCALARS)
         count, pieces = scalars[w.TABLE_ROWS] * WORDS, scalars[w.TABLE_PIECES]
@@ -335,7 +338,7 @@ def _executing(p: Primitives) -> Any:
     ) -> Any:
         """Row ``k`` in iteration ``i``; returns where the next one begins."""
         kind, size = rows[k + KIND], control[w.SIZE]
-        piece, stages = i - rows[k + LAG], 4 * size + 1
+        piece, stages = i - rows[k + LAG], control[w.STAGE_BASES]
         nbytes = min(rows[k + MOST], rows[k + LEFT] - piece * rows[k + SHRINK])
         if piece < 0 or piece >= pieces:
             nbytes = 0

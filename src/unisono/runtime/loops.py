@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.errors import UsageError
-from unisono.watch.threads import OwnThread
+from unisono.transport.process import OwnThread
 
 __all__ = ["KINDS", "MESSAGES", "WARM", "Loops", "loops", "wanted"]
 
@@ -48,9 +48,9 @@ def _object_code() -> Any:
 
 def _compile(kind: str) -> bytes:
     """The object code of the loops of a kind, which is also kept."""
-    from unisono.runtime import compiled, compiled_entry, compiled_messages
+    from unisono.runtime import compiled
 
-    code = compiled_entry.compiled(kind, compiled_messages.LOOPS if kind == MESSAGES else compiled.loops_of(kind))
+    code = compiled.compiled(kind, compiled.loops_of(None if kind == MESSAGES else kind))
     _object_code().keep(kind, code)
     return code
 
@@ -79,7 +79,7 @@ class Loops:
         return kind in self._ready
 
     def of(self, kind: str) -> dict[str, Callable[..., int]]:
-        """The loops of a kind, by name; see compiled.py and compiled_messages.py. `serve` has said they are there."""
+        """The loops of a kind, by name; see compiled.py. `serve` has said they are there."""
         return self._ready[kind]
 
     def serve(self, kind: str, at_once: bool) -> bool:

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from unisono.errors import UnisonoError
+from unisono.runtime.call import Call, name_of_dtype
 from unisono.runtime.task import Task
-from unisono.transport.base import as_bytes
-from unisono.transport.inference import outside_inference, plain
 from unisono.transport.ring import UNIT, Ring
-from unisono.watch.call import Call, name_of_dtype
-from unisono.watch.flight import Note
 
-__all__ = ["Arriving", "Inbox", "Letter", "Message", "head", "letter", "padded", "read_head"]
+__all__ = ["Arriving", "Inbox", "Message", "PreparedMessage", "prepare_message", "read_head"]
 
 _HEAD = struct.Struct("<qQQ16s")  # tag, payload bytes, elements, dtype by name
 
@@ -27,25 +25,15 @@ def _dtype_bytes(dtype: torch.dtype | None) -> bytes:
     return name_of_dtype(dtype).encode()
 
 
-def head(call: Call, tag: int, nbytes: int) -> bytes:
-    """The head of a message of ``nbytes``: one unit of a ring."""
-    return _HEAD.pack(tag, nbytes, call.numel, _dtype_bytes(call.dtype)).ljust(UNIT, b"\0")
-
-
 def read_head(data: bytes) -> tuple[int, int, int, str]:
     """Tag, payload bytes, elements and dtype of the message that begins with ``data``."""
     tag, nbytes, numel, dtype = _HEAD.unpack_from(data)
     return tag, nbytes, numel, dtype.rstrip(b"\0").decode()
 
 
-def padded(nbytes: int) -> int:
-    """The bytes of a ring that a payload takes."""
-    return -(-nbytes // UNIT) * UNIT
-
-
 @dataclass(frozen=True, slots=True)
-class Letter:
-    """A kind of message, prepared for the loops: its call, tag and size, and the address of its head."""
+class PreparedMessage:
+    """A kind of message: its call, tag and bytes, and the address of its head, which is one unit of a ring."""
 
     call: Call
     tag: int
@@ -54,70 +42,73 @@ class Letter:
     kept: Any  # the memory behind the address
 
 
-def letter(call: Call, tag: int, nbytes: int) -> Letter:
-    """The letter of a message of ``nbytes``."""
-    data = np.frombuffer(head(call, tag, nbytes), np.uint8)
-    return Letter(call, tag, nbytes, int(data.ctypes.data), data)
+def prepare_message(call: Call, tag: int, nbytes: int) -> PreparedMessage:
+    """A message of ``nbytes``, prepared for the loops."""
+    head = _HEAD.pack(tag, nbytes, call.numel, _dtype_bytes(call.dtype)).ljust(UNIT, b"\0")
+    data = np.frombuffer(head, np.uint8)
+    return PreparedMessage(call, tag, nbytes, int(data.ctypes.data), data)
 
 
 class Message(Task):
-    """A send (to ``peer``) or a receive (from ``peer``, or from any rank if None) of one flat uint8 tensor.
+    """A send (to ``peer``) or a receive (from ``peer``, or from any rank if None) of a contiguous tensor, ``memory``.
 
-    ``after`` runs once a received message lies in ``data``: it brings it to a tensor that is not contiguous.
-    ``letter``: how the loops know it. Made with one instead of ``data``, it is a message of ``outputs[0]`` as it lies
-    in memory.
+    ``after`` runs once a received message lies there: it brings it to a tensor that is not contiguous. ``ticket`` is
+    what the monitor calls it.
     """
 
-    __slots__ = ("_data", "after", "letter", "moved", "note", "number", "peer", "source", "started", "tag", "wanted")
+    __slots__ = ("after", "memory", "moved", "number", "peer", "prepared", "source", "started", "ticket", "wanted")
 
-    note: Note
+    ticket: Any
 
     def __init__(
         self,
-        call: Call,
-        data: torch.Tensor | Letter,
+        prepared: PreparedMessage,
         peer: int | None,
-        tag: int,
+        memory: torch.Tensor,
         outputs: list[torch.Tensor],
         timeout: float,
         after: Callable[[], object] | None = None,
     ) -> None:
-        super().__init__(call, outputs, timeout)
-        self.letter: Letter | None = data if isinstance(data, Letter) else None
-        self._data: torch.Tensor | None = None if isinstance(data, Letter) else data
-        self.peer, self.tag, self.after = peer, tag, after
+        super().__init__(prepared.call, outputs, timeout)
+        self.prepared, self.memory = prepared, memory
+        self.peer, self.after = peer, after
         self.moved, self.number, self.started, self.wanted = 0, 0, False, False
         self.source = -1 if peer is None else peer
 
     @property
-    @outside_inference
-    def data(self) -> torch.Tensor:
-        """Its bytes, in a row; of a message with a letter not made before anybody asks."""
-        if self._data is None:
-            whole = plain(self.outputs[0])
-            self._data = as_bytes(whole.as_strided((whole.numel(),), (1,)))
-        return self._data
+    def tag(self) -> int:
+        """What a send and its receive have in common."""
+        return self.prepared.tag
 
-    def lettered(self) -> tuple[Letter, int]:
-        """Its letter, and the address of its bytes."""
-        if self.letter is None:
-            self.letter = letter(self.call, self.tag, self.data.numel())
-        return self.letter, (self.outputs[0] if self._data is None else self._data).data_ptr()
+    @property
+    def sends(self) -> bool:
+        """Whether it is a send."""
+        return self.call.op == "send"
+
+    def address(self) -> int:
+        """Where its bytes lie. Raises `UnisonoError` if the tensor has lost its memory since the call."""
+        memory, nbytes = self.memory, self.prepared.nbytes
+        there = memory.untyped_storage().nbytes()
+        if there < memory.storage_offset() * memory.itemsize + nbytes:
+            raise UnisonoError(
+                f"a message could not be copied: its tensor's storage has been resized to {there} bytes while the "
+                f"{self.call.op} of {nbytes} bytes was under way; keep it until that is done"
+            )
+        return memory.data_ptr()
 
 
 @dataclass
 class Arriving:
-    """The message at the reading end of a ring: whom it is for (None: nobody any more), what is left of it."""
+    """The message at the reading end of a ring: whom it is for, or where it is set ``aside``; else it is dropped."""
 
     tag: int
     nbytes: int
     numel: int
     dtype: str
-    number: int
-    into: torch.Tensor | None
-    message: Message | None
+    number: int = 0
+    message: Message | None = None
+    aside: Any = None  # its bytes, as a NumPy array
     moved: int = 0
-    owed: int = UNIT  # bytes read (the head) that the writer has not been told of
     refused: bool = False  # taken without a receive, for its sender waits
 
     @property
@@ -136,21 +127,25 @@ class Inbox:
 
     def unclaimed(self) -> list[Arriving]:
         """What was taken out of the ring because a receive with another tag waits behind it."""
-        arriving = [self.current] if self.current and not self.current.taken and self.current.into is not None else []
-        return [*self.aside, *arriving]
+        return [*self.aside, *([self.current] if self.current is not None and self.current.aside is not None else [])]
 
     def lying(self) -> list[Arriving]:
         """What is still in the ring, whole or in part."""
         found, here, there = [], 0, self.ring.there()
         if self.current is not None:
-            here = self.current.owed + padded(self.current.nbytes - self.current.moved)
+            here = _padded(self.current.nbytes - self.current.moved)
         while there - here >= UNIT:
             tag, nbytes, numel, dtype = read_head(self.ring.head(here))
-            found.append(Arriving(tag, nbytes, numel, dtype, 0, None, None))
-            here += UNIT + padded(nbytes)
+            found.append(Arriving(tag, nbytes, numel, dtype))
+            here += UNIT + _padded(nbytes)
         return found
 
     @property
     def occupied(self) -> bool:
         """Whether the next receive may have to do with what has come before."""
         return self.current is not None or bool(self.aside)
+
+
+def _padded(nbytes: int) -> int:
+    """The bytes of a ring that a payload takes."""
+    return -(-nbytes // UNIT) * UNIT

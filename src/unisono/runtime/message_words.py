@@ -1,20 +1,23 @@
-"""What compiled loops of messages are told, and what they answer. The loops are compiled with these inside."""
+"""What the loops of messages are told and what they answer, in words of 64 bits. Compiled loops hold these numbers.
+
+A control block: bytes of a ring; where the rings' data and their counts begin, bytes of the counts of one; where the
+bells begin; who this is among how many; where `CROWDED` of futex.py lies; how often the rings are looked at before the
+core is yielded; memory for a job; and, written by the loops, this rank's bell as it was before their last look into the
+rings.
+
+A job is a message on its way: whether it is sent, to or from whom; where its head lies (what it has to be, of one that
+is received; 0 if only the queue can tell) and where its payload (0: it is dropped), of how many bytes; and, written by
+the loops, how many of them have moved, and whether the head has: 0, 1, or `OTHER`.
+"""
 
 __all__ = [
-    "BEGUN", "BELLS", "CAPACITY", "CONTROL", "CONTROLS", "CROWDED", "DATA", "HEAD", "HEARD", "JOB", "MOVED", "NBYTES",
-    "OTHER", "PEER", "RANK", "RINGS", "SENDS", "SILENT", "SIZE", "SPINS", "TABLE",
+    "BEGUN", "BELLS", "CAPACITY", "CONTROLS", "CONTROL_WORDS", "CROWDED", "DATA", "HEAD", "HEARD", "JOB", "JOB_WORDS",
+    "MOVED", "NBYTES", "OTHER", "PEER", "RANK", "RINGS", "RING_CONTROL", "SENDS", "SILENT", "SIZE", "SPINS",
 ]  # fmt: skip
 
-TABLE = ("capacity", "rings", "controls", "control", "bells", "rank", "size", "crowded", "spins", "heard")
-"""The words of a table (int64), in order: bytes of a ring, where the rings' data and their controls begin, bytes of a
-control, where the bells begin, who this is among how many, where `CROWDED` of futex.py lies, how often the rings are
-looked at before the core is yielded; and, written by `carry`,
-this rank's bell as it was before the last look into the rings."""
-CAPACITY, RINGS, CONTROLS, CONTROL, BELLS, RANK, SIZE, CROWDED, SPINS, HEARD = range(10)
-JOB = ("sends", "peer", "head", "data", "nbytes", "moved", "begun")
-"""The words of a job (int64), a message on its way: whether it is sent, to or from whom, where its head lies (what it
-has to be, of one that is received) and where its payload, of how many bytes; and, written by the loops, how many of
-them have moved, and whether the head has: 0, 1, or `OTHER`."""
+CAPACITY, RINGS, CONTROLS, RING_CONTROL, BELLS, RANK, SIZE, CROWDED, SPINS, JOB, HEARD = range(11)
+CONTROL_WORDS = HEARD + 1
 SENDS, PEER, HEAD, DATA, NBYTES, MOVED, BEGUN = range(7)
+JOB_WORDS = BEGUN + 1
 SILENT, OTHER = -1, -2
 """Instead of the bytes moved: nothing has come, or can go; another message has come than the one that is expected."""

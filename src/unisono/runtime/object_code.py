@@ -26,6 +26,7 @@ _RUN = Path(__file__).parent
 _COMPILED = [
     "runtime/compiled*.py",
     "runtime/interpreter.py",
+    "runtime/message_interpreter.py",
     "runtime/agreement.py",
     "transport/atomics.py",
     "transport/native.py",

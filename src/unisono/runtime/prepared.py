@@ -22,13 +22,13 @@ from unisono.program import Unfit, bind, lower
 from unisono.program.bind import Table
 from unisono.program.defaults import DIRECT_MOVED
 from unisono.runtime import words as w
+from unisono.runtime.call import SIGNATURE, Call, piece_numel
 from unisono.runtime.choice import Choice, by_default
 from unisono.runtime.control import Control
 from unisono.runtime.loops import WARM, loops, wanted
 from unisono.runtime.reduce import reducer
 from unisono.runtime.torch_ops import TORCH
 from unisono.transport.board import Board
-from unisono.watch.call import SIGNATURE, Call, piece_numel
 
 __all__ = ["Kind", "Places", "Prepared", "Preparer"]
 

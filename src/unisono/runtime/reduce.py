@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 
 from unisono.errors import UsageError
-from unisono.watch.call import name_of_dtype
+from unisono.runtime.call import name_of_dtype
 
 __all__ = ["Reducer", "reducer"]
 

@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 
 from unisono.errors import MismatchError
+from unisono.runtime.call import name_of_dtype
+from unisono.runtime.header import DTYPES
+from unisono.runtime.message import Arriving, Message
+from unisono.transport.layout import REFUSED
 from unisono.transport.ring import Refusal, Ring
-from unisono.transport.segment import REFUSED, Segment
-from unisono.watch.call import Call, name_of_dtype
-from unisono.watch.header import DTYPES
+from unisono.transport.segment import Segment
 
-__all__ = ["Refusals", "refusal"]
+__all__ = ["Refusals"]
 
 _CODES = {name: code for code, name in enumerate(DTYPES, 1)}
 _NAMES = ("", *DTYPES)
@@ -34,10 +36,18 @@ class Refusals:
         self._counts = [0] * len(out)
         self._untold: deque[tuple[int, int, MismatchError]] = deque(maxlen=_KEPT)
 
-    def refuse(self, ring: Ring, source: int, refusal: Refusal) -> None:
-        """Lets the rank ``source`` know that this rank refused a message of its in ``ring``."""
-        ring.refuse(refusal)
+    def refuse(self, ring: Ring, arriving: Arriving, message: Message) -> MismatchError:
+        """Lets the sender know that this rank refused what came in ``ring``; the error of its receive, ``message``."""
+        call, source = message.call, message.source
+        wanted = _CODES.get(name_of_dtype(call.dtype), 0)
+        sent = _CODES.get(arriving.dtype, 0)
+        ring.refuse(Refusal(arriving.number, message.tag, arriving.numel, sent, call.numel, wanted))
         self._segment.longs[self._segment.field(source, REFUSED)] = 1
+        return MismatchError(
+            f"rank {self._names[self._rank]} expects {call.describe()} ({call.numel} elements) from rank "
+            f"{self._names[source]}, which sent {arriving.numel} elements of {arriving.dtype} (tag {message.tag}, "
+            f"{self._label}); the message was dropped: give send and recv tensors of one size and dtype"
+        )
 
     def take(self, peer: int = -1, number: int = 0) -> tuple[MismatchError, bool] | None:
         """An error that was not told yet, and whether it is that of message ``number`` to ``peer``; else the oldest."""
@@ -69,11 +79,6 @@ class Refusals:
             f"rank {sender} to rank {receiver}, tag {refusal.tag}, {self._label}) met recv of {wanted}{others}; the "
             "message was dropped and the group can still be used: give send and recv tensors of one size and dtype"
         )
-
-
-def refusal(number: int, tag: int, sent: int, dtype: str, call: Call) -> Refusal:
-    """What a receive, ``call``, says of a message of ``sent`` elements of ``dtype``."""
-    return Refusal(number, tag, sent, _CODES.get(dtype, 0), call.numel, _CODES.get(name_of_dtype(call.dtype), 0))
 
 
 def _data(numel: int, code: int) -> str:

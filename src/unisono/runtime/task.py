@@ -1,20 +1,28 @@
-"""A call under way, as the lane that carries it knows it."""
+"""A call under way, as the queue that carries it knows it, and how it ends where it does not end well."""
 
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from unisono.errors import MismatchError, UnisonoError, UsageError
+from unisono.runtime.call import Call, Site, site_text
+from unisono.runtime.site import call_site, interrupted_site
+from unisono.transport.arena import keep, place
 from unisono.transport.futex import LINGER
-from unisono.watch.call import Call, Site, site_text
 
 if TYPE_CHECKING:
-    from unisono.runtime.lane import Lane
+    from unisono.runtime.queue import CallQueue
 
-__all__ = ["BRIEFLY", "Access", "Task", "brief", "others_tell", "tell", "telling"]
+__all__ = [
+    "BRIEFLY", "Access", "Agreed", "Task", "brief", "broken", "first_line", "interruption", "keep_shared",
+    "others_tell", "reentered", "same", "tell", "telling",
+]  # fmt: skip
 
-BRIEFLY, _SLOWLY = 2e-5, 2.5e-10  # s, s per byte
+BRIEFLY, _SLOWLY = 20_000, 0.25  # ns, ns per byte
 
 
 class Task:
@@ -35,19 +43,25 @@ class Task:
         """``, at file:line in function,``: where it was issued, within a sentence; empty if that is not known."""
         return f", at {site_text(self.site)}," if self.site is not None and self.site[0] else ""
 
+    def overdue(self) -> str:
+        """What it means that its deadline has passed; nothing if that is still to come."""
+        if time.monotonic() <= self.deadline:
+            return ""
+        return f"did not end within its timeout of {self.deadline - self.issued:g} s"
+
 
 class Access:
-    """The way to a lane until that is closed: a Work that is kept for longer does not keep the group's memory."""
+    """The way to a queue until that is closed: a Work that is kept for longer does not keep the group's memory."""
 
     __slots__ = ("lane",)
 
-    def __init__(self, lane: "Lane") -> None:
-        self.lane: Lane | None = lane
+    def __init__(self, lane: "CallQueue") -> None:
+        self.lane: CallQueue | None = lane
 
 
-def brief(call: Call) -> float:
-    """Seconds that a call in the background may wait for its peers at once: about what its data takes to move."""
-    return min(LINGER, BRIEFLY + _SLOWLY * call.nbytes)
+def brief(call: Call) -> int:
+    """Nanoseconds that a call in the background may wait for its peers at once: about what its data takes to move."""
+    return min(LINGER, BRIEFLY + int(_SLOWLY * call.nbytes))
 
 
 class _Telling(threading.local):
@@ -83,3 +97,52 @@ def others_tell() -> bool:
 
 
 os.register_at_fork(after_in_child=_tellers.clear)
+
+
+class Agreed(Exception):
+    """All ranks have met over an error of a call: it ends, and the queue goes on."""
+
+    def __init__(self, error: MismatchError | UsageError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def keep_shared(outputs: Sequence[Any]) -> None:
+    """The memory of results that a late peer may write to although the call has failed here is not used again."""
+    keep(*(t for t in outputs if isinstance(t, torch.Tensor) and t.is_cpu and place(t.data_ptr(), t.nbytes) >= 0))
+
+
+def broken(error: BaseException) -> UnisonoError:
+    """The error of a collective whose program, or whatever carried it, raised ``error``."""
+    return UnisonoError(f"a collective broke off inside: {type(error).__name__}: {error}")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, without the colon that leads to the next."""
+    return str(error).partition("\n")[0].rstrip(":")
+
+
+def same(error: UnisonoError) -> UnisonoError:
+    """A copy to keep and to raise again: what has been raised collects a traceback, and with it memory."""
+    copy = type(error)(*error.args)
+    copy.cause = error.cause
+    return copy
+
+
+def reentered(what: str, label: str) -> UsageError:
+    """The error of a call, ``what``, of the group called ``label`` in the midst of another one of this thread.
+
+    Python runs signal handlers and finalizers between any two steps of whatever the thread is in, so one that calls
+    unisono may find its queue held by the call that it interrupts, below it on the same stack. No wait could end: such
+    a call is refused. Leaving the group is not, for a program that is told to end (SIGTERM) ends like that.
+    """
+    return UsageError(
+        f"{what} at {site_text(call_site())} interrupts a call of {label} at {site_text(interrupted_site())}: a signal "
+        "handler or a finalizer can not communicate then; set a flag in it, and act on that outside"
+    )
+
+
+def interruption(error: BaseException) -> UnisonoError:
+    """What a call ends with that an exception from elsewhere has broken off: Ctrl-C, or a signal handler's."""
+    words = first_line(error)
+    return UnisonoError(f"{type(error).__name__} interrupted a call under way" + (f": {words}" if words else ""))

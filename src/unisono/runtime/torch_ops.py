@@ -1,4 +1,4 @@
-"""The interpreter by torch's operations: any dtype, no numba. What peers read and write is what compiled loops do.
+"""The interpreters by torch's operations: any dtype, no numba. What peers read and write is what compiled loops do.
 
 It moves bytes by addresses, and makes tensors of the memory there to combine it. A ``sample`` is the `Reducer` of the
 call, None where data is only moved.
@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from unisono.runtime.interpreter import Interpreter, Primitives, interpreter
+from unisono.runtime.message_interpreter import message_loops
 from unisono.runtime.reduce import Reducer
 from unisono.transport import futex
 from unisono.transport.inference import outside_inference
 
-__all__ = ["TORCH"]
+__all__ = ["MESSAGE_LOOPS", "TORCH"]
 
 _BYTES = memoryview((ctypes.c_ubyte * (1 << 62)).from_address(0)).cast("B")
 """The addresses of this process, as bytes; and as words, which lie at multiples of their length."""
@@ -46,6 +47,12 @@ def _load32(address: int) -> int:
     return value
 
 
+def _load64(address: int) -> int:
+    value: int = _WORDS64[address >> 3]
+    futex.acquire()
+    return value
+
+
 def _release32(address: int, value: int) -> None:
     futex.release()
     _WORDS32[address >> 2] = value
@@ -63,6 +70,10 @@ def _store(address: int, value: int) -> None:
 def _pause(address: int, seen: int, limit: int, crowded: int) -> None:
     if not futex.give_way() and (left := (limit - time.monotonic_ns()) / 1e9) > 0:
         futex.sleep(address, seen, left)
+
+
+def _sleep(address: int, seen: int, nanoseconds: int) -> None:
+    futex.sleep(address, seen, nanoseconds / 1e9)
 
 
 def _equal(one: int, other: int, nbytes: int) -> bool:
@@ -89,23 +100,26 @@ def _combine(
         other.copy_(found[parts])
 
 
-TORCH: Interpreter = interpreter(
-    Primitives(
-        inner=lambda function: function,
-        words=_words,
-        arrive=futex.arrive,
-        load_acquire32=_load32,
-        relax=lambda: None,
-        store_release32=_release32,
-        store_release64=_release64,
-        store=_store,
-        now=time.monotonic_ns,
-        pause=_pause,
-        equal=_equal,
-        copy=ctypes.memmove,
-        widen=_widen,
-        narrow=_narrow,
-        combine=_combine,
-        slowness=10,
-    )
+_PRIMITIVES = Primitives(
+    inner=lambda function: function,
+    words=_words,
+    arrive=futex.arrive,
+    load_acquire32=_load32,
+    load_acquire64=_load64,
+    relax=lambda: None,
+    store_release32=_release32,
+    store_release64=_release64,
+    store=_store,
+    now=time.monotonic_ns,
+    pause=_pause,
+    sleep=_sleep,
+    ring=futex.ring,
+    equal=_equal,
+    copy=ctypes.memmove,
+    widen=_widen,
+    narrow=_narrow,
+    combine=_combine,
+    slowness=10,
 )
+TORCH: Interpreter = interpreter(_PRIMITIVES)
+MESSAGE_LOOPS = message_loops(_PRIMITIVES)

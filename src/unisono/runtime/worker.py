@@ -1,23 +1,96 @@
-"""The worker of a lane: a thread that carries calls which nobody waits for.
+"""The worker of a queue: a thread that carries calls which nobody waits for.
 
-Where cores are free for it (`Lane.ahead`) it takes calls up at once: they go on while the caller computes. It sleeps
-while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that keeps an
-un-waited call from blocking the others (grace.py): two threads that take turns at one call would make it slower.
+Where cores are free for it (`CallQueue.ahead`) it takes calls up at once: they go on while the caller computes. It
+sleeps while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that keeps an
+un-waited call from blocking the others: two threads that take turns at one call make it take twice as long. So it takes
+up what nobody has come back for: not calls whose callers come now and then, and the later the more often callers have
+carried theirs themselves (`Grace`). Whoever listens for the end of a call, as DDP does in C++, will not come: the
+worker hurries.
 """
 
+import os
 import threading
 import weakref
 from typing import Protocol
 
-from unisono.errors import UnisonoError
-from unisono.runtime.grace import Grace
-from unisono.runtime.reentry import Flag
-from unisono.watch.threads import OwnThread
+import torch
 
-__all__ = ["Worker"]
+from unisono.errors import UnisonoError, UsageError
+from unisono.transport.layout import AFFINITY
+from unisono.transport.process import OwnThread, affinity_mark
+from unisono.transport.segment import Segment
+
+__all__ = ["INLINE", "AsyncProgress", "Flag", "Grace", "Worker"]
+
+_SHORTEST, _LONGEST = 0.0003, 0.005  # s
+_TIMES = 8  # graces, at most, for a call whose caller comes for something else
+INLINE = 256 * 1024
+"""Bytes up to which a call of the background is tried at once even where a core is free for the worker."""
+_sharers: dict[int, int] = {}  # of a set of cores, the most ranks of a group that have been seen to share it
 
 
-class _Lane(Protocol):
+class Flag:
+    """A `threading.Event` that a thread may set while it is in the midst of setting it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._set = False
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._set
+
+    def set(self) -> None:
+        """Wakes whoever waits."""
+        with self._changed:
+            self._set = True
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        """From now on `wait` waits."""
+        self._set = False
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until it is set, or for ``seconds``; whether it is set."""
+        with self._changed:
+            return self._changed.wait_for(self.is_set, seconds)
+
+
+class Grace:
+    """``seconds``: how long the worker sleeps before it looks; ``rests``: whether it may wait to be woken instead.
+
+    ``visits``: how often callers have left something to do, or come to do it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds, self.rests, self._left = _SHORTEST, False, _TIMES
+        self.visits, self._listened = 0, Flag()
+
+    def hurry(self) -> None:
+        """Somebody listens for the end of a call."""
+        self._listened.set()
+
+    def sleep(self) -> tuple[bool, bool]:
+        """Sleeps for a grace; whether somebody listens, and whether callers have visited meanwhile."""
+        before = self.visits
+        if listened := self._listened.wait(self.seconds):
+            self._listened.clear()
+        return listened, self.visits != before
+
+    def over(self, idle: bool, visited: bool) -> bool:
+        """After these seconds: whether the worker shall work, if it is ``idle`` or callers have ``visited`` since."""
+        self.rests = idle and self.seconds == _LONGEST
+        if idle:
+            self.seconds, self._left = min(2 * self.seconds, _LONGEST), _TIMES
+        elif visited and self._left:
+            self._left -= 1
+        else:
+            self.seconds, self._left = _SHORTEST, _TIMES
+            return True
+        return False
+
+
+class _Queue(Protocol):
     ahead: bool
 
     def idle(self) -> bool: ...
@@ -26,18 +99,19 @@ class _Lane(Protocol):
 
 
 class Worker:
-    """Started when it is first needed. While it rests it does not keep its lane, which may go with its group."""
+    """Started when it is first needed. While it rests it does not keep its queue, which may go with its group."""
 
-    def __init__(self, lane: _Lane, grace: Grace, label: str) -> None:
-        self._lane = weakref.ref(lane)
-        self._grace, self._label = grace, label
+    def __init__(self, queue: _Queue, label: str) -> None:
+        self._queue = weakref.ref(queue)
+        self.grace, self._label = Grace(), label
         self._thread: threading.Thread | None = None
         self._there = Flag()  # there may be something to do
         self._starting = threading.RLock()
         self._ended = False
 
     def wake(self) -> None:
-        """There is something to do. Raises `UnisonoError` if no thread can be started for it."""
+        """A caller leaves something to do. Raises `UnisonoError` if no thread can be started for it."""
+        self.grace.visits += 1
         if self._there.is_set():
             return
         with self._starting:
@@ -59,7 +133,7 @@ class Worker:
             self._there.set()
 
     def end(self, wait: bool) -> None:
-        """The lane is closed; ``wait``: for the thread to end."""
+        """The queue is closed; ``wait``: for the thread to end."""
         self._ended = True
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
@@ -75,24 +149,53 @@ class Worker:
 
     def _work(self, look: float) -> float:
         """What there is to do; returns when to look around next."""
-        lane = self._lane()
-        if lane is None:
+        queue = self._queue()
+        if queue is None:
             return look
-        if lane.ahead:
+        if queue.ahead:
             self._there.clear()
-        elif not self._is_wanted(lane):
+        elif not self._is_wanted(queue):
             return look
-        while not lane.idle():
-            look = lane.work(look)
+        while not queue.idle():
+            look = queue.work(look)
         return look
 
-    def _is_wanted(self, lane: _Lane) -> bool:
+    def _is_wanted(self, queue: _Queue) -> bool:
         """Sleeps for a grace; whether nobody has come back for what there is."""
-        grace = self._grace
+        grace = self.grace
         urgent, visited = grace.sleep()
-        works = grace.over(lane.idle(), visited) or urgent
+        works = grace.over(queue.idle(), visited) or urgent
         if grace.rests:
             self._there.clear()
-            if not lane.idle():  # a call that came before this word was cleared
+            if not queue.idle():  # a call that came before this word was cleared
                 self._there.set()
         return works
+
+
+class AsyncProgress:
+    """Whether calls of the background make progress beside computation: decided once all ranks of a group are there.
+
+    ``UNISONO_ASYNC_PROGRESS`` 1 or 0 says so instead; raises `UsageError` for another value.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        wish = os.environ.get("UNISONO_ASYNC_PROGRESS", "")
+        if wish not in ("", "0", "1"):
+            raise UsageError(f"UNISONO_ASYNC_PROGRESS is {wish!r}, expected 0, 1, or nothing: by the free cores")
+        self.on = wish == "1"
+        self.decided = bool(wish)
+
+    def decide(self) -> None:
+        """Whether this rank has a core beyond those that its threads compute on, to be asked until it is decided.
+
+        Ranks that may use the same cores have equal shares of them.
+        """
+        longs, segment = self._segment.longs, self._segment
+        marks = [longs[segment.field(rank, AFFINITY)] for rank in range(segment.layout.world_size)]
+        if not all(marks):
+            return
+        mine, available = affinity_mark(), len(os.sched_getaffinity(0))
+        sharers = _sharers[mine] = max(_sharers.get(mine, 1), marks.count(mine))
+        threads = min(torch.get_num_threads(), available)
+        self.on, self.decided = available >= sharers * (threads + 1), True

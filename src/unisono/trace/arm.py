@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from unisono.backend.register import before_first_group
+from unisono.backend.patches import at_first_group
 
 __all__ = ["COMPUTE", "FOLDER", "KEPT", "arm"]
 
@@ -15,7 +15,7 @@ KEPT = 200_000
 def arm() -> None:
     """Start collecting into the folder that the environment names when this process makes its first group."""
     os.environ.setdefault("UNISONO_FLIGHT", str(KEPT))
-    before_first_group.append(_start)
+    at_first_group.append(_start)
 
 
 def _start() -> None:

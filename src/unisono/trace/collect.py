@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import CollectiveTimeout, DeadlockError, PeerLostError
+from unisono.runtime.call import name_of_dtype, piece_numel, site_text
 from unisono.trace.arm import KEPT
 from unisono.trace.busy import busy_clock
 from unisono.trace.place import place
 from unisono.watch import flight
-from unisono.watch.call import name_of_dtype, piece_numel, site_text
-from unisono.watch.flight import LaneRecord
+from unisono.watch.flight import QueueRecord
 from unisono.watch.schema import Entry
 
 __all__ = ["Collector"]
@@ -56,7 +56,7 @@ class Collector:
         self._writing = threading.RLock()  # a worker may see a fault while the main thread ends
         self._main = threading.main_thread().ident
         self._busy = busy_clock(threading.main_thread())
-        self.entries: dict[tuple[str, str, int], tuple[LaneRecord, Entry]] = {}
+        self.entries: dict[tuple[str, str, int], tuple[QueueRecord, Entry]] = {}
         self.groups: dict[str, tuple[str, list[int]]] = {}  # label and ranks by the nonce of their memory
         self._elder: set[str] = set()  # groups from before the start
         self._namesakes: Counter[str] = Counter()
@@ -68,11 +68,11 @@ class Collector:
 
     def start(self) -> None:
         """Wrap the calls, the waits and the reductions; arrange for the end. What was issued before is left out."""
-        from unisono.backend.dynamo import keep_from_dynamo
+        from unisono.backend.frames import keep_from_dynamo
         from unisono.backend.group import Group
         from unisono.backend.process_group import UnisonoProcessGroup
         from unisono.backend.work import PendingWork
-        from unisono.runtime.lane import Lane
+        from unisono.runtime.queue import CallQueue
 
         self._since = time.monotonic_ns()
         self._elder = {record.memory for record, *_ in flight.everything()}
@@ -83,7 +83,7 @@ class Collector:
                 self._replace(UnisonoProcessGroup, alias, wrapped)
         self._replace(Group, "close", self._keeping(Group.close))
         self._replace(PendingWork, "wait", self._timed(PendingWork.wait, "wait"))
-        self._replace(Lane, "_end", self._ending(Lane._end))
+        self._replace(CallQueue, "_end", self._ending(CallQueue._end))
         self._wrap_reducers()
         keep_from_dynamo(UnisonoProcessGroup)
         if self.compute:
@@ -214,7 +214,7 @@ class Collector:
                 for entry in fresh:
                     self.entries[record.memory, entry.label, entry.number] = (record, entry)
 
-    def _meet(self, record: LaneRecord) -> None:
+    def _meet(self, record: QueueRecord) -> None:
         """Groups of one label, as default groups one after another are, get a number behind it."""
         if record.memory not in self.groups:
             self._namesakes[record.label] += 1
@@ -268,7 +268,7 @@ class Collector:
             "marks": sorted(self.marks),
         }
 
-    def _plain(self, record: LaneRecord, entry: Entry) -> dict[str, Any]:
+    def _plain(self, record: QueueRecord, entry: Entry) -> dict[str, Any]:
         call, group = entry.call, self.groups[record.memory][0]
         return {
             "memory": record.memory,

@@ -178,7 +178,7 @@ def _call(row: dict[str, Any]) -> CallRecord:
 
 
 def _share_out(reductions: list[Interval], calls: Iterable[CallRecord]) -> None:
-    """Each reduction belongs to the first issued call that is under way then: a lane carries one after the other."""
+    """Each reduction belongs to the first issued call that is under way then: a queue carries one after the other."""
     at, done = 0, 0
     for call in sorted((c for c in calls if not c.message), key=lambda call: call.end):
         done = max(done, call.begin)

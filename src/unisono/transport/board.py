@@ -12,7 +12,8 @@ import time
 from array import array
 
 from unisono.transport import futex
-from unisono.transport.segment import MEETINGS, Segment
+from unisono.transport.layout import MEETINGS
+from unisono.transport.segment import Segment
 
 __all__ = ["Board"]
 

@@ -37,13 +37,13 @@ from unisono.errors import UsageError
 
 __all__ = [
     "CROWDED", "DEAR", "EVERYBODY", "FUTEX_WAIT", "FUTEX_WAKE", "LINGER", "MEANWHILE", "NUMBERS", "Counter", "acquire",
-    "arrive", "give_way", "release", "sleep",
+    "arrive", "give_way", "release", "ring", "sleep",
 ]  # fmt: skip
 
-LINGER = 0.001
-"""Seconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond where
-ranks have the cores to themselves, but several milliseconds for each time that others want this core: a hundred yields,
-meant to be cheap, took 0.8 s on a busy machine, in which nobody looked whether the peers live."""
+LINGER = 1_000_000
+"""Nanoseconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond
+where ranks have the cores to themselves, but several milliseconds for each time that others want this core: a hundred
+yields, meant to be cheap, took 0.8 s on a busy machine, in which nobody looked whether the peers live."""
 
 FUTEX_WAIT, FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
 CROWDED = ctypes.c_int64(0)
@@ -88,7 +88,7 @@ class Counter:
 
     def __init__(self, words: memoryview, index: int, address: int) -> None:
         self._words, self.index, self._address = words, index, address + 4 * index
-        self._add_args = _addition(self._address, 1)
+        self._add_args = _addition(self._address, self._address, 1)
 
     def value(self) -> int:
         """The word as it is now (a plain load: call `acquire` before reading what it announces)."""
@@ -103,51 +103,44 @@ class Counter:
         sleep(self._address, seen, seconds)
 
 
-def _addition(address: int, value: int, asleep: int | None = None, full: int = 0) -> tuple[Any, ...]:
-    """The arguments of a call that adds to the 32-bit word at an address and wakes its sleepers if it was ``full``; and
-    those of the word at ``asleep``, the same word if that is None, always.
+@functools.lru_cache(maxsize=1024)
+def _addition(address: int, woken: int, full: int, value: int = 1) -> tuple[Any, ...]:
+    """The arguments of FUTEX_WAKE_OP: it adds ``value`` at an address and wakes the sleepers of ``woken``.
+
+    Those at the address are woken if one more makes it ``full``.
     """
-    operation = (_OP_ADD << 28) | (_CMP_EQ << 24) | ((value & 0xFFF) << 12) | full
+    if full > 2048:
+        raise UsageError(f"a meeting of {full} ranks on one host is beyond the 2048 that a futex comparison holds")
     return (
         _number(),
-        ctypes.c_void_p(address if asleep is None else asleep),
+        ctypes.c_void_p(woken),
         ctypes.c_int(_FUTEX_WAKE_OP),
         ctypes.c_int(EVERYBODY),
         ctypes.c_void_p(EVERYBODY),
         ctypes.c_void_p(address),
-        ctypes.c_uint32(operation),
+        ctypes.c_uint32((_OP_ADD << 28) | (_CMP_EQ << 24) | ((value & 0xFFF) << 12) | full - 1),
     )
-
-
-@functools.lru_cache(maxsize=256)
-def _arrival(address: int, full: int) -> tuple[Any, ...]:
-    """The arguments of `arrive`."""
-    if full > 2048:
-        raise UsageError(f"a meeting of {full} ranks on one host is beyond the 2048 that a futex comparison holds")
-    return _addition(address, 1, address + 4, full - 1)  # nobody sleeps on the count of sleepers
 
 
 def arrive(address: int, full: int) -> None:
     """Adds one to the 32-bit word at an address and wakes its sleepers if that makes it ``full``; a release."""
-    _quick(*_arrival(address, full))
+    _quick(*_addition(address, address + 4, full))  # the word behind it has no sleepers
 
 
-@functools.lru_cache(maxsize=256)
-def _sleeper(address: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The arguments of one more and of one less who sleeps on the word at an address."""
-    return _addition(address + 4, 1), _addition(address + 4, -1)
+def ring(address: int) -> None:
+    """Adds one to the 32-bit word at an address and wakes its sleepers; a release."""
+    _quick(*_addition(address, address, 1))
 
 
 def sleep(address: int, seen: int, seconds: float) -> None:
     """Sleeps until the 32-bit word at an address is woken, at most ``seconds``, unless it differs from ``seen``."""
     limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
     word, wait = ctypes.c_void_p(address), ctypes.c_int(FUTEX_WAIT)
-    begins, ends = _sleeper(address)
-    _quick(*begins)
+    _quick(*_addition(address + 4, address + 4, 1))
     try:
         _blocking(_number(), word, wait, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
     finally:
-        _quick(*ends)
+        _quick(*_addition(address + 4, address + 4, 1, -1))
 
 
 def give_way() -> bool:

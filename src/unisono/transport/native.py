@@ -1,4 +1,4 @@
-"""What compiled loops (runtime/compiled.py, runtime/compiled_messages.py) ask of the C library and the kernel.
+"""What compiled loops (runtime/compiled.py) ask of the C library and the kernel.
 
 Needs numba. The loops are compiled with these inside, and cached: whoever changes something here changes them too.
 """

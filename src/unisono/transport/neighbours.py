@@ -8,7 +8,6 @@ import ctypes
 import mmap
 import os
 import weakref
-from collections.abc import Iterable
 
 import torch
 
@@ -53,9 +52,12 @@ class Neighbours:
         self.bases = (ctypes.c_int64 * world_size)()
         """Addresses of the arenas of all ranks here, 0 where there is none; compiled loops read them too."""
 
-    def learn(self, ranks: Iterable[int]) -> None:
-        """Maps the arenas of ``ranks`` that are not mapped yet; what was refused once is not tried again."""
-        for rank in ranks:
+    def map_peers(self, root: int) -> None:
+        """Maps what is not mapped yet of the arenas that this rank reads: the root's, or all (root -1, or this rank).
+
+        What was refused once is not tried again.
+        """
+        for rank in range(self._size) if root in (-1, self._rank) else (root,):
             if rank == self._rank or self.bases[rank] or rank in self._refused:
                 continue
             word = [self._segment.longs[self._segment.field(rank, k)] for k in (PID, ARENA, ARENA_NBYTES, ARENA_NONCE)]

@@ -3,12 +3,14 @@
 import hashlib
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from functools import cache
 
 __all__ = [
     "Identity",
+    "OwnThread",
     "affinity_mark",
     "alive",
     "cores",
@@ -49,6 +51,12 @@ def affinity_mark() -> int:
     return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest()) >> 1 or 1
 
 
+def _stat(pid: int) -> list[bytes]:
+    """The kernel's fields on a process, from its state on."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
 def start_time(pid: int) -> int:
     """The kernel's start time of a process in clock ticks since boot, 0 if it is gone or a zombie.
 
@@ -56,8 +64,7 @@ def start_time(pid: int) -> int:
     not look, having too many files open, say.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return 0 if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
@@ -75,8 +82,7 @@ def ticks() -> int:
 def fate(identity: Identity) -> str:
     """How a process that is gone has ended, as far as the kernel still tells: a zombie keeps its status."""
     try:
-        with open(f"/proc/{identity.pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(identity.pid)
     except OSError:
         return "it ended without a word (killed, or by os._exit)"
     if int(fields[19]) != identity.started:
@@ -92,8 +98,7 @@ def fate(identity: Identity) -> str:
 def stopped(identity: Identity) -> bool:
     """Whether the process is stopped, by a signal or in a debugger."""
     try:
-        with open(f"/proc/{identity.pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        return _stat(identity.pid)[0] in (b"T", b"t")
     except TimeoutError:  # a signal handler's
         raise
     except OSError:
@@ -103,8 +108,7 @@ def stopped(identity: Identity) -> bool:
 def uncollected(identity: Identity) -> bool:
     """Whether the process has ended and its parent, another than this one, has yet to ask how: it is a zombie."""
     try:
-        with open(f"/proc/{identity.pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(identity.pid)
     except OSError:
         return False
     return fields[0] == b"Z" and int(fields[19]) == identity.started and int(fields[1]) != os.getpid()
@@ -132,3 +136,17 @@ def pin(rank: int, world_size: int) -> list[int]:
     mine = cores[rank * share : (rank + 1) * share]
     os.sched_setaffinity(0, mine)
     return mine
+
+
+_GONE = 0.1  # s: how long the system may take to end a thread that has ended its Python
+
+
+class OwnThread(threading.Thread):
+    """A thread of the library itself, which issues no calls of its own accord."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """As `Thread.join`; after that the thread is gone from the system, too, which takes some microseconds more."""
+        super().join(timeout)
+        limit = time.monotonic() + _GONE
+        while not self.is_alive() and os.path.exists(f"/proc/self/task/{self.native_id}") and time.monotonic() < limit:
+            os.sched_yield()

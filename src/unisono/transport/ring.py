@@ -8,8 +8,6 @@ rounded up to 64 bytes, so that a head never wraps around the end.
 
 from typing import NamedTuple
 
-import torch
-
 from unisono.transport import futex
 from unisono.transport.segment import Segment
 
@@ -50,7 +48,6 @@ class Ring:
         )
         self._refused_at = (control + 128) // 8  # how many messages, then the last of them
         self.heads = 0  # messages begun, as the writer counts them
-        self.data: torch.Tensor = segment.bytes[start : start + layout.ring]
 
     def post(self, change: int = 1) -> None:
         """Counts a message that the writer will send (+1), or will not after all (-1)."""
@@ -100,41 +97,20 @@ class Ring:
         """Whether the reader has no receive out that could take a message."""
         return bool(self._longs[self._wanted_at] == 0)
 
-    def room(self) -> int:
-        """Bytes the writer may store now."""
-        return self.capacity - (self._longs[self._written_at] - self._longs[self._read_at])
-
     def there(self) -> int:
         """Bytes the reader may take now."""
         nbytes = self._longs[self._written_at] - self._longs[self._read_at]
         futex.acquire()
         return nbytes
 
-    def write_place(self, ahead: int = 0) -> int:
-        """Where in ``data`` the byte comes that is ``ahead`` of what has been written."""
-        return (self._longs[self._written_at] + ahead) % self.capacity
-
-    def read_place(self) -> int:
-        """Where in ``data`` the next byte to be read lies."""
-        return self._longs[self._read_at] % self.capacity
-
-    def put_head(self, head: bytes) -> None:
-        """Stores a message's head (64 bytes) at the write place, without telling the reader yet."""
-        at = self._start + self.write_place()
-        self._raw[at : at + UNIT] = head
-        self.heads += 1
-
     def head(self, ahead: int = 0) -> bytes:
         """The 64 bytes that lie ``ahead`` of the read place."""
-        at = self._start + (self.read_place() + ahead) % self.capacity
+        at = self._start + (self._longs[self._read_at] + ahead) % self.capacity
         return self._raw[at : at + UNIT]
 
-    def written(self, nbytes: int) -> None:
-        """Tells the reader of ``nbytes`` more."""
+    def open(self) -> bytes:
+        """Takes the head that comes next; the writer is to be woken."""
+        head = self.head()
         futex.release()
-        self._longs[self._written_at] += nbytes
-
-    def taken(self, nbytes: int) -> None:
-        """Gives ``nbytes`` back to the writer."""
-        futex.release()
-        self._longs[self._read_at] += nbytes
+        self._longs[self._read_at] += UNIT
+        return head

@@ -21,65 +21,19 @@ from unisono.transport import futex
 from unisono.transport.host import Host
 from unisono.transport.inference import outside_inference
 from unisono.transport.layout import (
-    ABSENT,
-    CALL,
-    COMPLETED,
-    COMPLETED_AT,
-    FAREWELL,
     FIELDS,
-    GAVE_UP,
-    HEADER,
-    ISSUED,
-    ISSUED_AT,
-    JOINED,
-    KIB,
-    LEFT,
     LENGTH,
     MAGIC,
-    MEETINGS,
     MEMORY_NAME,
-    MIB,
-    MOMENTS,
-    NAME,
     PAGE,
     PID,
-    REFUSED,
     STATE,
-    TROUBLE,
     WRITING,
     Layout,
 )
 from unisono.transport.process import Identity, cores
 
-__all__ = [
-    "ABSENT",
-    "CALL",
-    "COMPLETED",
-    "COMPLETED_AT",
-    "FAREWELL",
-    "GAVE_UP",
-    "HEADER",
-    "ISSUED",
-    "ISSUED_AT",
-    "JOINED",
-    "KIB",
-    "LEFT",
-    "MEETINGS",
-    "MIB",
-    "MOMENTS",
-    "NAME",
-    "PID",
-    "REFUSED",
-    "STATE",
-    "TROUBLE",
-    "Absentees",
-    "Founder",
-    "Layout",
-    "Segment",
-    "StoreLike",
-    "attach",
-    "create",
-]
+__all__ = ["Absentees", "Founder", "Segment", "StoreLike", "attach", "create"]
 
 _TRIES = 50  # looks at a text that is being written
 

@@ -9,17 +9,35 @@ every process in it is still in the same wait and has looked around at least twi
 throughout, and each edge was certain at a time when all were blocked. Nobody in such a cycle can ever act again.
 """
 
+import sys
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 
-from unisono.transport.process import Identity
+from unisono.transport.process import Identity, OwnThread
 from unisono.watch.page import Watch
 
-__all__ = ["CycleFinder"]
+__all__ = ["CycleFinder", "LongWait", "others_could_call"]
 
 _TOGETHER, _ALONE = (
     "these ranks wait for each other, and none can go on",
     "this rank waits for itself, and can not go on",
 )
+
+_HARMLESS = (
+    "logging.handlers.",
+    "multiprocessing.queues.",  # feeds a queue's pipe; every DataLoader with workers has some
+    "multiprocessing.resource_sharer.",
+    "rich.",
+    "tensorboard.",
+    "tensorboardX.",
+    "torch._inductor.",
+    "torch.utils.data._utils.pin_memory.",
+    "tqdm.",
+    "wandb.",
+)
+"""Modules and packages whose threads write, draw or fetch, and communicate nothing."""
 
 _State = tuple[int, int]  # number of the wait, looks
 
@@ -99,3 +117,62 @@ class CycleFinder:
         for page in pages:
             page.sentence(page.wait()[0], words)
         return words
+
+
+class LongWait:
+    """One wait of this process: ``text`` says in what, ``reacts`` whether the end of a call may issue others."""
+
+    def __init__(self, watch: Watch, text: Callable[[], str], reacts: Callable[[], bool]) -> None:
+        self._watch, self._text, self._reacts = watch, text, reacts
+        self._said = text()
+        self._published = watch.begin(self._said)
+        self._finder = CycleFinder(watch)
+
+    def look(self, needs: Sequence[Identity]) -> str:
+        """Publishes what the wait needs now; words on a deadlock, if it is in one."""
+        if not self._published:
+            return ""
+        if (text := self._text()) != self._said:
+            self._said = text
+            self._watch.say(text)
+        self._watch.look([] if others_could_call() or self._reacts() else needs)
+        return self._finder.look()
+
+    def end(self) -> None:
+        """The wait is over."""
+        if self._published:
+            self._watch.end()
+
+
+def others_could_call() -> bool:
+    """Whether another thread than this one could issue calls."""
+    frames, threads = sys._current_frames(), threading.enumerate()
+    me = threading.get_ident()
+    del frames[me]  # a frame that refers to itself would keep all of this stack's variables
+    own = {thread.ident for thread in threads if isinstance(thread, OwnThread)}
+    others = {thread.ident for thread in threads} | frames.keys()  # threading does not know those of other languages
+    return not all(_harmless(frames.get(ident or 0)) for ident in others - own - {me})
+
+
+def _harmless(frame: FrameType | None) -> bool:
+    """Whether the thread that is in ``frame`` could not issue a call; None: it runs no Python, and nothing is known."""
+    return frame is not None and (_idle(frame) or f"{_root(frame)}.".startswith(_HARMLESS))
+
+
+def _root(frame: FrameType) -> str:
+    """The module of the function that a thread was made for."""
+    module = ""
+    at: FrameType | None = frame
+    while at is not None:
+        name = at.f_globals.get("__name__", "")
+        module = module if name == "threading" else name
+        at = at.f_back
+    return module
+
+
+def _idle(frame: FrameType) -> bool:
+    """Whether it is a ThreadPoolExecutor's thread that waits for work, and there is none."""
+    if frame.f_globals.get("__name__") != "concurrent.futures.thread" or frame.f_code.co_name != "_worker":
+        return False
+    queue = frame.f_locals.get("work_queue")
+    return queue is not None and bool(queue.empty())

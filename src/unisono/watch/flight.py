@@ -1,6 +1,6 @@
 """The flight record: the last calls of this process, kept in memory, written out when something goes wrong.
 
-Every lane keeps the last ``UNISONO_FLIGHT`` calls (2000; 0 keeps none): what was called, when it was issued, when it
+Every queue keeps the last ``UNISONO_FLIGHT`` calls (2000; 0 keeps none): what was called, when it was issued, when it
 ended, from which line if that is known. Keeping a call costs three stores. When a call fails, each rank writes
 what it has into the directory ``UNISONO_FLIGHT_DIR``, if that is set, and asks its peers to do the same; on demand
 `dump_flight_record` or ``unisono ps --dump`` write it. The file is a pickle in the schema of PyTorch's flight recorder
@@ -27,19 +27,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, PeerLostError, UsageError
+from unisono.runtime.monitor import Books
+from unisono.runtime.site import Site, is_inner
 from unisono.watch import schema
 from unisono.watch.schema import Entry
-from unisono.watch.site import Site, is_inner
 
 if TYPE_CHECKING:
-    from unisono.watch.call import Call
+    from unisono.runtime.call import Call
 
 __all__ = [
     "FILE_PREFIX",
     "CollectiveRecord",
-    "LaneRecord",
     "MessageRecord",
     "Note",
+    "QueueRecord",
     "dump_flight_record",
     "everything",
     "save_after",
@@ -49,9 +50,9 @@ FILE_PREFIX = "flight_rank_"
 """A dump is this, then the global rank."""
 
 _FAULTS = (PeerLostError, DeadlockError, CollectiveTimeout, MismatchError)
-_records: "weakref.WeakSet[LaneRecord]" = weakref.WeakSet()
+_records: "weakref.WeakSet[QueueRecord]" = weakref.WeakSet()
 _drafts = itertools.count()
-_TRIES, _STILL = 20, 0.0002  # looks at a lane until it has stood still for that long, s
+_TRIES, _STILL = 20, 0.0002  # looks at a queue until it has stood still for that long, s
 
 
 def _capacity() -> int:
@@ -61,8 +62,8 @@ def _capacity() -> int:
     return int(text)
 
 
-class LaneRecord(ABC):
-    """The last calls of one rank in one lane of a group.
+class QueueRecord(ABC):
+    """The last calls of one rank in one queue of a group.
 
     ``names`` are the group's global ranks; ``memory`` is the nonce of its shared memory, by which all ranks can tell it
     from any other group, of the same label too.
@@ -83,13 +84,11 @@ class LaneRecord(ABC):
         """What is kept, oldest first."""
 
 
-class CollectiveRecord(LaneRecord):
+class CollectiveRecord(QueueRecord):
     """Collectives end in the order in which they were issued, so that a few rings side by side tell all.
 
-    Call no. k, counted from 1, has its place ``k % len(calls)`` in each: the lane notes ``calls`` and ``moments`` when
-    it issues a call, ``ends`` when one has ended; times are ``time.monotonic_ns``. ``counts`` gives how many were
-    issued and completed so far, and how many were issued by the rank of the group that has issued most: entries start
-    with the first call that all ranks still keep.
+    ``counts`` gives how many were issued and completed so far, and how many were issued by the rank of the group that
+    has issued most: entries start with the first call that all ranks still keep.
     """
 
     def __init__(
@@ -102,8 +101,7 @@ class CollectiveRecord(LaneRecord):
     ) -> None:
         super().__init__(label, names, rank, memory)
         places = max(1, self.capacity)
-        self.calls: list[Call | None] = [None] * places
-        self.moments, self.ends = array("q", bytes(8 * places)), array("q", bytes(8 * places))
+        self.books = Books([None] * places, array("q", bytes(8 * places)), array("q", bytes(8 * places)))
         self._sites: dict[int, Site] = {}
         self._counts = counts
 
@@ -113,14 +111,15 @@ class CollectiveRecord(LaneRecord):
 
     def locate(self, number: int, site: Site) -> None:
         """Adds where a call was made, which is found out only if it takes long or goes wrong."""
-        if len(self._sites) >= len(self.calls):
+        if len(self._sites) >= len(self.books.calls):
             self._sites.pop(next(iter(self._sites)))
         self._sites[number] = site
 
     def entries(self) -> Iterator[Entry]:  # noqa: D102
         for _ in range(_TRIES):  # the counts and the rings are not written at one moment
             counts = self._counts()
-            calls, moments, sites, ends = list(self.calls), list(self.moments), dict(self._sites), list(self.ends)
+            calls, moments, ends = list(self.books.calls), list(self.books.moments), list(self.books.ends)
+            sites = dict(self._sites)
             time.sleep(_STILL)
             if self._counts() == counts:
                 break
@@ -147,7 +146,7 @@ class Note:
     ended: int = 0
 
 
-class MessageRecord(LaneRecord):
+class MessageRecord(QueueRecord):
     """Messages end in any order; the k-th send to a rank with a tag is the k-th receive there from here."""
 
     def __init__(self, label: str, names: Sequence[int], rank: int, memory: str = "") -> None:
@@ -230,9 +229,9 @@ def dump_flight_record(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def everything() -> list[tuple[LaneRecord, list[Entry], bool]]:
-    """What this process keeps of every lane that is alive, oldest first, and whether older calls are lost."""
-    found: list[tuple[LaneRecord, list[Entry], bool]] = []
+def everything() -> list[tuple[QueueRecord, list[Entry], bool]]:
+    """What this process keeps of every queue that is alive, oldest first, and whether older calls are lost."""
+    found: list[tuple[QueueRecord, list[Entry], bool]] = []
     for record in list(_records):
         with contextlib.suppress(ValueError):  # the group has been left, its memory is gone
             found.append((record, list(record.entries()), record.overflows))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from unisono.runtime.header import SIGNATURE, Header, read_header
 from unisono.transport.layout import (
     COMPLETED,
     COMPLETED_AT,
@@ -32,8 +33,7 @@ from unisono.transport.layout import (
     Layout,
 )
 from unisono.transport.process import Identity
-from unisono.watch.farewell import spoken
-from unisono.watch.header import SIGNATURE, Header, read_header
+from unisono.watch.exit_notes import spoken
 from unisono.watch.page import PAGE_NAME, Glance
 
 __all__ = ["Findings", "Member", "Memory", "look"]

@@ -14,21 +14,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from unisono.errors import UnisonoError
+from unisono.runtime.site import is_inner, is_standard
 from unisono.transport import futex
-from unisono.transport.process import Identity, alive
+from unisono.transport.process import Identity, OwnThread, alive, stopped
 from unisono.watch.flight import dump_flight_record
-from unisono.watch.site import is_inner, is_standard
-from unisono.watch.threads import OwnThread
 
-__all__ = ["PAGE_NAME", "Glance", "Page", "Watch", "close_watch", "find_page", "watch"]
+__all__ = ["PAGE_NAME", "Glance", "Page", "Watch", "close_watch", "find_page", "records", "stacks", "watch"]
 
 PAGE_NAME = "unisono-watch"
 """The memory file's name."""
 _SIZE = 64 * 1024
 _MAGIC = 0x3147_4150_4F53_494E
+_SILENT = "it does not answer: it is stopped, or busy outside Python with the interpreter lock held"
 # Places, in 64-bit words unless said otherwise.
 _BELL = 16  # 32-bit word
 _STACKS, _RECORD = (16, 17), (18, 19)  # two kinds of requests: how often made, how often answered
@@ -291,6 +291,27 @@ def _map(path: str) -> Page | None:
         return Page(fd, path) if os.fstat(fd).st_size == _SIZE else None
     finally:
         os.close(fd)
+
+
+def _pages(identities: Mapping[int, Identity]) -> dict[int, Page]:
+    found = {rank: find_page(who) for rank, who in identities.items() if not stopped(who)}
+    return {rank: page for rank, page in found.items() if page is not None}
+
+
+def stacks(identities: Mapping[int, Identity], seconds: float = 1.0) -> dict[int, str]:
+    """Every rank's Python stacks, in text, asked for at once and waited for at most ``seconds``."""
+    asked = {rank: (page, page.request()) for rank, page in _pages(identities).items()}
+    deadline = time.monotonic() + seconds
+    answers = {rank: page.answer(number, deadline) for rank, (page, number) in asked.items()}
+    return {rank: answers.get(rank, "").partition("\n")[2] or _SILENT for rank in identities}
+
+
+def records(identities: Mapping[int, Identity], folder: str, seconds: float = 5.0) -> dict[int, str]:
+    """Asks every rank to write its flight record into ``folder``; the files, or ``! `` and why there is none."""
+    asked = {rank: (page, page.request_record(folder)) for rank, page in _pages(identities).items()}
+    deadline = time.monotonic() + seconds
+    answers = {rank: page.record_answer(number, deadline) for rank, (page, number) in asked.items()}
+    return {rank: answers.get(rank, "") or f"! {_SILENT}" for rank in identities}
 
 
 _mine: Watch | None = None

@@ -16,11 +16,11 @@ from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from unisono.watch.header import piece_numel
-from unisono.watch.site import Site
+from unisono.runtime.header import piece_numel
+from unisono.runtime.site import Site
 
 if TYPE_CHECKING:
-    from unisono.watch.call import Call
+    from unisono.runtime.call import Call
 
 __all__ = ["Entry", "dump", "sizes"]
 

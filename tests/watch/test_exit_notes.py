@@ -5,9 +5,11 @@ import sys
 import threading
 
 from unisono.errors import CollectiveTimeout, PeerLostError
+from unisono.runtime.monitor import Loss
+from unisono.runtime.task import first_line, same
 from unisono.transport.layout import FAREWELL, Layout
 from unisono.transport.segment import create
-from unisono.watch.farewell import Loss, farewell, first_line, lost, read_farewell, same, spoken
+from unisono.watch.exit_notes import exit_note, lost, read_exit_note, spoken
 
 DEAD = Loss("rank 2 (pid 80 on node1) is dead: killed by SIGKILL")
 
@@ -22,7 +24,7 @@ def test_a_chain_of_relays_names_the_first_victim() -> None:
     error = lost("barrier() can not end: rank 2 missing", [DEAD])
     for relay in range(20):
         here = f"rank {relay + 3} (pid {relay} on node1) ended by ValueError: {'x' * 3000}"
-        left = read_farewell(farewell(here, error.cause))
+        left = read_exit_note(exit_note(here, error.cause))
         error = lost(f"{'all_reduce' * 100}() can not end", [left])
         assert f"(): {DEAD.words}; " not in here
         assert f"() can not end: {DEAD.words}; rank {relay + 3} (pid {relay} on node1)" in str(error)
@@ -60,10 +62,10 @@ def test_a_long_text_is_said_once_of_all_who_left_it() -> None:
 
 
 def test_a_rank_to_blame_itself_has_no_cause_before_its_words() -> None:
-    assert read_farewell(farewell("ended by ValueError: a\nb")) == Loss("ended by ValueError: a\nb", "")
-    assert read_farewell("") == Loss("", "")
-    assert spoken(farewell("has left", DEAD.words)) == f"has left ({DEAD.words})"
-    assert spoken(farewell(f"read that {DEAD.words}", DEAD.words)) == f"read that {DEAD.words}"
+    assert read_exit_note(exit_note("ended by ValueError: a\nb")) == Loss("ended by ValueError: a\nb", "")
+    assert read_exit_note("") == Loss("", "")
+    assert spoken(exit_note("has left", DEAD.words)) == f"has left ({DEAD.words})"
+    assert spoken(exit_note(f"read that {DEAD.words}", DEAD.words)) == f"read that {DEAD.words}"
 
 
 def test_a_copy_of_an_error_keeps_its_cause_but_no_traceback() -> None:

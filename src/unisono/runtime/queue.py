@@ -1,11 +1,13 @@
-"""Lanes: where calls wait for their turn, and the one loop that carries them forward.
+"""Queues: where calls wait for their turn, and the one loop that carries them forward.
 
-A lane holds the calls of one rank in one group that are under way: its collectives (collectives.py), or its messages
-(point_to_point.py, mail_lane.py). Whoever needs a call done carries the lane forward: the caller inside a synchronous
-call, `wait` or `is_completed`; or a worker thread (worker.py), started when a call is asynchronous. The worker carries
-calls from the beginning where a core is free for it (progress.py); else it only keeps a call that nobody waits for from
-blocking the others, since handing a call to a thread and back costs more than most calls. Carrying forward holds the
-lane while it waits for a millisecond or moves data for some; longer sleeping is done outside.
+A queue holds the calls of one rank in one group that are under way: its collectives (collectives.py), or its messages
+(messages.py). Whoever needs a call done carries the queue forward: the caller inside a synchronous call, `wait` or
+`is_completed`; or a worker thread (worker.py), started when a call is asynchronous. The worker carries calls from the
+beginning where a core is free for it (progress.py); else it only keeps a call that nobody waits for from blocking the
+others, since handing a call to a thread and back costs more than most calls. Carrying forward holds the queue's lock
+while it waits for a millisecond or moves data for some; longer sleeping is done outside.
+
+Who watches calls is told of them, and asked about peers, through a `Monitor` (monitor.py).
 """
 
 import threading
@@ -18,58 +20,53 @@ from contextlib import ExitStack
 from functools import partial
 
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
-from unisono.runtime.grace import Grace
-from unisono.runtime.outcome import save_records
-from unisono.runtime.reentry import interruption, reentered
+from unisono.runtime.call import Call, Site, call_site
+from unisono.runtime.monitor import Monitor, Wait
 from unisono.runtime.refusals import Refusals
-from unisono.runtime.task import Access, Task, others_tell, tell, telling
+from unisono.runtime.task import Access, Task, interruption, others_tell, reentered, same, tell, telling
 from unisono.runtime.worker import Worker
+from unisono.transport.layout import REFUSED
 from unisono.transport.process import Identity
-from unisono.transport.segment import FAREWELL, GAVE_UP, REFUSED, STATE, Segment
-from unisono.watch.call import Call, Site, call_site, site_text
-from unisono.watch.farewell import farewell, first_line, same
-from unisono.watch.page import watch
-from unisono.watch.vigil import Vigil
+from unisono.transport.segment import Segment
 
-__all__ = ["Lane", "any_listeners"]
+__all__ = ["CallQueue", "any_listeners"]
 
-_lanes: "weakref.WeakSet[Lane]" = weakref.WeakSet()
+_queues: "weakref.WeakSet[CallQueue]" = weakref.WeakSet()
 _SLICE = 0.05  # s: how long anybody sleeps before looking around
 _GLANCE = 0.0002  # s: how often somebody who waits for the lock looks whether the call is done
 _SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
 
 
-class Lane(ABC):
+class CallQueue(ABC):
     """Calls under way, the lock that guards them, and the worker."""
 
-    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str) -> None:
+    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str, monitor: Monitor) -> None:
         self._segment, self._rank, self._names, self._label = segment, rank, names, label
-        self._watch = watch()
+        self.monitor = monitor
         self.failed: UnisonoError | None = None
         self.access = Access(self)
         self._new_locks()
         self._settled: deque[Task] = deque()
-        self._grace = Grace()
-        self._worker = Worker(self, self._grace, label)
-        self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the lane to them
+        self._worker = Worker(self, label)
+        self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the queue to them
         self._closed = False
-        self._waited: tuple[Task, Vigil] | None = None  # the wait of the thread that looks around
+        self._waited: tuple[Task, Wait] | None = None  # the wait of the thread that looks around
         self.ahead = False
         """Whether cores are free for the worker: it carries calls of the background from the first moment on."""
         self.refusals: Refusals | None = None
         at = segment.field(rank, REFUSED)
         self.refused = segment.longs[at : at + 1]
         """One word, not 0 if a peer has refused a message of this rank: the call that sees it shall `hear`."""
-        _lanes.add(self)
+        _queues.add(self)
 
     def _new_locks(self) -> None:
         self._lock = threading.RLock()
         self._marking = threading.RLock()  # held while a call is marked as done, or its waiters are counted
         self.entered: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
-        """Whether this thread holds the lane; true where a signal handler or finalizer asks in the midst of a call."""
+        """Whether this thread holds the queue; true where a signal handler or finalizer asks in the midst of a call."""
 
     def _alone(self, call: Call, what: str = "") -> None:
-        """Raises `UsageError` if this thread is in the midst of another call of this lane."""
+        """Raises `UsageError` if this thread is in the midst of another call of this queue."""
         if self.entered():
             raise reentered(what + call.describe(self._names), self._label)
 
@@ -114,18 +111,28 @@ class Lane(ABC):
                 self._refuse_if_failed()
                 self._enqueue(task)
                 self._go(linger=not background)
-                if background and not task.done:
-                    task.site = call_site()
-                    self._locate(task, task.site)
+        except UnisonoError:
+            raise
+        except BaseException as error:  # nobody can take it up again
+            self.abandon(task, error)
+            raise
+        self.leave(task, background)
+
+    def leave(self, task: Task, background: bool) -> None:
+        """What becomes of a call that was issued: the worker carries on what is left of it, or this thread does."""
+        try:
             if not background:
                 self.finish(task, held=False)
                 return
             self._settle()
             if not task.done:
-                self._wake_worker()
+                with self._lock:
+                    task.site = call_site()
+                    self._locate(task, task.site)
+                self._worker.wake()
         except UnisonoError:
             raise
-        except BaseException as error:  # nobody can take it up again
+        except BaseException as error:
             self.abandon(task, error)
             raise
 
@@ -137,7 +144,7 @@ class Lane(ABC):
 
     def _go(self, linger: bool) -> None:
         """Carries the calls. An exception that comes in between (Ctrl-C, a signal handler's) must not leave half a step
-        behind that later calls would build on: the lane gives up. Lock held.
+        behind that later calls would build on: the queue gives up. Lock held.
         """
         try:
             self._carry(linger)
@@ -148,15 +155,14 @@ class Lane(ABC):
             self._fail_all(self.failed)
 
     def _give_up(self, error: UnisonoError) -> None:
-        """No call can follow in this lane, and the peers are told unless it has left them. Lock held."""
+        """No call can follow in this queue, and the peers are told unless it has left them. Lock held."""
         if not self._closed:
             self.failed = same(error)
-            self._segment.say(self._rank, FAREWELL, farewell(first_line(error), error.cause))
-            self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
+            self.monitor.gave_up(error)
         self._fail_all(error)
 
     def finish(self, task: Task, timeout: float | None = None, held: bool = True) -> None:
-        """Carries the lane until ``task`` is done and raises its error, or `CollectiveTimeout` after ``timeout`` s.
+        """Carries the queue until ``task`` is done and raises its error, or `CollectiveTimeout` after ``timeout`` s.
 
         ``held``: somebody has a Work of it, and may wait again if an exception from elsewhere (Ctrl-C, or one that a
         signal handler raises) ends this wait.
@@ -191,11 +197,11 @@ class Lane(ABC):
         """Returns once ``task`` is done, or with an error of this wait alone. What it raises comes from elsewhere."""
         limit = None if timeout is None else time.monotonic() + timeout
         look = time.monotonic() + _SLICE
-        vigil: Vigil | None = None
+        wait: Wait | None = None
         waiting = 0
         try:
             with self._marking:
-                self._grace.visits += 1
+                self._worker.grace.visits += 1
                 waiting, self._waiters = 1, self._waiters + 1
             while self._enter(task):
                 with ExitStack() as held:
@@ -204,11 +210,11 @@ class Lane(ABC):
                     if not task.done and time.monotonic() >= look:
                         if self.refused[0] and (error := self._interrupt(task)):
                             return error
-                        vigil = vigil or self._vigil(task)
-                        if words := vigil.look(self._needs(task)):  # first, for a peer may have ended over it already
+                        wait = wait or self._long_wait(task)
+                        if words := wait.look(self._needs(task)):  # first, for a peer may have ended over it already
                             self._fail(task, DeadlockError(words))
                         else:
-                            self._waited = task, vigil
+                            self._waited = task, wait
                             self._look_around()
                             self._waited = None
                         look = time.monotonic() + _SLICE
@@ -219,7 +225,10 @@ class Lane(ABC):
                 if limit is not None:
                     left = limit - time.monotonic()
                     if left <= 0:
-                        return self._late(task, f"did not end within the timeout of {timeout:g} s of this wait")
+                        what = f"did not end within the timeout of {timeout:g} s of this wait"
+                        error = CollectiveTimeout(self.explain(task, what))
+                        self.monitor.failed(error)
+                        return error
                     slice_ = min(slice_, left)
                 self._nap(slice_)
             return None
@@ -228,8 +237,8 @@ class Lane(ABC):
                 self._waiters -= waiting
             if self.busy():
                 self._worker.remind()
-            if vigil is not None:
-                vigil.end()
+            if wait is not None:
+                wait.end()
 
     def _enter(self, task: Task) -> bool:
         """Takes the lock, or returns False once the worker, which may hold it for long, has done ``task``."""
@@ -242,11 +251,6 @@ class Lane(ABC):
         """Ends ``task``, whose peer is gone; one that ended over a deadlock of both has said so before. Lock held."""
         words = self._waited[1].look(self._needs(task)) if self._waited and self._waited[0] is task else ""
         self._fail(task, DeadlockError(words) if words else error)
-
-    def _late(self, task: Task, what: str) -> CollectiveTimeout:
-        error = CollectiveTimeout(self.explain(task, what))
-        self._save_record(error)
-        return error
 
     def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
         """The error of a message that a peer has refused, of ``task`` itself or of another that nobody was told of.
@@ -263,14 +267,13 @@ class Lane(ABC):
         Ends the call with the error, or returns it for the wait alone.
         """
 
-    def _vigil(self, task: Task) -> Vigil:
+    def _long_wait(self, task: Task) -> Wait:
         """The wait for ``task`` has become long. Lock held."""
-        here, me = call_site(), f"rank {self._names[self._rank]} (pid {self._watch.me.pid})"
+        here = call_site()
         if task.site is None:  # a synchronous call is made where it waits: noted while it does, for records made later
             task.site = here
             self._locate(task, here)
-        at, explained = site_text(here), partial(self.explain, task, "waits", briefly=True, placed=False)
-        return Vigil(self._watch, lambda: f"{me}: {explained()}, at {at}", any_listeners)
+        return self.monitor.waits(partial(self.explain, task, "waits", briefly=True, placed=False), here)
 
     def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
         """The wait for ``task`` was interrupted; if it is not ``held``, nobody can take it up again. Lock held."""
@@ -286,7 +289,7 @@ class Lane(ABC):
         """A call that did not end: what it is (if ``placed``, where) and who is missing (unless ``briefly``, where)."""
 
     def poll(self, task: Task) -> bool:
-        """Carries the lane without waiting, unless the worker does so anyway; whether ``task`` is done."""
+        """Carries the queue without waiting, unless the worker does so anyway; whether ``task`` is done."""
         if not task.done and not self.ahead and not self.entered() and self._lock.acquire(blocking=False):
             try:
                 self._go(linger=False)
@@ -304,8 +307,8 @@ class Lane(ABC):
         if not waits:
             listener(task)
             return
-        self._wake_worker()
-        self._grace.hurry()
+        self._worker.wake()
+        self._worker.grace.hurry()
 
     def close(self, error: UnisonoError) -> None:
         """Ends every call under way with ``error``, and the worker.
@@ -343,10 +346,6 @@ class Lane(ABC):
                 return
             tell(task)
 
-    def _wake_worker(self) -> None:
-        self._grace.visits += 1
-        self._worker.wake()
-
     def disown(self) -> None:
         """In a forked child: the calls and the lock are the parent's, whose threads do not exist here."""
         self._new_locks()
@@ -355,7 +354,7 @@ class Lane(ABC):
         self._settled.clear()
         for task in self._under_way():  # not `_fail_all`: what is shared is the parent's
             task.error, task.done = self.failed, True
-        _lanes.discard(self)
+        _queues.discard(self)
 
     def idle(self) -> bool:
         """Whether there is nothing here for the worker."""
@@ -364,7 +363,7 @@ class Lane(ABC):
     def work(self, look: float) -> float:
         """A piece of the worker's work: carries calls, and looks around if the time for that, ``look``, has come.
 
-        Returns when to look around next. An error that nothing else catches ends the calls of this lane.
+        Returns when to look around next. An error that nothing else catches ends the calls of this queue.
         """
         try:
             with self._lock:
@@ -381,9 +380,6 @@ class Lane(ABC):
             self._settle()
         return look
 
-    def _save_record(self, error: BaseException) -> None:
-        save_records(error, self._segment, self._rank, self._watch)
-
     def _has_listeners(self) -> bool:
         """Whether the end of a call under way may make this process issue others."""
         return bool(self._settled) or any(task.listeners for task in self._under_way())
@@ -394,5 +390,5 @@ class Lane(ABC):
 
 
 def any_listeners() -> bool:
-    """The same of all lanes of this process, and of listeners that another thread runs just now."""
-    return others_tell() or any(lane._has_listeners() for lane in list(_lanes))
+    """The same of all queues of this process, and of listeners that another thread runs just now."""
+    return others_tell() or any(queue._has_listeners() for queue in list(_queues))

@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 
 from unisono.errors import UsageError
-from unisono.watch.header import DTYPES, OPERATIONS, REDUCE_OPS, SIGNATURE, piece, piece_numel, words_of_call
-from unisono.watch.site import Site, call_site, site_text
+from unisono.runtime.header import DTYPES, OPERATIONS, REDUCE_OPS, SIGNATURE, piece, piece_numel, words_of_call
+from unisono.runtime.site import Site, call_site, site_text
 
 __all__ = ["SIGNATURE", "Call", "Site", "call_site", "name_of_dtype", "piece", "piece_numel", "site_text"]
 

@@ -4,23 +4,14 @@ import socket
 import time
 from collections.abc import Sequence
 
+from unisono.runtime.header import read_header
+from unisono.runtime.monitor import Loss
+from unisono.runtime.site import from_here
+from unisono.transport.layout import ABSENT, COMPLETED, COMPLETED_AT, FAREWELL, GAVE_UP, HEADER, JOINED, LEFT, TROUBLE
 from unisono.transport.process import Identity, alive, fate, stopped
-from unisono.transport.segment import (
-    ABSENT,
-    COMPLETED,
-    COMPLETED_AT,
-    FAREWELL,
-    GAVE_UP,
-    HEADER,
-    JOINED,
-    LEFT,
-    TROUBLE,
-    Segment,
-)
-from unisono.watch.farewell import Loss, read_farewell
-from unisono.watch.header import read_header
+from unisono.transport.segment import Segment
+from unisono.watch.exit_notes import read_exit_note
 from unisono.watch.page import Watch, watch
-from unisono.watch.site import from_here
 
 __all__ = ["REPLACED", "lateness", "loss", "losses", "now"]
 
@@ -48,7 +39,7 @@ def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
         return absent if absent.words and segment.state(rank) == ABSENT else None
     dead = not alive(who)
     while True:
-        left = read_farewell(segment.text(rank, FAREWELL))
+        left = read_exit_note(segment.text(rank, FAREWELL))
         if segment.state(rank) == state:
             break
         state = segment.state(rank)

@@ -1,0 +1,44 @@
+"""Whose frames those of a process group are: torch.compile stays out of them, and they see who has called.
+
+A backend is not told whether torch's send or isend was called; send and recv are isend and irecv, whose Work they wait
+for. It matters: what nobody waits for needs a thread to carry it, and to wake one costs more than a short message does.
+So the caller's frame is looked at.
+"""
+
+import inspect
+import sys
+from types import FrameType, FunctionType
+
+import torch.distributed as dist
+from torch._C._dynamo import eval_frame
+
+__all__ = ["keep_from_dynamo", "waited_for"]
+
+_WAITING = frozenset(inspect.unwrap(function).__code__ for function in (dist.send, dist.recv))
+_DEPTH = 2  # frames of torch's from its send to the backend, at most
+
+
+def keep_from_dynamo(cls: type) -> None:
+    """Marks every method of ``cls``: a call breaks the graph and runs as plain Python.
+
+    ``torch.compiler.disable`` says the same, but importing it costs every program more than two seconds. Its two marks
+    are set here by hand: one on the function, for tracing, and one on its code, for frames that Dynamo meets at run
+    time; the latter covers everything called from there.
+    """
+    skip = eval_frame._FrameAction.SKIP
+    for method in vars(cls).values():
+        if isinstance(method, FunctionType):
+            method._torchdynamo_disable = True  # type: ignore[attr-defined]
+            eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(skip, skip))
+
+
+def waited_for(level: int = 3) -> bool:
+    """Whether torch's send or recv has called the function ``level`` - 1 frames up, through its isend or irecv."""
+    frame: FrameType | None = sys._getframe(level)
+    for _ in range(_DEPTH):
+        if frame is None:
+            return False
+        if frame.f_code in _WAITING:
+            return True
+        frame = frame.f_back
+    return False

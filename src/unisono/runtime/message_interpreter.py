@@ -1,0 +1,210 @@
+"""The interpreter of messages between two ranks: one loop, which numba compiles and Python runs as it is.
+
+It is made of the same primitives as that of programs (interpreter.py). A loop carries several messages, one for each
+end of a ring at most, in turn, piece by piece: a rank that waits for what it receives sends meanwhile. It comes back
+when a message is done, where the peers keep it waiting for ``patience`` ns, or when it has moved for `_LONGEST`: nobody
+looks for lost peers, or serves others, in here. What has moved by then counts; the queue goes on from there.
+
+A message that nobody has looked at yet is received by the head that it has to have. Another head, or none that would do
+(a receive from any rank), stops the loop: the queue reads it (messages.py).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from unisono.runtime import message_words as w
+from unisono.runtime.interpreter import Primitives
+from unisono.transport.ring import UNIT
+
+__all__ = ["message_loops"]
+
+_UNIT, _WORDS, _CONTROL = UNIT, w.JOB_WORDS, w.CONTROL_WORDS
+_PIECE = 64 * 1024  # bytes moved before the peer is told
+_LONGEST = 50_000_000  # ns
+
+
+def message_loops(p: Primitives) -> dict[str, Callable[..., int]]:
+    """The loops, by name, on addresses and numbers; ``control_at`` is where a control block (message_words.py) lies."""
+    words, sleep, move, add, place = p.words, p.sleep, _moving(p), _adding(p), _placing(p)
+
+    @p.inner
+    def alone(control: Any, sends: int, peer: int, head: int, data: int, nbytes: int, patience: int) -> Any:
+        """Carries one message that has not begun; returns its job."""
+        job = words(control[w.JOB], _WORDS)
+        job[w.SENDS], job[w.PEER], job[w.HEAD], job[w.DATA] = sends, peer, head, data
+        job[w.NBYTES], job[w.MOVED], job[w.BEGUN] = nbytes, 0, 0
+        move(control, job, 1, patience)
+        return job
+
+    def carry(control_at: int, jobs_at: int, count: int, patience: int) -> int:
+        """Carries the ``count`` jobs at ``jobs_at``, none of them done, until one is, or has met `OTHER`."""
+        move(words(control_at, _CONTROL), words(jobs_at, count * _WORDS), count, patience)
+        return 0
+
+    def send(control_at: int, peer: int, head_at: int, source: int, nbytes: int, patience: int) -> Any:
+        """Puts a message of ``nbytes`` at ``source``, whose head is at ``head_at``, into the ring to ``peer``.
+
+        Returns how many bytes of the payload are in the ring, or `SILENT`.
+        """
+        control = words(control_at, _CONTROL)
+        posted = place(control, control[w.RANK], peer) + 8
+        add(posted, 1)
+        job = alone(control, 1, peer, head_at, source, nbytes, patience)
+        if job[w.BEGUN] == 0:
+            add(posted, -1)
+            return w.SILENT
+        return job[w.MOVED]
+
+    def recv(control_at: int, peer: int, head_at: int, target: int, nbytes: int, patience: int) -> Any:
+        """Takes the next message from ``peer``, if its head is the one at ``head_at``, to ``target``.
+
+        Returns how many bytes of the payload have been taken, or `SILENT`, or `OTHER`. A receive of which there is a
+        rest stays counted among those that are out.
+        """
+        control = words(control_at, _CONTROL)
+        wanted = place(control, peer, control[w.RANK]) + 64 + 16
+        add(wanted, 1)
+        job = alone(control, 0, peer, head_at, target, nbytes, patience)
+        begun, moved = job[w.BEGUN], job[w.MOVED]
+        if begun != 1 or moved == nbytes:
+            add(wanted, -1)
+        return moved if begun == 1 else w.SILENT if begun == 0 else w.OTHER
+
+    def nap(control_at: int, heard: int, nanoseconds: int) -> int:
+        """Sleeps, for less than a second, until this rank's bell rings, unless its count differs from ``heard``."""
+        control = words(control_at, _CONTROL)
+        sleep(control[w.BELLS] + 64 * control[w.RANK], heard, nanoseconds)
+        return 0
+
+    return {"send": send, "recv": recv, "nap": nap, "carry": carry}
+
+
+def _adding(p: Primitives) -> Any:
+    load, store = p.load_acquire64, p.store
+
+    @p.inner
+    def add(address: int, value: int) -> Any:
+        """Adds to a word that this rank alone writes."""
+        total = load(address) + value
+        store(address, total)
+        return total
+
+    return add
+
+
+def _placing(p: Primitives) -> Any:
+    @p.inner
+    def place(control: Any, source: int, target: int) -> Any:
+        """Where the counts of a ring lie."""
+        return control[w.CONTROLS] + (source * control[w.SIZE] + target) * control[w.RING_CONTROL]
+
+    return place
+
+
+def _pushing(p: Primitives) -> Any:
+    load, copy, publish, ring, place = p.load_acquire64, p.copy, p.store_release64, p.ring, _placing(p)
+
+    @p.inner
+    def push(control: Any, jobs: Any, k: int) -> bool:
+        """Puts a piece of the message of job ``k`` into its ring, behind its head; whether anything could go."""
+        capacity, rank, peer = control[w.CAPACITY], control[w.RANK], jobs[k + w.PEER]
+        counts = place(control, rank, peer)
+        data = control[w.RINGS] + (rank * control[w.SIZE] + peer) * capacity
+        told = load(counts)
+        room, written = capacity + load(counts + 64) - told, told
+        if jobs[k + w.BEGUN] == 0:
+            if room < _UNIT:
+                return False
+            copy(data + written % capacity, jobs[k + w.HEAD], _UNIT)
+            jobs[k + w.BEGUN] = 1
+            room -= _UNIT
+            written += _UNIT
+        at, left = written % capacity, jobs[k + w.NBYTES] - jobs[k + w.MOVED]
+        part = max(0, min(left, room, capacity - at, _PIECE))
+        copy(data + at, jobs[k + w.DATA] + jobs[k + w.MOVED], part)
+        jobs[k + w.MOVED] += part
+        written += part if part < left else -(-part // _UNIT) * _UNIT
+        if written == told:
+            return False
+        publish(counts, written)
+        ring(control[w.BELLS] + 64 * peer)
+        return True
+
+    return push
+
+
+def _taking(p: Primitives) -> Any:
+    load, copy, equal, publish, ring = p.load_acquire64, p.copy, p.equal, p.store_release64, p.ring
+    add, place = _adding(p), _placing(p)
+
+    @p.inner
+    def take(control: Any, jobs: Any, k: int) -> bool:
+        """Takes a piece of a message, behind its head, out of its ring; whether there was anything, `OTHER` included.
+
+        A message without a place (``DATA`` 0) is dropped.
+        """
+        capacity, rank, peer = control[w.CAPACITY], control[w.RANK], jobs[k + w.PEER]
+        counts = place(control, peer, rank)
+        data = control[w.RINGS] + (peer * control[w.SIZE] + rank) * capacity
+        told = load(counts + 64)
+        there, taken = load(counts) - told, told
+        if jobs[k + w.BEGUN] == 0:
+            if there < _UNIT:
+                return False
+            if jobs[k + w.HEAD] == 0 or not equal(data + taken % capacity, jobs[k + w.HEAD], _UNIT):
+                jobs[k + w.BEGUN] = w.OTHER
+                return True
+            add(counts + 64 + 8, 1)
+            jobs[k + w.BEGUN] = 1
+            there -= _UNIT
+            taken += _UNIT
+        at, left = taken % capacity, jobs[k + w.NBYTES] - jobs[k + w.MOVED]
+        part = max(0, min(left, there, capacity - at, _PIECE))
+        if jobs[k + w.DATA] != 0:
+            copy(jobs[k + w.DATA] + jobs[k + w.MOVED], data + at, part)
+        jobs[k + w.MOVED] += part
+        taken += part if part < left else -(-part // _UNIT) * _UNIT
+        if taken == told:
+            return False
+        publish(counts + 64, taken)
+        ring(control[w.BELLS] + 64 * peer)
+        return True
+
+    return take
+
+
+def _moving(p: Primitives) -> Any:
+    load, now, relax, pause, slowness = p.load_acquire32, p.now, p.relax, p.pause, p.slowness
+    push, take = _pushing(p), _taking(p)
+
+    @p.inner
+    def move(control: Any, jobs: Any, count: int, patience: int) -> None:
+        """Carries all jobs, a piece of each in turn, until one needs the queue's attention or none can go on."""
+        bell, until, limit, spins = control[w.BELLS] + 64 * control[w.RANK], now() + _LONGEST, 0, 0
+        most = control[w.SPINS] // slowness
+        while True:
+            control[w.HEARD] = load(bell)
+            moved = ended = False
+            for k in range(0, count * _WORDS, _WORDS):
+                if push(control, jobs, k) if jobs[k + w.SENDS] else take(control, jobs, k):
+                    moved = True
+                begun = jobs[k + w.BEGUN]
+                if begun == w.OTHER or (begun == 1 and jobs[k + w.MOVED] == jobs[k + w.NBYTES]):
+                    ended = True
+            if ended or (moved and now() > until):
+                control[w.HEARD] -= 1  # for there may be more to do at once
+                return
+            if moved:
+                spins = limit = 0
+                continue
+            spins += 1
+            if spins < most:
+                relax()
+                continue
+            if limit == 0:
+                limit = now() + patience
+            if now() >= limit:
+                return
+            pause(bell, control[w.HEARD], limit, control[w.CROWDED])
+
+    return move

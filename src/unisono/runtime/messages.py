@@ -1,0 +1,400 @@
+"""The queue of messages: send and recv between two ranks, matched by source and tag, in the order they were posted.
+
+Messages to one peer leave in order; messages from one peer arrive in order and meet the oldest receive that names
+their source (or any) and their tag. A message nobody has asked for stays in the ring, unless a receive with another
+tag waits behind it: then it is set aside in this rank's own memory. A send is done when its last byte is in the ring,
+so that small messages need no receiver; longer ones flow as the receiver takes them.
+
+A message on an ordinary tensor goes in one run of a loop (message_interpreter.py) if its peer comes at once. What is
+not waited for goes as far as it can when it is issued; whoever waits then carries all that is under way together, both
+ways at once.
+"""
+
+import ctypes
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError
+from unisono.runtime.call import Call, Site, name_of_dtype
+from unisono.runtime.message import Arriving, Message, PreparedMessage, prepare_message, read_head
+from unisono.runtime.message_control import MessageControl
+from unisono.runtime.message_words import OTHER, SILENT
+from unisono.runtime.monitor import Loss, Monitor
+from unisono.runtime.pending_messages import Job, PendingMessages, listed
+from unisono.runtime.queue import CallQueue
+from unisono.runtime.refusals import Refusals
+from unisono.runtime.task import BRIEFLY, Task, brief, interruption
+from unisono.transport.futex import LINGER
+from unisono.transport.inference import outside_inference
+from unisono.transport.layout import LEFT
+from unisono.transport.process import Identity
+from unisono.transport.ring import Ring
+from unisono.transport.segment import Segment
+
+__all__ = ["MessageQueue"]
+
+_NAP = 0.05  # s: how long a receive sleeps before it is queued, where all is looked after
+
+
+class MessageQueue(CallQueue):
+    """All messages of one rank in one group."""
+
+    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str, monitor: Monitor) -> None:
+        super().__init__(segment, rank, names, label, monitor)
+        pending = self._pending = PendingMessages(segment, rank)
+        self._out, self._in, self._bells = pending.outgoing, pending.inboxes, pending.bells
+        self._sends, self._posted = pending.sends, pending.posted
+        self.refusals = Refusals(segment, rank, names, label, self._out)
+        self._control = MessageControl(segment, rank)
+        self._heard = 0  # this rank's bell as it was before the last look into the rings
+
+    def busy(self) -> bool:
+        """Whether any message is under way."""
+        return self._pending.busy()
+
+    # At once
+
+    def at_once(
+        self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
+    ) -> Message:
+        """Carries a message to or from ``peer`` in one run of a loop, if the queue is free and the peer comes.
+
+        Else, and if only a part has moved by then, it is under way like any other: in the ``background``, or until it
+        is done.
+        """
+        naps = prepared.call.op == "recv" and not background and timeout > 2 * _NAP
+        end = time.monotonic() + _NAP * naps
+        while True:
+            heard = self._bells[self._rank].value()
+            message = self._run(prepared, peer, tensor, timeout, background)
+            if message is not _SILENT or (left := end - time.monotonic()) <= 0:
+                break
+            self._control.nap(heard, int(1e9 * left))
+        if message is None or message is _SILENT:
+            message = Message(prepared, peer, tensor, [tensor], timeout)
+            self.submit(message, background)
+        elif not message.done:
+            self.leave(message, background)
+        return message
+
+    def _run(
+        self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
+    ) -> Message | None:
+        """What has become of a message by the end of a loop's patience: `_SILENT` if its peer did not stir, None if
+        others are before it.
+        """
+        if self.entered():
+            self._alone(prepared.call)
+        sends, inbox = prepared.call.op == "send", self._in[peer]
+        with self._lock:
+            free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
+            if self.failed is not None or not free:
+                return None
+            patience = LINGER
+            if background:
+                patience = 0 if sends else BRIEFLY if inbox.ring.silent() else brief(prepared.call)
+            try:
+                began = time.monotonic_ns()
+                moved = self._control.carry(prepared, peer, tensor.data_ptr(), patience)
+                if moved < 0:
+                    return _SILENT if moved == SILENT else None
+                self._out[peer].heads += sends
+                if moved == prepared.nbytes:
+                    self.monitor.moved(prepared.call, peer, prepared.tag, began)
+                    if not (sends and background):
+                        return _ENDED
+                return self._rest(prepared, peer, tensor, timeout, moved)
+            except BaseException as error:
+                self._give_up(interruption(error))
+                raise
+
+    def _rest(self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, moved: int) -> Message:
+        """A message of which ``moved`` bytes are through, as one under way; or as a send whose refusal may follow."""
+        message = Message(prepared, peer, tensor, [tensor], timeout)
+        message.started, message.moved = True, moved
+        if message.sends:
+            message.number = self._out[peer].heads
+            if moved == prepared.nbytes:
+                message.done = True
+                return message
+            self._sends[peer].append(message)
+        message.ticket = self.monitor.issued(prepared.call, peer, prepared.tag)
+        if not message.sends:
+            message.wanted = True  # by the loop
+            self._begin(message, peer, moved)
+        return message
+
+    def _begin(self, message: Message, peer: int, moved: int) -> Arriving:
+        """A loop has opened the message from ``peer`` that a receive waits for, and taken ``moved`` bytes of it."""
+        inbox, call = self._in[peer], message.call
+        number, dtype = inbox.ring.opened(0), name_of_dtype(call.dtype)
+        nbytes = message.prepared.nbytes
+        arriving = inbox.current = Arriving(message.tag, nbytes, call.numel, dtype, number, message, moved=moved)
+        return arriving
+
+    # Under way
+
+    def _enqueue(self, task: Task) -> None:
+        assert isinstance(task, Message)
+        task.ticket = self.monitor.issued(task.call, task.peer, task.tag)
+        if task.sends:
+            assert task.peer is not None
+            self._out[task.peer].post()
+            self._sends[task.peer].append(task)
+        elif not any(self._taken_aside(peer, task) for peer in self._pending.sources(task)):
+            self._posted.append(task)
+            self._pending.want(task, 1)
+
+    def _locate(self, task: Task, site: Site) -> None:
+        assert isinstance(task, Message)
+        self.monitor.located(task.ticket, site)
+
+    def _under_way(self) -> list[Message]:
+        return self._pending.all()
+
+    @outside_inference
+    def _carry(self, linger: bool) -> None:
+        patience, again = LINGER if linger else 0, True
+        while again and (jobs := self._pending.jobs(self._place, self._place_of)):
+            told, self._heard = self._control.carry_all([job for _, job in jobs], patience)
+            again = False
+            for (each, _), job in zip(jobs, told, strict=True):
+                ended = self._moved(each, job)
+                again = again or (ended and not linger)  # who lingers looks first whether that was his
+
+    def _place(self, message: Message) -> int:
+        """Where the bytes of a message lie; -1, and the message has failed, if that is nowhere any more."""
+        try:
+            return message.address()
+        except UnisonoError as error:
+            self._fail(message, error)
+            return -1
+
+    def _place_of(self, arriving: Arriving, ring: Ring) -> int:
+        """Where the bytes of what arrives go; 0 if nowhere."""
+        if arriving.message is not None:
+            if (at := self._place(arriving.message)) >= 0:
+                return at
+            self._drain(arriving, ring)
+        return int(arriving.aside.ctypes.data) if arriving.aside is not None else 0
+
+    def _moved(self, each: Message | Arriving, job: Job) -> bool:
+        """Takes note of what a loop has done; whether anything has ended, or begun for somebody else."""
+        sends, peer, _, _, nbytes, moved, begun = job
+        if isinstance(each, Arriving):
+            each.moved = moved
+        elif sends:
+            each.moved = moved
+            if begun and not each.started:
+                self._out[peer].heads += 1
+                each.started, each.number = True, self._out[peer].heads
+        elif begun == OTHER:
+            self._open(peer)
+            return True
+        elif begun:
+            self._posted.remove(each)
+            each = self._begin(each, peer, moved)
+        if begun != 1 or moved != nbytes:
+            return False
+        if isinstance(each, Arriving):
+            self._arrived(peer, each)
+        else:
+            self._end_message(self._sends[peer].popleft())
+        return True
+
+    def _open(self, peer: int) -> None:
+        """Reads the next head from ``peer`` and finds out whom the message is for, if anybody still waits for one."""
+        inbox, wanting = self._in[peer], [m for m in self._posted if m.peer in (None, peer)]
+        if not wanting:  # one from another rank has met the receive
+            return
+        tag, nbytes, numel, dtype = read_head(inbox.ring.open())
+        self._bells[peer].add()
+        arriving = inbox.current = Arriving(tag, nbytes, numel, dtype, inbox.ring.opened())
+        message = next((m for m in wanting if m.tag == tag), None)
+        if message is None:
+            arriving.aside = np.empty(nbytes, np.uint8)
+        else:
+            self._posted.remove(message)
+            message.source = peer
+            if self._match(arriving, message):
+                arriving.message = message
+            else:
+                self._drain(arriving, inbox.ring)
+        if nbytes == 0:
+            self._arrived(peer, arriving)
+
+    def _arrived(self, peer: int, arriving: Arriving) -> None:
+        """All of a message has been taken."""
+        inbox = self._in[peer]
+        inbox.current = None
+        if arriving.refused:
+            inbox.ring.want(-1)
+        if arriving.message is not None:
+            self._end_message(arriving.message)
+        elif arriving.aside is not None:
+            inbox.aside.append(arriving)
+            for message in self._posted:  # a receive may have come while its message was set aside
+                if message.peer in (None, peer) and self._taken_aside(peer, message):
+                    self._posted.remove(message)
+                    return
+
+    def _taken_aside(self, peer: int, task: Message) -> bool:
+        """Hands over a message that was set aside, if there is one that ``task`` receives."""
+        for waiting in self._in[peer].aside:
+            if waiting.tag == task.tag:
+                self._in[peer].aside.remove(waiting)
+                task.source = peer
+                if self._match(waiting, task):
+                    self._end_message(task, waiting.aside)
+                return True
+        return False
+
+    def _drain(self, arriving: Arriving, ring: Ring) -> None:
+        """Lets a refused message come, though nobody may wait here any more: its sender does."""
+        arriving.refused = True
+        ring.want(1)
+        self._worker.wake()
+
+    def _match(self, arriving: Arriving, message: Message) -> bool:
+        """Whether sender and receiver agree; if not, the receive ends with the reason and the data is dropped."""
+        call = message.call
+        if arriving.numel == call.numel and arriving.dtype == name_of_dtype(call.dtype):
+            return True
+        assert self.refusals is not None
+        error = self.refusals.refuse(self._in[message.source].ring, arriving, message)
+        self._bells[message.source].add()
+        self.monitor.completed(message.ticket, message.source)
+        self.monitor.failed(error)
+        self._end(message, error)
+        return False
+
+    @outside_inference
+    def _end_message(self, message: Message, aside: Any = None) -> None:
+        """All of a message is through; a received one lies in its tensor, or ``aside``."""
+        error: UnisonoError | None = None
+        try:
+            if aside is not None:
+                ctypes.memmove(message.address(), aside.ctypes.data, aside.nbytes)
+            if message.after is not None:
+                message.after()
+        except UnisonoError as reason:
+            error = reason
+        except (RuntimeError, MemoryError) as reason:
+            error = UnisonoError(f"a message could not be delivered: {type(reason).__name__}: {reason}")
+        message.after = None
+        self.monitor.completed(message.ticket, message.source)
+        self._end(message, error)
+
+    def _end(self, task: Task, error: BaseException | None = None) -> None:
+        assert isinstance(task, Message)
+        if task.wanted:
+            self._pending.want(task, -1)
+        super()._end(task, error)
+
+    def _nap(self, seconds: float) -> None:
+        self._bells[self._rank].sleep(self._heard, seconds)
+
+    # What does not end well
+
+    def _look_around(self) -> None:
+        losses = {id(message): self._losses(message) for message in self._under_way()}
+        if any(losses.values()):
+            self._carry(linger=False)  # what a peer sent before it left is there by now, and counts
+        for peer, inbox in enumerate(self._in):
+            if inbox.current and inbox.current.refused and self.monitor.loss(peer):
+                inbox.current.refused = False  # the rest will never come
+        for message in self._under_way():
+            if gone := losses.get(id(message)):
+                error = self.monitor.lost(self.explain(message, "can not end", briefly=True), gone)
+                self._lose(message, error)
+            elif words := message.overdue():
+                self._fail(message, CollectiveTimeout(self.explain(message, words)))
+
+    def _losses(self, message: Message) -> list[Loss]:
+        """Why the peer will never do its part, or nothing; for any source, if all the others are gone."""
+        found = [self.monitor.loss(peer) for peer in self._pending.peers(message)]
+        return [each for each in found if each] if all(found) else []
+
+    def _needs(self, task: Task) -> list[Identity]:
+        assert isinstance(task, Message)
+        peer = self._pending.needed(task)
+        return [] if peer is None else [self._segment.identity(peer)]
+
+    def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
+        if not isinstance(task, Message) or task.peer is None or self.refusals is None:
+            return super()._complaint(task, outcome)
+        error, own = self.refusals.take(task.peer, task.number) or (None, False)
+        if own:
+            task.error = error
+        return error if own or error is None else MismatchError(f"{error}. {outcome}")
+
+    def _interrupt(self, task: Task) -> None:
+        """A message of which nothing has moved yet is withdrawn; any other is waited for."""
+        assert isinstance(task, Message)
+        if self._pending.unmoved(task):
+            outcome = f"The {task.call.op} that raises this was withdrawn: it has moved nothing."
+            if error := self._complaint(task, outcome):
+                self._fail(task, error)
+
+    def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
+        """torch's send and recv wait for a Work that nobody sees: such a message is never taken up again."""
+        self._fail(task, error)
+
+    def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
+        """A message that did not get through; see `CallQueue`."""
+        assert isinstance(task, Message)
+        pending, peers = self._pending, self._pending.peers(task)
+        peer = "any rank" if task.peer is None else f"rank {self._names[task.peer]}"
+        way = f"to {peer}" if task.sends else f"from {peer}"
+        text = (
+            f"{task.call.describe()} {way} (tag {task.tag}, {self._label}){task.place() if placed else ''} {what}: "
+            f"{pending.progress(task)} of {task.prepared.nbytes} bytes moved"
+        )
+        if not task.sends and (others := pending.unclaimed(peers, self._names, lying=False)):
+            text += f", while {listed(others)} {'are' if len(others) > 1 else 'is'} there"
+        return text if briefly else text + self.monitor.lateness(peers)
+
+    def lost(self) -> list[str]:
+        """Words on messages to this rank that it has never received, and on its own to ranks that have left before.
+
+        Told once: by the rank that leaves last.
+        """
+        with self._lock:
+            others = self._pending.unclaimed(range(len(self._in)), self._names, lying=True)
+            for inbox in self._in:
+                inbox.ring.opened(len(inbox.lying()))
+            mine = [
+                f"{ring.unopened()} to rank {self._names[peer]}"
+                for peer, ring in enumerate(self._out)
+                if ring.unopened() and self._segment.state(peer) == LEFT
+            ]
+        me = f"rank {self._names[self._rank]} leaves {self._label}"
+        told = [f"{me} and has never received {listed(others)}"] if others else []
+        return told + [f"{me}; of its messages, these were never received: {', '.join(mine)}"] * bool(mine)
+
+    def _fail(self, task: Task, error: UnisonoError) -> None:
+        assert isinstance(task, Message)
+        half_sent = self._pending.remove(task) and not isinstance(error, PeerLostError)
+        self.monitor.failed(error, task.ticket)
+        self._end(task, error)
+        if half_sent:  # half a message lies in the ring: nothing can follow it, here or there
+            self._give_up(error)
+
+    def _fail_all(self, error: UnisonoError) -> None:
+        for message in self._under_way():
+            self._fail(message, error)
+
+
+def _mark() -> Message:
+    nothing = torch.empty(0, dtype=torch.uint8)
+    message = Message(prepare_message(Call("send"), 0, 0), 0, nothing, [], 0.0)
+    message.done = True
+    return message
+
+
+_ENDED, _SILENT = _mark(), _mark()
+"""Stand for every message that was done at once, or of which nothing has moved."""

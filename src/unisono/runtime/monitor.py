@@ -1,0 +1,77 @@
+"""`Monitor`: what a queue reports of its calls, and what it asks while one waits.
+
+`unisono.watch.monitor` implements it; a queue imports nothing from there. A collective that is done at once costs no
+call of a method: interpreters write `Books`. Never imports torch.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from unisono.errors import PeerLostError, UnisonoError
+from unisono.runtime.site import Site
+from unisono.transport.process import Identity
+
+if TYPE_CHECKING:
+    from unisono.runtime.call import Call
+
+__all__ = ["Books", "Loss", "Monitor", "Wait"]
+
+
+class Loss(NamedTuple):
+    """Why a rank will never come: ``words`` on the rank; ``cause``, what it gave up over, empty if it is the first.
+
+    ``who`` is its process, if known.
+    """
+
+    words: str
+    cause: str = ""
+    who: Identity | None = None
+
+
+class Books(NamedTuple):
+    """The last collectives of this rank: no. k, counted from 1, has its place ``k % len(calls)`` in each.
+
+    The queue notes ``calls``, interpreters note ``moments`` and ``ends``: when a call was issued and when it ended, by
+    ``time.monotonic_ns``.
+    """
+
+    calls: "list[Call | None]"
+    moments: "array[int]"
+    ends: "array[int]"
+
+
+class Wait(Protocol):
+    """A wait that has become long."""
+
+    def look(self, needs: Sequence[Identity]) -> str:
+        """Publishes the processes that the wait certainly needs; words on a deadlock, if it is in one."""
+
+    def end(self) -> None:
+        """The wait is over."""
+
+
+class Monitor(Protocol):
+    """Watches the queues of one rank in one group. ``ticket`` names a call: its number, or what `issued` returned."""
+
+    books: Books
+
+    def issued(self, call: "Call", peer: int | None, tag: int) -> Any: ...  # noqa: D102  # a message
+    def located(self, ticket: Any, site: Site) -> None: ...  # noqa: D102
+    def met(
+        self, call: "Call", number: int, site: Site | None, headers: bytes, meet: Callable[[], bool]
+    ) -> tuple[str, bool]:
+        """Compares the headers of call ``number``; words on what differs, and whether all ranks have met over it.
+
+        ``meet`` comes to one more meeting, and tells whether all have come; to be called until they have.
+        """
+
+    def completed(self, ticket: Any, source: int) -> None: ...  # noqa: D102  # a message
+    def moved(self, call: "Call", peer: int, tag: int, began: int) -> None: ...  # noqa: D102  # issued and completed
+    def failed(self, error: BaseException, ticket: Any = None) -> None: ...  # noqa: D102
+    def gave_up(self, error: UnisonoError) -> None: ...  # noqa: D102  # no call can follow
+    def waits(self, text: Callable[[], str], site: Site) -> Wait: ...  # noqa: D102
+    def loss(self, rank: int) -> Loss | None: ...  # noqa: D102  # why it will never come
+    def losses(self, missing: Sequence[int]) -> list[Loss]: ...  # noqa: D102  # why a call of all ranks never ends
+    def lost(self, what: str, losses: Sequence[Loss]) -> PeerLostError: ...  # noqa: D102
+    def lateness(self, ranks: Sequence[int]) -> str: ...  # noqa: D102  # a line for each: what it does instead

@@ -1,0 +1,134 @@
+"""The messages of one rank that are under way: its rings both ways, what is to go, what is expected, what has come."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from unisono.runtime.message import Arriving, Inbox, Message
+from unisono.transport import futex
+from unisono.transport.ring import Ring
+from unisono.transport.segment import Segment
+
+__all__ = ["Job", "PendingMessages", "listed"]
+
+Job = tuple[int, int, int, int, int, int, int]
+"""The words of a job; see message_words.py."""
+_NAMED = 3  # messages that nobody receives, as errors name them
+
+
+class PendingMessages:
+    """``outgoing`` and ``inboxes``: a ring to, and one from, each rank; ``sends`` by peer; ``posted``: receives."""
+
+    def __init__(self, segment: Segment, rank: int) -> None:
+        size, layout = segment.layout.world_size, segment.layout
+        self._rank = rank
+        self.outgoing = [Ring(segment, rank, peer) for peer in range(size)]
+        self.inboxes = [Inbox(Ring(segment, peer, rank)) for peer in range(size)]
+        self.bells = [
+            futex.Counter(segment.words, (layout.bells + 64 * peer) // 4, segment.address) for peer in range(size)
+        ]
+        self.sends: list[deque[Message]] = [deque() for _ in range(size)]
+        self.posted: list[Message] = []
+
+    def busy(self) -> bool:
+        """Whether any message is under way."""
+        return bool(self.posted) or any(self.sends) or any(i.current and i.current.taken for i in self.inboxes)
+
+    def all(self) -> list[Message]:
+        """All that are under way."""
+        arriving = [i.current.message for i in self.inboxes if i.current and i.current.message]
+        return [*self.posted, *arriving, *(message for queue in self.sends for message in queue)]
+
+    def sources(self, message: Message) -> Sequence[int]:
+        """The ranks that a receive names; this one is among any."""
+        return range(len(self.inboxes)) if message.peer is None else (message.peer,)
+
+    def peers(self, message: Message) -> list[int]:
+        """The ranks that could do the other part."""
+        return [peer for peer in self.sources(message) if message.peer is not None or peer != self._rank]
+
+    def want(self, message: Message, change: int) -> None:
+        """Tells the sources that could serve a receive that it is there (until it has ended), or gone."""
+        message.wanted = change > 0
+        for peer in self.sources(message):
+            self.inboxes[peer].ring.want(change)
+
+    def unmoved(self, message: Message) -> bool:
+        """Whether nothing of a message has moved yet."""
+        waits = message.peer is not None and message in self.sends[message.peer] and not message.started
+        return message in self.posted or waits
+
+    def needed(self, message: Message) -> int | None:
+        """The only rank that could end this message, if nothing that it has issued so far can."""
+        peers = self.peers(message) or [self._rank]
+        if message.sends:
+            certain = self.outgoing[peers[0]].unwanted()
+        else:
+            certain = message in self.posted and all(self.inboxes[p].ring.silent() for p in self.sources(message))
+        return peers[0] if certain and len(peers) == 1 else None
+
+    def remove(self, message: Message) -> bool:
+        """Takes a message out that has failed; whether a part of it lies in the ring, behind which nothing can go."""
+        if message in self.posted:
+            self.posted.remove(message)
+        for inbox in self.inboxes:
+            if inbox.current is not None and inbox.current.message is message:
+                inbox.current.message = None
+        if message.peer is None or message not in self.sends[message.peer]:
+            return False
+        self.sends[message.peer].remove(message)
+        if not message.started:
+            self.outgoing[message.peer].post(-1)
+        return message.started
+
+    def progress(self, message: Message) -> int:
+        """Bytes of it that have moved."""
+        if message.sends:
+            return message.moved
+        return next((i.current.moved for i in self.inboxes if i.current and i.current.message is message), 0)
+
+    def unclaimed(self, peers: Sequence[int], names: Sequence[int], lying: bool) -> list[str]:
+        """The messages from ``peers`` that no receive has taken; those that lie in the rings too, if wanted."""
+        return [
+            f"a message with tag {each.tag} from rank {names[peer]} ({each.numel} elements of {each.dtype})"
+            for peer in peers
+            for each in (*self.inboxes[peer].unclaimed(), *(self.inboxes[peer].lying() if lying else ()))
+        ]
+
+    def jobs(
+        self, place: Callable[[Message], int], place_of: Callable[[Arriving, Ring], int]
+    ) -> list[tuple[Message | Arriving, Job]]:
+        """What can go at this moment: the next message to each peer and from each.
+
+        ``place`` gives the address of a message's bytes; below 0, it has failed.
+        ``place_of`` gives where the bytes of what arrives go, 0 if nowhere.
+        """
+        found: list[tuple[Message | Arriving, Job]] = []
+        for peer, queue in enumerate(self.sends):
+            if not queue:
+                continue
+            message, kind = queue[0], queue[0].prepared
+            if (at := place(message)) < 0:
+                return self.jobs(place, place_of)  # without it, and what has failed with it
+            found.append((message, (1, peer, kind.head, at, kind.nbytes, message.moved, int(message.started))))
+        oldest: dict[int, Message] = {}  # receive, by source
+        for message in self.posted:
+            for peer in self.sources(message):
+                oldest.setdefault(peer, message)
+        for peer, inbox in enumerate(self.inboxes):
+            if (arriving := inbox.current) is not None:
+                at = place_of(arriving, inbox.ring)
+                found.append((arriving, (0, peer, 0, at, arriving.nbytes, arriving.moved, 1)))
+                continue
+            if (first := oldest.get(peer)) is None:
+                continue
+            if (at := place(first)) < 0:
+                return self.jobs(place, place_of)  # without it
+            head = first.prepared.head if first.peer is not None else 0
+            found.append((first, (0, peer, head, at, first.prepared.nbytes, 0, 0)))
+        return found
+
+
+def listed(messages: Sequence[str]) -> str:
+    """Several in words, the first few by name."""
+    more = len(messages) - _NAMED
+    return ", ".join(messages[:_NAMED]) + (f" and {more} more" if more > 0 else "")
