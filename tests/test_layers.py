@@ -107,7 +107,7 @@ def test_files_and_functions_are_small() -> None:
     assert [line for file in FILES for line in large(file)] == []
 
 
-LIGHT = {"unisono", "unisono.backend", "unisono.backend.register", "unisono.errors"}
+LIGHT = {"unisono", "unisono.backend", "unisono.backend.patches", "unisono.backend.register", "unisono.errors"}
 HEAVY = ("torch", "numpy", "rich", "typer", "numba", "matplotlib")
 
 

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from unisono.errors import PeerLostError, UnisonoError, UsageError
-from unisono.watch.threads import OwnThread
+from unisono.transport.process import OwnThread
 
 __all__ = ["STOP_SECONDS", "LocalRanks", "ends_handled", "local_ranks", "termination_as_exit", "torchrun_rank"]
 

@@ -80,7 +80,7 @@ def test_a_header_that_was_never_written_is_none() -> None:
 def test_sites() -> None:
     file, line, function = call_site()
     assert (file, function) == (__file__, "test_sites")
-    assert site_text((file, line, function)).endswith(f"{os.path.join('run', 'test_call.py')}:{line} in test_sites")
+    assert site_text((file, line, function)).endswith(f"{os.path.join('runtime', 'test_call.py')}:{line} in test_sites")
     assert site_text(("", 0, "")) == "no user code on the stack"
     assert site_text(("/elsewhere/a.py", 3, "f")) == "/elsewhere/a.py:3 in f"
 
