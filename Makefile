@@ -10,12 +10,12 @@ QUICK_OTHERS := $(addprefix tests/,drawing selection simulation verification tes
 	$(patsubst %,tests/cli/test_%.py,draw common list main pipeline plan simulate verify) \
 	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values)
 
-.PHONY: run test quick quick-proofs quick-others test-frameworks install lint types unit soak bench format clean
+.PHONY: run test quick quick-proofs quick-others test-frameworks install lint types unit docs soak bench format clean
 
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
 
-test: lint types unit   ## everything CI runs
+test: lint types unit docs  ## everything CI runs
 
 install: .venv/installed  ## everything in .venv, and the loops that have changed compiled
 	$(BIN)/python -m unisono.runtime.loaded
@@ -43,6 +43,13 @@ quick-proofs:
 
 quick-others:
 	@$(BIN)/python -m pytest $(QUICK_OTHERS)
+
+docs: .venv/docs        ## the documentation site, into site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+.venv/docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
 
 test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in a .venv of their own (about 8 minutes)
 	.venv-frameworks/bin/python -m unisono.runtime.loaded
@@ -75,4 +82,4 @@ format: install
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-frameworks .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-frameworks site .mypy_cache .pytest_cache .ruff_cache .hypothesis

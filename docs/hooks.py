@@ -43,7 +43,9 @@ def reference() -> Iterator[tuple[str, str]]:
             continue
         page = f"{name}.md"
         contents.append(f"| [`{name}`]({page}) | {', '.join(f'`{one}`' for one in own)} |")
-        about = f"::: {name}\n    options:\n      members: false\n      show_root_heading: false\n      heading_level: 1\n"
+        about = (
+            f"::: {name}\n    options:\n      members: false\n      show_root_heading: false\n      heading_level: 1\n"
+        )
         yield f"api/{page}", "\n".join([f"# {name}\n", about, *(f"::: {name}.{one}\n" for one in own)])
     yield "api/index.md", "\n".join([*contents, ""])
 
@@ -66,7 +68,9 @@ def copies() -> Iterator[tuple[str, str, str]]:
         yield page, f"{name}.md", (ROOT / f"{name}.md").read_text(encoding="utf-8")
     for kind in ("examples", "benchmarks"):
         contents = [f"# {'Examples' if kind == 'examples' else 'Records of the benchmarks'}\n"]
-        for file in sorted([*(ROOT / kind).glob("*.py"), *(ROOT / kind).glob("*.ipynb"), *(ROOT / kind).glob("*/*.md")]):
+        for file in sorted(
+            [*(ROOT / kind).glob("*.py"), *(ROOT / kind).glob("*.ipynb"), *(ROOT / kind).glob("*/*.md")]
+        ):
             text, path = file.read_text(encoding="utf-8"), file.relative_to(ROOT)
             name = path.parent.name if file.suffix == ".md" else path.stem
             if file.suffix == ".py":

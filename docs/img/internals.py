@@ -86,7 +86,12 @@ def meeting() -> str:
     """A 4-byte all_reduce of three ranks, rank 1 late: one meeting."""
     write, read = "write header, data", "compare headers, sum"
     spans = [
-        [(76, 206, BLUE, write), (210, 258, AMBER, "poll"), (258, 306, AMBER, "yield"), (306, 486, GREY, "sleep (futex)")],
+        [
+            (76, 206, BLUE, write),
+            (210, 258, AMBER, "poll"),
+            (258, 306, AMBER, "yield"),
+            (306, 486, GREY, "sleep (futex)"),
+        ],
         [(330, 460, BLUE, write)],
         [(150, 280, BLUE, write), (284, 332, AMBER, "poll"), (332, 380, AMBER, "yield"), (380, 486, GREY, "sleep")],
     ]
@@ -115,10 +120,23 @@ def call_states() -> str:
     parts = box(40, 60, 150, 44, BLUE, "issued", "number, time noted")
     parts += box(40, 160, 150, 44, GREY, "queued", "earlier calls under way")
     parts += box(290, 60, 170, 44, BLUE, "running", "copies, sums, by rows")
-    parts += box(290, 180, 170, 58, AMBER, "waiting at a meeting", "poll, yield 1 ms, sleep;", "looks around every 50 ms")
+    parts += box(
+        290, 180, 170, 58, AMBER, "waiting at a meeting", "poll, yield 1 ms, sleep;", "looks around every 50 ms"
+    )
     parts += box(560, 60, 184, 44, GREEN, "completed", "result in the output")
     parts += box(560, 150, 184, 58, AMBER, "mismatch", "MismatchError on all ranks;", "the group can be used")
-    parts += box(560, 248, 184, 86, RED, "failed", "PeerLostError, DeadlockError,", "CollectiveTimeout, or", "interrupted (Ctrl-C): this rank", "gives the group up")
+    parts += box(
+        560,
+        248,
+        184,
+        86,
+        RED,
+        "failed",
+        "PeerLostError, DeadlockError,",
+        "CollectiveTimeout, or",
+        "interrupted (Ctrl-C): this rank",
+        "gives the group up",
+    )
     parts += arrow([190 + 82j, 290 + 82j]) + note(240, 74, "queue free", anchor="middle")
     parts += arrow([115 + 104j, 115 + 160j]) + note(122, 136, "queue busy, or left", "to the worker thread")
     parts += arrow([190 + 182j, 240 + 182j, 240 + 96j, 290 + 96j])
@@ -131,7 +149,11 @@ def call_states() -> str:
     parts += arrow([460 + 216j, 500 + 216j, 500 + 290j, 560 + 290j])
     parts += note(492, 262, "a peer is gone, a deadlock,", "or the time is over", anchor="end")
     parts += note(
-        40, 276, "An asynchronous call is carried forward", "by wait, is_completed, later calls of the", "group, or the worker thread.",
+        40,
+        276,
+        "An asynchronous call is carried forward",
+        "by wait, is_completed, later calls of the",
+        "group, or the worker thread.",
     )
     return document(760, 350, "States of a collective call", parts)
 
@@ -139,7 +161,9 @@ def call_states() -> str:
 def rank_states() -> str:
     """The states of a rank in a group, as its peers see them."""
     parts = box(30, 90, 150, 44, GREY, "absent", "has not joined")
-    parts += box(290, 70, 190, 84, BLUE, "joined", "unisono ps shows: in a call,", "waiting, outside unisono,", "or stopped")
+    parts += box(
+        290, 70, 190, 84, BLUE, "joined", "unisono ps shows: in a call,", "waiting, outside unisono,", "or stopped"
+    )
     parts += box(580, 90, 150, 44, GREEN, "left", "exit note: why")
     parts += box(290, 220, 190, 58, AMBER, "given up", "lives; makes no more calls here;", "exit note: the error")
     parts += box(580, 230, 150, 58, RED, "dead", "seen in /proc; killed by", "which signal, if any")
@@ -148,7 +172,9 @@ def rank_states() -> str:
     parts += arrow([385 + 154j, 385 + 220j]) + note(392, 182, "a call fails,", "or is interrupted")
     parts += arrow([480 + 240j, 530 + 240j, 530 + 124j, 580 + 124j])
     parts += arrow([480 + 262j, 580 + 262j], RED, "4 3") + arrow([460 + 154j, 580 + 232j], RED, "4 3")
-    parts += arrow([105 + 90j, 105 + 56j, 655 + 56j, 655 + 90j]) + note(380, 50, "leaves before its first call", anchor="middle")
+    parts += arrow([105 + 90j, 105 + 56j, 655 + 56j, 655 + 90j]) + note(
+        380, 50, "leaves before its first call", anchor="middle"
+    )
     parts += arrow([105 + 134j, 105 + 310j, 655 + 310j, 655 + 288j], RED, "4 3")
     parts += note(380, 326, "the process ends: nobody writes this, peers see it", anchor="middle")
     notes = [
