@@ -18,6 +18,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FENCED = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+PATTERNS = ("*.py", "*.ipynb", "*/*.md")
+ABOUT = "{members: false, show_root_heading: false, show_root_toc_entry: false}"
 
 _pages: dict[str, str] = {}
 """The file of the repository that each page was made of, by the page's path."""
@@ -31,7 +33,7 @@ def public_modules() -> list[str]:
 
 
 def reference() -> Iterator[tuple[str, str]]:
-    """Path and Markdown of each page of the API reference; a name that two modules export is on the first one's page."""
+    """Path and Markdown of each page of the API reference; what two modules export is on the first one's page."""
     seen: set[int] = set()
     contents = ["# API", "", "| import from | names |", "| --- | --- |"]
     for name in public_modules():
@@ -43,16 +45,9 @@ def reference() -> Iterator[tuple[str, str]]:
             continue
         page = f"{name}.md"
         contents.append(f"| [`{name}`]({page}) | {', '.join(f'`{one}`' for one in own)} |")
-        about = (
-            f"::: {name}\n    options:\n      members: false\n      show_root_heading: false\n      heading_level: 1\n"
-        )
-        yield f"api/{page}", "\n".join([f"# {name}\n", about, *(f"::: {name}.{one}\n" for one in own)])
+        about = f"# {name}\n\n::: {name}\n    options: {ABOUT}\n"
+        yield f"api/{page}", "\n".join([about, *(f"::: {name}.{one}\n" for one in own)])
     yield "api/index.md", "\n".join([*contents, ""])
-
-
-def _code(text: str) -> str:
-    """A Python file as Markdown: its docstring, then all of it."""
-    return f"```python\n{text}```\n"
 
 
 def _notebook(text: str) -> str:
@@ -68,13 +63,11 @@ def copies() -> Iterator[tuple[str, str, str]]:
         yield page, f"{name}.md", (ROOT / f"{name}.md").read_text(encoding="utf-8")
     for kind in ("examples", "benchmarks"):
         contents = [f"# {'Examples' if kind == 'examples' else 'Records of the benchmarks'}\n"]
-        for file in sorted(
-            [*(ROOT / kind).glob("*.py"), *(ROOT / kind).glob("*.ipynb"), *(ROOT / kind).glob("*/*.md")]
-        ):
+        for file in sorted(file for pattern in PATTERNS for file in (ROOT / kind).glob(pattern)):
             text, path = file.read_text(encoding="utf-8"), file.relative_to(ROOT)
             name = path.parent.name if file.suffix == ".md" else path.stem
             if file.suffix == ".py":
-                text = f"# {path.name}\n\n{_code(text)}"
+                text = f"# {path.name}\n\n```python\n{text}```\n"
             elif file.suffix == ".ipynb":
                 text = _notebook(text)
             contents.append(f"* [{name}]({name}.md)")
@@ -84,9 +77,8 @@ def copies() -> Iterator[tuple[str, str, str]]:
 
 def _section(folder: str, pages: Iterable[str]) -> list[Any]:
     """The pages of a folder for the navigation; its index first, without a name of its own."""
-    named = sorted(page for page in pages if page.startswith(f"{folder}/"))
-    index = f"{folder}/index.md"
-    return [index, *({PurePosixPath(page).stem: page} for page in named if page != index)]
+    named = sorted(PurePosixPath(page).stem for page in pages if page.startswith(f"{folder}/"))
+    return [f"{folder}/index.md", *({name: f"{folder}/{name}.md"} for name in named if name != "index")]
 
 
 def on_config(config: Any) -> Any:

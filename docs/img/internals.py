@@ -67,7 +67,7 @@ def segment() -> str:
     end = 68 + 34 * len(rows)
     parts.append(text(columns[0], end + 12, f"{layout.total:#x}", style=MONO))
     notes = [
-        f"Sizes for {n} ranks. Pages exist once they are touched. 2 × n: one entry per rank for even and one for odd meetings.",
+        f"Sizes for {n} ranks; pages exist once touched. 2 × {n}: an entry per rank for even and one for odd meetings.",
         "* Placement mailbox: a rank also writes sums back into its peers' staging memory, between two meetings.",
     ]
     return document(760, end + 68, f"The memory that {n} ranks of a group share", parts, notes)
@@ -108,7 +108,7 @@ def meeting() -> str:
     parts += note(
         16,
         326,
-        "Meeting k uses counter k mod 4 and the headers and staging memory of parity k mod 2. A rank that has arrived at",
+        "Meeting k uses counter k mod 4, headers and staging memory of parity k mod 2. A rank that has arrived at",
         "meeting k + 1 has read all of meeting k: once meeting k + 1 is complete, parity k mod 2 is written again.",
         "After meeting k rank 0 sets the counter of meeting k - 1 to 0.",
     )

@@ -1,7 +1,7 @@
 """Every command line on the pages runs, and prints what the page shows below it.
 
-What measures or trains does so with few and small sizes. After a wanted change, UPDATE_GOLDEN=1 writes the pages' outputs
-and pictures anew; look at the diff before committing.
+What measures or trains does so with few and small sizes. After a wanted change, UPDATE_GOLDEN=1 writes the pages'
+outputs and pictures anew; look at the diff before committing.
 """
 
 import importlib.util

@@ -44,7 +44,7 @@ def test_links_lead_to_files() -> None:
     dead = []
     for page in PAGES:
         text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-        for target in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", text):
-            if not (ROOT / PurePosixPath(page).parent / target).exists():
-                dead.append(f"{page}: {target}")
+        targets = re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", text)
+        folder = ROOT / PurePosixPath(page).parent
+        dead += [f"{page}: {target}" for target in targets if not (folder / target).exists()]
     assert dead == []
