@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path, PurePosixPath
-from pkgutil import iter_modules
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,9 +26,8 @@ _pages: dict[str, str] = {}
 
 def public_modules() -> list[str]:
     """The modules that users import from; each has a page of the reference."""
-    parallel = import_module("unisono.parallel")
-    below = getattr(parallel, "__all__", None) or [m.name for m in iter_modules(parallel.__path__)]
-    return ["unisono.errors", "unisono", *(f"unisono.parallel.{name}" for name in sorted(below))]
+    below = import_module("unisono.parallel").__all__
+    return ["unisono.errors", "unisono", *(f"unisono.parallel.{name}" for name in below)]
 
 
 def reference() -> Iterator[tuple[str, str]]:
