@@ -19,6 +19,10 @@ def places():
                "monitored_barrier")
     found = {name: getattr(dist, name) for name in objects}
     found |= {f"distributed_c10d.{name}": getattr(dist.distributed_c10d, name) for name in objects}
+    for name in objects:  # torch decorates its functions: what the decorator calls
+        for cell in found[name].__closure__ or ():
+            if hasattr(cell.cell_contents, "__wrapped__"):
+                found[name] = found[f"distributed_c10d.{name}"] = cell.cell_contents
     found["SyncBatchNorm.forward"] = torch.nn.SyncBatchNorm.forward
     found["DDP"] = DistributedDataParallel._passing_sync_batchnorm_handle
     found["excepthook"] = sys.excepthook
@@ -63,7 +67,13 @@ def run(tmp_path: Path, patches: str | None) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize(
     ("patches", "applied"),
-    [(None, list(PATCHED)), ("none", []), ("objects", ["objects"]), ("excepthook, sync_batch_norm", list(PATCHED)[1:])],
+    [
+        (None, list(PATCHED)),
+        ("", list(PATCHED)),
+        ("none", []),
+        ("objects,", ["objects"]),
+        ("excepthook, sync_batch_norm", list(PATCHED)[1:]),
+    ],
 )
 def test_nothing_at_import_and_what_is_wanted_at_the_first_group(
     patches: str | None, applied: list[str], tmp_path: Path
@@ -79,3 +89,21 @@ def test_an_unknown_patch_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "objects,pickles")
     assert done.returncode == 1
     assert "UNISONO_PATCHES is 'objects,pickles', which names pickles: expected none, or some of objects" in done.stderr
+
+
+def test_names_imported_before_the_first_group_are_served_too(tmp_path: Path) -> None:
+    program = """
+import sys
+from torch.distributed import all_gather_object, destroy_process_group, init_process_group
+init_process_group("unisono", f"file://{sys.argv[1]}", rank=0, world_size=1)
+found = [None]
+all_gather_object(found, {1: 2})
+try:
+    all_gather_object([None], lambda: 1)
+except Exception as error:
+    print(found, type(error).__name__, error)
+destroy_process_group()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "meeting")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("[{1: 2}] UsageError all_gather_object: the object of rank 0 can not be pickled")

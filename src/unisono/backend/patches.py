@@ -5,9 +5,9 @@
                      asked
     excepthook       sys.excepthook: peers read which exception has ended this rank
 
-``UNISONO_PATCHES`` names those that are applied, separated by commas, or is ``none``; unset, all are. Groups of other
-backends go through torch's own code, as before. A name that a program has taken from torch before its first group
-(``from torch.distributed import all_gather_object``) stays torch's.
+``UNISONO_PATCHES`` names those that are applied, separated by commas, or is ``none``; unset or empty, all are. Groups of
+other backends go through torch's own code, as before. A name that a program has imported before its first group (``from
+torch.distributed import all_gather_object``) is served too.
 
     gloo             UNISONO_REPLACES=gloo alone, and then at ``import torch``: who asks torch for Gloo gets unisono
 
@@ -46,7 +46,8 @@ _applied: set[str] = set()
 def _wanted(name: str) -> bool:
     """Whether a patch is applied. Raises `UsageError` for a value of the variable that names another."""
     text = os.environ.get(VARIABLE)
-    names = list(_PATCHES) if text is None else [part.strip() for part in text.split(",") if part.strip() != "none"]
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    names = [part for part in parts if part != "none"] if parts else list(_PATCHES)
     if unknown := set(names) - _PATCHES.keys():
         raise UsageError(
             f"{VARIABLE} is {text!r}, which names {', '.join(sorted(unknown))}: expected none, or some of "
@@ -63,6 +64,23 @@ def apply() -> None:
             patch()
     while at_first_group:
         at_first_group.pop()()
+
+
+def _patch_inner(name: str, ours: Callable[[_Function, inspect.BoundArguments], Any]) -> None:
+    """Patches torch.distributed's function ``name``, see `_for_our_groups`.
+
+    torch decorates it by a function that logs exceptions. The patch replaces what the decorator calls, so that names
+    imported earlier are served too.
+    """
+    import torch.distributed as dist
+
+    decorated = getattr(dist, name)
+    inner = inspect.unwrap(decorated)
+    for cell in decorated.__closure__ or ():
+        if cell.cell_contents is inner:
+            cell.cell_contents = _for_our_groups(inner, ours)
+            return
+    _put(name, _for_our_groups(decorated, ours))
 
 
 def _put(name: str, function: _Function) -> None:
@@ -208,18 +226,16 @@ def _gather_object(original: _Function, asked: Any) -> None:
 
 
 def _patch_objects() -> None:
-    import torch.distributed as dist
-
     def exchange(name: str, gives: str, takes: str, rooted: bool = False) -> None:
         ours = functools.partial(_exchange, name, gives, takes, rooted)
-        _put(name, _for_our_groups(getattr(dist, name), ours))
+        _patch_inner(name, ours)
 
     exchange("all_gather_object", "obj", "object_list")
     exchange("broadcast_object_list", "object_list", "object_list", rooted=True)
     exchange("scatter_object_list", "scatter_object_input_list", "scatter_object_output_list", rooted=True)
     exchange("send_object_list", "object_list", "")
     exchange("recv_object_list", "", "object_list")
-    _put("gather_object", _for_our_groups(dist.gather_object, _gather_object))
+    _patch_inner("gather_object", _gather_object)
 
 
 # SyncBatchNorm
