@@ -1,7 +1,8 @@
-"""The launcher of local ranks: messages, requests with answers, failures. The job's own tests end ranks by signals."""
+"""The launcher of local ranks: messages and failures. The job's own tests end ranks by signals."""
 
 import os
 import signal
+import struct
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,19 +18,18 @@ def greet(rank: int, pipe: Connection, init_method: str, words: str) -> None:
         pipe.send((rank, number, words, init_method))
 
 
-def serve(rank: int, pipe: Connection, init_method: str) -> None:
-    """Answers until the pipe closes, or as it is asked to."""
-    while True:
-        match pipe.recv():
-            case "raise":
-                assert rank, "rank 0 will not"
-                time.sleep(60)
-            case "leave":
-                return
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case number:
-                pipe.send(number + rank)
+def fail(rank: int, pipe: Connection, init_method: str, how: str) -> None:
+    """Fails on rank 0, as it is asked to; the other rank would run on."""
+    if rank:
+        time.sleep(60)
+    match how:
+        case "raise":
+            raise ValueError("not today")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "in a message":
+            os.write(pipe.fileno(), struct.pack("!i", 1000) + b"the rest does not come")
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_messages_come_until_all_have_ended_well() -> None:
@@ -42,24 +42,20 @@ def test_messages_come_until_all_have_ended_well() -> None:
     assert not folder.exists()
 
 
-def test_every_rank_answers_a_request() -> None:
-    with local_ranks("test_launch:serve", 3) as ranks:
-        assert [ranks.ask(number) for number in (10, 20)] == [[10, 11, 12], [20, 21, 22]]
-        processes = ranks.processes
-    assert not any(process.is_alive() for process in processes)
-
-
 @pytest.mark.parametrize(
-    ("request_", "error", "words"),
+    ("how", "error", "words"),
     [
-        ("raise", UnisonoError, r"^rank 0 failed: AssertionError: rank 0 will not .*\(test_launch.py:\d+\)$"),
-        ("kill", PeerLostError, r"^rank \d failed: process \d+ was ended by SIGKILL$"),
-        ("leave", PeerLostError, r"^rank 0 ended without an answer$"),
+        ("raise", UnisonoError, r"^rank 0 failed: ValueError: not today \(test_launch.py:\d+\)$"),
+        ("kill", PeerLostError, r"^rank 0 failed: process \d+ was ended by SIGKILL$"),
+        ("in a message", PeerLostError, r"^rank 0 failed: process \d+ was ended by SIGKILL$"),
     ],
 )
-def test_a_rank_that_does_not_answer_is_named(request_: str, error: type[UnisonoError], words: str) -> None:
-    with local_ranks("test_launch:serve", 2) as ranks, pytest.raises(error, match=words):
-        ranks.ask(request_)
+def test_a_rank_that_fails_is_named_and_the_others_end(how: str, error: type[UnisonoError], words: str) -> None:
+    with local_ranks("test_launch:fail", 2, how) as ranks:
+        with pytest.raises(error, match=words):
+            list(ranks.messages())
+        processes = ranks.processes
+    assert not any(process.is_alive() for process in processes)
 
 
 def test_a_function_that_is_not_there_is_a_failure_of_the_rank() -> None:

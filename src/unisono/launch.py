@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -64,49 +64,31 @@ class LocalRanks:
         Raises PeerLostError if a rank was killed, UnisonoError if one raised; the message is one line and names rank,
         error and place.
         """
-        while self.pipes:
-            for _, message in self._received(list(self.pipes)):
-                yield message
-
-    def ask(self, request: object) -> list[Any]:
-        """Send a request to every rank; one answer of each, in rank order. Raises as `messages` does."""
-        for pipe in self.pipes:
-            with suppress(OSError):  # a rank that has ended: what is received tells how
-                pipe.send(request)
-        answers: dict[int, Any] = {}
-        while waiting := [pipe for pipe, rank in self.pipes.items() if rank not in answers]:
-            answers |= self._received(waiting)
-        if missing := set(range(len(self.processes))) - answers.keys():
-            raise PeerLostError(f"rank {min(missing)} ended without an answer")
-        return [answers[rank] for rank in range(len(self.processes))]
-
-    def _received(self, pipes: Sequence[Connection]) -> Iterator[tuple[int, Any]]:
-        """Messages with their ranks, waiting for at least one or an end of file; raises what went wrong."""
-        failures = []
-        for rank, message in self._ready(pipes, timeout=None):
-            if isinstance(message, _Failure):
-                failures.append(message)
-            else:
-                yield rank, message
+        failures: list[_Failure] = []
+        while self.pipes and not failures:
+            for message in self._ready(timeout=None):
+                if isinstance(message, _Failure):
+                    failures.append(message)
+                else:
+                    yield message
+        end = monotonic() + _CAUSE_SECONDS
+        while failures and self.pipes and (left := end - monotonic()) > 0:
+            failures += [message for message in self._ready(left) if isinstance(message, _Failure)]
         if failures:
-            end = monotonic() + _CAUSE_SECONDS
-            while self.pipes and (left := end - monotonic()) > 0:
-                late = self._ready(list(self.pipes), left)
-                failures += [message for _, message in late if isinstance(message, _Failure)]
             raise min(failures, key=lambda failure: not failure.killed).error()
 
-    def _ready(self, pipes: Sequence[Connection], timeout: float | None) -> Iterator[tuple[int, Any]]:
+    def _ready(self, timeout: float | None) -> Iterator[Any]:
         """What has come in; a rank that has ended otherwise than well has sent a failure."""
-        for reader in connection.wait(pipes, timeout):
+        for reader in connection.wait(list(self.pipes), timeout):
             assert isinstance(reader, Connection)
             rank = self.pipes[reader]
             try:
-                yield rank, reader.recv()
-            except (EOFError, ConnectionResetError):
+                yield reader.recv()
+            except (EOFError, OSError):  # also in the middle of a message
                 del self.pipes[reader]
                 reader.close()
                 if failure := _death(rank, self.processes[rank]):
-                    yield rank, failure
+                    yield failure
 
 
 def _death(rank: int, process: ForkServerProcess) -> _Failure | None:
@@ -125,9 +107,9 @@ def local_ranks(main: str, count: int, *arguments: object) -> Iterator[LocalRank
     """Start `count` processes, each of which calls a function; they end with the block.
 
     Args:
-        main: "module:function". It is called as function(rank, pipe, init_method, *arguments): `pipe` is a
-            multiprocessing connection to this process, `init_method` where the ranks meet, as in `init_process_group`.
-            What it raises is a failure of the rank.
+        main: "module:function". It is called as function(rank, pipe, init_method, *arguments): it sends on `pipe`, a
+            multiprocessing connection, what `messages` yields; at `init_method` the ranks meet, as in
+            `init_process_group`. What it raises is a failure of the rank.
         count: how many.
         arguments: anything that can be pickled.
 
@@ -141,7 +123,7 @@ def local_ranks(main: str, count: int, *arguments: object) -> Iterator[LocalRank
         try:
             context = _start_server([main.partition(":")[0], *_PRELOADED])
             for rank in range(count):
-                mine, its = context.Pipe()
+                mine, its = context.Pipe(duplex=False)
                 process = context.Process(target=_run, args=(main, rank, its, meeting, *arguments), daemon=True)
                 ranks.processes.append(process)
                 ranks.pipes[mine] = rank

@@ -5,9 +5,9 @@
                      asked
     excepthook       sys.excepthook: peers read which exception has ended this rank
 
-``UNISONO_PATCHES`` names those that are applied, separated by commas, or is ``none``; unset or empty, all are. Groups of
-other backends go through torch's own code, as before. A name that a program has imported before its first group (``from
-torch.distributed import all_gather_object``) is served too.
+``UNISONO_PATCHES`` names those that are applied, separated by commas, or is ``none``; unset or empty, all are. Groups
+of other backends go through torch's own code, as before. A name that a program has imported before its first group
+(``from torch.distributed import all_gather_object``) is served too.
 
     gloo             UNISONO_REPLACES=gloo alone, and then at ``import torch``: who asks torch for Gloo gets unisono
 

@@ -13,9 +13,8 @@ from unisono.bench.result import Rates
 from unisono.bench.settings import REDUCING, Settings
 from unisono.runtime.reduce import reducer
 
-__all__ = ["LIMITS", "bound_seconds", "limit_of", "measure_rates"]
+__all__ = ["bound_seconds", "limit_of", "measure_rates"]
 
-LIMITS = ("latency", "skew", "reduce", "copy")
 _LEAST, _STEP = 64 << 10, 8
 _BLOCK, _BLOCKS = 0.01, 3  # s of copying in one go, and how often
 _MOSTLY, _LITTLE, _APART = 0.5, 0.05, 0.33

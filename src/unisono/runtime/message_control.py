@@ -60,6 +60,8 @@ class MessageControl:
         Returns what has become of the jobs, and this rank's bell before the last look: if it is still the same, then
         there is nothing to do.
         """
+        if self._mode:
+            self._warm()
         for k, job in enumerate(jobs):
             _JOB.pack_into(self._jobs, k * _JOB.size, *job)
         self._loops["carry"](self._at, self._jobs_at, len(jobs), patience)
