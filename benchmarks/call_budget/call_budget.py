@@ -37,7 +37,7 @@ def layers(x: torch.Tensor) -> dict[str, Callable[[], object]]:
     options = dist.AllreduceOptions()
     options.asyncOp = False
     lane, ways = outer._group.collectives, outer._group.fast_path
-    from unisono.backend.reducing import Reducing
+    from unisono.backend.reduce_ops import Reducing
 
     prepared, persistent = ways.prepared(Reducing.all_reduce_kind, "SUM", x, x), unisono.prepare("all_reduce", x)
     assert prepared is not None

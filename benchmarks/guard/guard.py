@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.backend.reducing import Reducing
+from unisono.backend.reduce_ops import Reducing
 from unisono.runtime.choice import by_default
 from unisono.runtime.prepared import Kind
 

@@ -15,7 +15,7 @@ import unisono
 from ranks import ranks
 from unisono.errors import UsageError
 from unisono.runtime.collectives import CollectiveQueue
-from unisono.runtime.loops import WARM, Loops, loops, wanted
+from unisono.runtime.loops import COMPILE_AFTER, Loops, loops, wanted
 from unisono.runtime.words import DIFFERS, WAITS
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 from unisono.transport import futex
@@ -202,7 +202,7 @@ def warmed(rank: int, world_size: int, path: str, kept: bool) -> tuple[bool, boo
     ways = loops.of
     loops.of = lambda kind: used.append(kind) or ways(kind)  # type: ignore[method-assign]
     x = torch.ones(4)
-    for _ in range(WARM - 1):
+    for _ in range(COMPILE_AFTER - 1):
         dist.all_reduce(x, dist.ReduceOp.MAX)
     before = "float32" in used
     for _ in range(4000):
@@ -292,14 +292,14 @@ def test_waiting_ends_soon_where_each_yield_takes_milliseconds(monkeypatch: pyte
     segment, fd = create(Shelf(), 2, "lonely")
     os.close(fd)
     monkeypatch.setenv("UNISONO_FUSED", "0")
-    monkeypatch.setattr(futex, "CROWDED", ctypes.c_int64(0))
+    monkeypatch.setattr(futex, "OVERSUBSCRIBED_UNTIL", ctypes.c_int64(0))
     board = Board(segment, 0)
-    lane = CollectiveQueue(board, [0, 1], "lonely", GroupMonitor(board, [0, 1], "lonely"))
-    alone, yields = lane.preparer.meeting(), []
+    queue = CollectiveQueue(board, [0, 1], "lonely", GroupMonitor(board, [0, 1], "lonely"))
+    alone, yields = queue.preparer.meeting(), []
 
     def slow() -> None:
         yields.append(time.sleep(0.008))
 
     monkeypatch.setattr("os.sched_yield", slow)
-    assert alone.run(alone.address, lane._at, 0, 0, 1_000_000, 0, 0, 0) == WAITS
+    assert alone.run(alone.address, queue._at, 0, 0, 1_000_000, 0, 0, 0) == WAITS
     assert len(yields) == 1

@@ -15,7 +15,7 @@ from unisono.runtime.choice import by_default
 from unisono.runtime.collectives import CollectiveQueue, CollectiveTask
 from unisono.runtime.message import Message, prepare_message
 from unisono.runtime.messages import MessageQueue
-from unisono.runtime.monitor import Books, Loss, Monitor
+from unisono.runtime.monitor import CallLog, Loss, Monitor
 from unisono.runtime.prepared import Kind, Places
 from unisono.transport.board import Board
 from unisono.transport.process import Identity
@@ -32,7 +32,7 @@ class Events:
     """A monitor that keeps what it is told. ``words``: what it says of a deadlock, ``gone``: ranks that are lost."""
 
     def __init__(self) -> None:
-        self.books = Books([None] * 8, array("q", bytes(64)), array("q", bytes(64)))
+        self.call_log = CallLog([None] * 8, array("q", bytes(64)), array("q", bytes(64)))
         self.events: list[tuple[Any, ...]] = []
         self.words, self.gone = "", set[int]()
 
@@ -40,7 +40,7 @@ class Events:
         self.events.append(("issued", call.op, peer, tag))
         return call.op
 
-    def located(self, ticket: Any, site: Site) -> None: ...
+    def located(self, call_id: Any, site: Site) -> None: ...
 
     def met(
         self, call: Call, number: int, site: Site | None, headers: bytes, meet: Callable[[], bool]
@@ -48,14 +48,14 @@ class Events:
         self.events.append(("met", call.op, number))
         return "they differ", True
 
-    def completed(self, ticket: Any, source: int) -> None:
-        self.events.append(("completed", ticket, source))
+    def completed(self, call_id: Any, source: int) -> None:
+        self.events.append(("completed", call_id, source))
 
     def moved(self, call: Call, peer: int, tag: int, began: int) -> None:
         self.events.append(("moved", call.op, peer, tag))
 
-    def failed(self, error: BaseException, ticket: Any = None) -> None:
-        self.events.append(("failed", type(error).__name__, ticket))
+    def failed(self, error: BaseException, call_id: Any = None) -> None:
+        self.events.append(("failed", type(error).__name__, call_id))
 
     def gave_up(self, error: UnisonoError) -> None:
         self.events.append(("gave up", type(error).__name__))
@@ -215,5 +215,5 @@ def test_a_collective_is_met_with_headers_that_differ(segment: Segment) -> None:
             ("met", op, 2),
             ("failed", "MismatchError", None),
         ]
-        assert [call.op for call in monitors[rank].books.calls if call] == ["barrier", op]
+        assert [call.op for call in monitors[rank].call_log.calls if call] == ["barrier", op]
         assert queue[rank].calls == 2

@@ -28,7 +28,7 @@ class FakePage:
     def text(self) -> str:
         return self.name
 
-    def sentence(self, wait: int, text: str) -> None:
+    def set_verdict(self, wait: int, text: str) -> None:
         self.judged = (wait, text)
 
     def verdict(self) -> tuple[int, str]:
@@ -50,14 +50,14 @@ class World:
     def _finder(self, k: int) -> CycleFinder:
         world, mine = self, self.page(k)
 
-        class Watch:
+        class OwnPage:
             me = Identity(k, 100 + k)
             wait, verdict = mine.wait, mine.verdict
 
             def peer(self, identity: Identity) -> FakePage | None:
                 return world.pages.get(identity)
 
-        watch: Any = Watch()
+        watch: Any = OwnPage()
         return CycleFinder(watch)
 
     def round(self, *who: int) -> dict[int, str]:
@@ -65,7 +65,7 @@ class World:
         found = {}
         for k in who or range(1, len(self.pages) + 1):
             self.page(k).looks += 1
-            found[k] = self.finders[k].look()
+            found[k] = self.finders[k].read_segments()
         return found
 
     def rounds(self, count: int = 8) -> dict[int, str]:

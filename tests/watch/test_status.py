@@ -14,8 +14,8 @@ from hangs.job import Job, tell
 from unisono.runtime.header import Header
 from unisono.transport.layout import JOINED, MOMENTS
 from unisono.transport.process import Identity
-from unisono.watch import page, status
-from unisono.watch.memory import Findings, Member, Memory
+from unisono.watch import status, status_page
+from unisono.watch.segment_reader import Findings, Member, Memory
 from unisono.watch.status import RankStatus, snapshot, span
 
 
@@ -63,7 +63,7 @@ def test_a_hung_job() -> None:
         (remark,) = seen.remarks
         assert remark.startswith("rank 3 keeps ranks 0, 2 waiting for 1.")
         assert remark.endswith("it is outside unisono, after call no. 3 barrier()")
-        stacks = page.stacks(seen.identities)
+        stacks = status_page.stacks(seen.identities)
         assert "in one_sleeps" in stacks[3]
         assert "in broadcast" in stacks[2]
 
@@ -89,7 +89,7 @@ def test_a_stopped_rank_and_a_late_one() -> None:
         assert 2 in seen.ranks[0].waits_for
         assert any(r.startswith("rank 2 keeps rank") and "stopped, by a signal" in r for r in seen.remarks)
         before = seen.groups[0].completed
-        assert "does not answer" in page.stacks(seen.identities)[2]
+        assert "does not answer" in status_page.stacks(seen.identities)[2]
         job.signal(2, signal.SIGCONT)
         see(job, lambda j: j.groups[0].completed > before + 3)
 

@@ -33,8 +33,8 @@ def _waves(ranks: np.ndarray, chunks: int) -> list[tuple[np.ndarray, int, int]]:
 @register_algorithm("in_network", "all_reduce", steps="k+1", nbytes_per_rank="1", simulation_only=True)
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Up to the switch, which sums; down to everybody."""
-    everybody = _waves(np.arange(world_size), chunks)
-    return _through_switch(Collective.of("all_reduce", world_size, chunks), everybody, everybody)
+    waves = _waves(np.arange(world_size), chunks)
+    return _through_switch(Collective.of("all_reduce", world_size, chunks), waves, waves)
 
 
 @register_algorithm("in_network", "reduce", steps="k+1", nbytes_per_rank="1", simulation_only=True)

@@ -1,7 +1,7 @@
 """The fast path: calls on ordinary tensors, prepared once per kind and carried out with as little Python as possible.
 
 What travels, and in which places of the board, is the same whichever way a rank comes: here no arguments are checked
-again and no task is made. Tensors that are not contiguous, and mistakes, take the long way (moving.py, reducing.py).
+again and no task is made. Tensors that are not contiguous, and mistakes, take the long way (data_ops.py, reduce_ops.py).
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from unisono.backend.moving import Moving
+from unisono.backend.data_ops import DataOps
 from unisono.backend.operations import Builder, Tensors
 from unisono.backend.options import chosen
-from unisono.backend.reducing import Reducing
+from unisono.backend.reduce_ops import ReduceOps
 from unisono.backend.tensors import ordinary
 from unisono.errors import UsageError
 from unisono.runtime.message import PreparedMessage, prepare_message
@@ -35,7 +35,7 @@ class FastPath:
         self._ops, self._rank, self._size = operations, operations.rank, operations.size
         self._kinds: dict[Any, Prepared | None] = {}
         self._messages: dict[Any, PreparedMessage] = {}
-        preparer.tell(self._forget)
+        preparer.subscribe(self._forget)
 
     def _forget(self) -> None:
         """Begins anew, with what runs calls now."""
@@ -108,12 +108,12 @@ class FastPath:
             found = self._kinds[whole]
         except KeyError:
             found = self._make(whole, make, outputs, inputs, key)
-        if found is None or not self._apart(outputs, inputs, first.nbytes):
+        if found is None or not self._disjoint(outputs, inputs, first.nbytes):
             return None
         target = Places(outputs) if listed[1] and outputs else tensors[0]
         return found, target, Places(inputs) if listed[0] and inputs else tensors[-1]
 
-    def _apart(self, outputs: Tensors, inputs: Tensors, nbytes: int) -> bool:
+    def _disjoint(self, outputs: Tensors, inputs: Tensors, nbytes: int) -> bool:
         """Whether no output shares memory with another, or with an input but for a rank's own piece, one and the same.
 
         Nor has any none.
@@ -132,10 +132,10 @@ class FastPath:
 
 
 _MAKERS: dict[str, tuple[Callable[..., Prepared | None], tuple[bool, bool]]] = {
-    "all_gather": (Moving.all_gather_lists, (False, True)),
-    "all_to_all": (Moving.all_to_all_lists, (True, True)),
-    "reduce_scatter": (Reducing.reduce_scatter_lists, (True, False)),
-    "gather": (Moving.gather_lists, (False, True)),
-    "scatter": (Moving.scatter_lists, (True, False)),
+    "all_gather": (DataOps.all_gather_lists, (False, True)),
+    "all_to_all": (DataOps.all_to_all_lists, (True, True)),
+    "reduce_scatter": (ReduceOps.reduce_scatter_lists, (True, False)),
+    "gather": (DataOps.gather_lists, (False, True)),
+    "scatter": (DataOps.scatter_lists, (True, False)),
 }
 """What prepares a call, and whether its inputs and its outputs are one per rank."""

@@ -8,26 +8,26 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from unisono.backend import last_words
-from unisono.backend.arrival import Arrival
+from unisono.backend import exit_hooks
+from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
-from unisono.backend.moving import Moving
+from unisono.backend.first_call import FirstCall
+from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.options import Options
-from unisono.backend.reducing import Reducing
-from unisono.backend.roll import Roll
+from unisono.backend.reduce_ops import ReduceOps
 from unisono.backend.stores import keep_inherited
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.runtime.collectives import CollectiveQueue
 from unisono.runtime.messages import MessageQueue
 from unisono.runtime.task import first_line, reentered
-from unisono.transport.arena import announce
 from unisono.transport.board import Board
-from unisono.transport.layout import ABSENT, AFFINITY, FAREWELL, JOINED, LEFT, NAME, PID, STATE
+from unisono.transport.layout import ABSENT, AFFINITY, EXIT_NOTE, JOINED, LEFT, NAME, PID, STATE
 from unisono.transport.process import Identity, affinity_mark
 from unisono.transport.segment import Segment, attach, create
+from unisono.transport.shared_heap import announce
 from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.monitor import GroupMonitor
-from unisono.watch.page import close_watch, watch
+from unisono.watch.status_page import close_own_page, own_page
 
 __all__ = ["Group", "Operations"]
 
@@ -38,7 +38,7 @@ _watching = threading.RLock()  # held while it is found out whether this process
 _trouble: UnisonoError | None = None  # what a group of this process has failed with, until the next one is made
 
 
-class Operations(Moving, Reducing):
+class Operations(DataOps, ReduceOps):
     """Builds every operation."""
 
 
@@ -50,15 +50,21 @@ class Group:
     """
 
     def __init__(
-        self, rank: int, names: Sequence[int], label: str, timeout: float, roll: Roll, options: Options | None
+        self,
+        rank: int,
+        global_ranks: Sequence[int],
+        label: str,
+        timeout: float,
+        members: MemberRegistry,
+        options: Options | None,
     ) -> None:
-        self.rank, self.size, self.names, self.timeout = rank, len(names), list(names), timeout
-        self.label, self._roll, self._options = label, roll, options
+        self.rank, self.size, self.global_ranks, self.timeout = rank, len(global_ranks), list(global_ranks), timeout
+        self.label, self._members, self._options = label, members, options
         self.messages: MessageQueue
         self.collectives: CollectiveQueue
         self.operations: Operations
         self.fast_path: FastPath
-        self._store = roll.store
+        self._store = members.store
         self._segment: Segment | None = None
         self._fd = -1
         self.joined = False
@@ -67,10 +73,10 @@ class Group:
         global _trouble
         _trouble = None
         if rank == 0:
-            with roll.able():
+            with members.able():
                 self._segment, self._fd = create(self._store, self.size, label)
         _living.add(self)
-        last_words.listen(_leave_all)
+        exit_hooks.call_at_exit(_leave_all)
 
     def join(self, op: str = "") -> None:
         """Maps the segment if that is still to be done, for call ``op``; raises if the group is closed."""
@@ -79,11 +85,11 @@ class Group:
         with self._joining:
             if not self.joined:
                 try:
-                    with self._roll.able():
+                    with self._members.able():
                         self._join(op)
                 finally:
                     if self._closed:
-                        self._roll.let_go()
+                        self._members.release()
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -92,9 +98,9 @@ class Group:
     def _join(self, op: str) -> None:
         self._refuse_if_closed()
         segment = self._segment = self._segment or self._attach(op)
-        segment.absentees = self._roll
+        segment.absentees = self._members
         with self._or_told(), _watching:
-            watch()  # first: who has joined can be asked where it is
+            own_page()  # first: who has joined can be asked where it is
         self._claim(segment)  # if that fails another process is this rank
         with self._or_told():
             self._make_queues(segment)
@@ -111,31 +117,33 @@ class Group:
             yield
         except BaseException as error:
             words = f"could not join it ({type(error).__name__}: {error})"
-            self._roll.give_up(words)
+            self._members.give_up(words)
             self.close(words)
             raise
 
     def _make_queues(self, segment: Segment) -> None:
         board = Board(segment, self.rank)
         announce(segment, self.rank)
-        monitor = GroupMonitor(board, self.names, self.label)
-        self.collectives = CollectiveQueue(board, self.names, self.label, monitor)
+        monitor = GroupMonitor(board, self.global_ranks, self.label)
+        self.collectives = CollectiveQueue(board, self.global_ranks, self.label, monitor)
         preparer = self.collectives.preparer
-        self.operations = Operations(preparer, self.names, segment.crowded, self._options)
+        self.operations = Operations(preparer, self.global_ranks, segment.oversubscribed, self._options)
         self.fast_path = FastPath(self.operations, preparer)
-        self.messages = MessageQueue(segment, self.rank, self.names, self.label, monitor)
-        self.collectives.refusals = self.messages.refusals
+        self.messages = MessageQueue(segment, self.rank, self.global_ranks, self.label, monitor)
+        self.collectives.rejected = self.messages.rejected
 
     def _attach(self, op: str) -> Segment:
         """The segment, once the first rank has made it; raises why it will not, or where that rank is instead."""
         deadline = time.monotonic() + self.timeout
         if not op:
-            return attach(self._store, self.rank, self.size, deadline, self._roll)
-        arrival = Arrival(self._roll, op, self.label, self.names[0], self.names[self.rank], self.timeout)
+            return attach(self._store, self.rank, self.size, deadline, self._members)
+        first_call = FirstCall(
+            self._members, op, self.label, self.global_ranks[0], self.global_ranks[self.rank], self.timeout
+        )
         try:
-            return attach(self._store, self.rank, self.size, deadline, arrival)
+            return attach(self._store, self.rank, self.size, deadline, first_call)
         finally:
-            arrival.end()
+            first_call.end()
 
     def _claim(self, segment: Segment) -> None:
         """Enters this process as the group's rank; raises `UsageError` if another process has done so."""
@@ -146,14 +154,14 @@ class Group:
                 f"rank {self.rank} of {self.label} is claimed twice: by pid {other.pid or 'unknown'} and by pid "
                 f"{mine.pid}; give every process its own rank"
             )
-        segment.longs[segment.field(self.rank, NAME)] = self.names[self.rank]
+        segment.longs[segment.field(self.rank, NAME)] = self.global_ranks[self.rank]
         segment.longs[segment.field(self.rank, AFFINITY)] = affinity_mark()
         segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
 
     def serve_all(self) -> None:
         """Lets the other groups of this process know the ranks of this one: it is the default group."""
         assert self._segment is not None
-        self._roll.serve_all(self._segment)
+        self._members.serve_all(self._segment)
 
     def wait_for_all(self) -> None:
         """Returns once every rank has joined; raises `CollectiveTimeout` naming those that have not.
@@ -171,14 +179,14 @@ class Group:
         segment, deadline, pause = self._segment, time.monotonic() + self.timeout, 0.0005
         assert segment is not None
         while True:
-            missing = [name for r, name in enumerate(self.names) if segment.state(r) == ABSENT]
+            missing = [name for r, name in enumerate(self.global_ranks) if segment.state(r) == ABSENT]
             if not missing:
                 break
             self._refuse_if_closed()
             if pause >= 0.02:
                 self._check_missing(segment)
             if time.monotonic() > deadline:
-                there = [n for n in self.names if n not in missing]
+                there = [n for n in self.global_ranks if n not in missing]
                 raise CollectiveTimeout(
                     f"{self.label}: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not join within "
                     f"{self.timeout:g} s (world size {self.size}; joined: {', '.join(map(str, there))})"
@@ -192,11 +200,11 @@ class Group:
         `UsageError` if it is on another host.
         """
         absent = [rank for rank in range(self.size) if segment.state(rank) == ABSENT]
-        gone = [(rank, loss) for rank in absent if (loss := self._roll.gone(rank)).words]
-        self._roll.check_host()  # whatever keeps a rank away, this explains it
+        gone = [(rank, loss) for rank in absent if (loss := self._members.gone(rank)).words]
+        self._members.check_host()  # whatever keeps a rank away, this explains it
         if losses := [loss for rank, loss in gone if segment.state(rank) == ABSENT]:
             raise lost(f"{self.label} can not be joined", losses)
-        if words := self._roll.complaint():
+        if words := self._members.complaint():
             raise MismatchError(words)
 
     def _forget_fd(self) -> None:
@@ -227,18 +235,18 @@ class Group:
             self._say_left(segment, words)
         else:
             self._leave_unjoined(words)
-        if self._fd >= 0 and segment is not None and self._roll.counted:
+        if self._fd >= 0 and segment is not None and self._members.counted:
             # Ranks whose first call is still to come must find the memory: messages sent to them may lie in it.
             _left_open.append((self._fd, segment))
             self._fd = -1
         self._forget_fd()
         self._segment = None
         if not self._joining._is_owned() and self._joining.acquire(blocking=False):  # type: ignore[attr-defined]
-            self._roll.let_go()  # else whoever joins does so
+            self._members.release()  # else whoever joins does so
             self._joining.release()
         _living.discard(self)
         _close_joined()
-        _close_watch_if_alone()
+        _close_own_page_if_alone()
 
     def __del__(self) -> None:
         """Leaves a group that nobody has any more."""
@@ -247,7 +255,7 @@ class Group:
     def _close_queues(self, error: UnisonoError, failing: bool) -> None:
         self.collectives.close(error)
         if not self.collectives.entered():  # a call that this one interrupts may be reading there
-            self.collectives.neighbours.forget()
+            self.collectives.mappings.forget()
         self.messages.close(error)
         self._log_refusals()
         for words in () if failing or self.messages.entered() else self.messages.lost():
@@ -255,19 +263,19 @@ class Group:
 
     def _log_refusals(self) -> None:
         """What peers have refused and no call has raised; torch would be left half way out of the group by an error."""
-        refusals = self.messages.refusals
+        refusals = self.messages.rejected
         while refusals is not None and (found := refusals.take()):
             logging.getLogger("unisono").error("%s", found[0])
 
     def _say_left(self, segment: Segment, words: str) -> None:
-        segment.say(self.rank, FAREWELL, words)
+        segment.set_text(self.rank, EXIT_NOTE, words)
         segment.longs[segment.field(self.rank, STATE)] = LEFT
 
     def _leave_unjoined(self, words: str) -> None:
         """Leaves a group in which this rank can make no call: peers need not wait, nor keep the memory, for it."""
         # Suppressed: the group's memory, or the store, is gone, and so are those who would read of it.
         with suppress(UnisonoError, OSError):
-            segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._roll)
+            segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._members)
             if segment.state(self.rank) == ABSENT or segment.identity(self.rank) == Identity.mine():
                 self._say_left(segment, words)
 
@@ -282,7 +290,7 @@ class Group:
             self.messages.disown()
             del self.collectives, self.messages, self.operations, self.fast_path
         self._joining, self._segment = threading.RLock(), None
-        self._roll.let_go()
+        self._members.release()
         self._forget_fd()
 
 
@@ -299,18 +307,18 @@ def _close_joined() -> None:
             os.close(fd)
 
 
-def _close_watch_if_alone() -> None:
+def _close_own_page_if_alone() -> None:
     """Ends this process's watch if it is in no group."""
     with _watching:
         if not _living:
-            close_watch()
+            close_own_page()
 
 
 def _exit_note(why: str) -> str:
     """``why`` and what has gone wrong in a group of this process: peers in its other groups read why it leaves."""
     global _trouble
-    lanes = [lane for group in _living if group.joined for lane in (group.collectives, group.messages)]
-    errors = [lane.failed for lane in lanes if lane.failed is not None]
+    queues = [queue for group in _living if group.joined for queue in (group.collectives, group.messages)]
+    errors = [queue.failed for queue in queues if queue.failed is not None]
     _trouble = next((error for error in errors if error.cause), errors[0] if errors else _trouble)
     if _trouble is None:
         return exit_note(why)
@@ -323,7 +331,7 @@ def _leave_all(words: str) -> None:
     for group in list(_living):
         with suppress(Exception):  # one that can not be left must not silence the others
             group.close(words or _ENDED, failing=bool(words))
-    close_watch()
+    close_own_page()
 
 
 def _disown() -> None:

@@ -20,7 +20,17 @@ from unisono.runtime.collectives import Part
 from unisono.runtime.prepared import Kind, Places, Prepared, Preparer
 from unisono.watch.exit_notes import short
 
-__all__ = ["NOTHING", "Builder", "Operation", "Shape", "Tensors", "apart", "same_dtype", "shapes", "unpack"]
+__all__ = [
+    "NOTHING",
+    "Builder",
+    "Operation",
+    "Shape",
+    "Tensors",
+    "clone_if_overlapping",
+    "same_dtype",
+    "shapes",
+    "unpack",
+]
 
 Tensors = Sequence[torch.Tensor]
 Shape = Sequence[int]
@@ -44,14 +54,16 @@ class Operation:
 class Builder:
     """What the builders of all operations share: the ranks, the calls made and prepared before."""
 
-    def __init__(self, preparer: Preparer, names: Sequence[int], crowded: bool, options: Options | None = None) -> None:
-        self.preparer, self.rank, self.size, self.names = preparer, preparer.rank, preparer.size, names
-        self.crowded, self.options = crowded, options
+    def __init__(
+        self, preparer: Preparer, global_ranks: Sequence[int], oversubscribed: bool, options: Options | None = None
+    ) -> None:
+        self.preparer, self.rank, self.size, self.global_ranks = preparer, preparer.rank, preparer.size, global_ranks
+        self.oversubscribed, self.options = oversubscribed, options
         self._measured = options is not None and options.select == "measured"
         self._exact = options is not None and options.deterministic
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._prepared: dict[tuple[Any, ...], Prepared] = {}
-        preparer.tell(self._forget)
+        preparer.subscribe(self._forget)
 
     def _forget(self) -> None:
         """Prepares anew, with what runs calls now."""
@@ -74,11 +86,11 @@ class Builder:
         """The schedule of a call: by default, or of the algorithm that was chosen."""
         root = max(0, call.root)
         if call.refused:
-            return by_default("barrier", 0, self.size, 0, self.crowded)
+            return by_default("barrier", 0, self.size, 0, self.oversubscribed)
         if call.by.startswith(MEASURED):
-            return by_measurement(call.op, nbytes, self.size, root, self._exact, self.crowded)
+            return by_measurement(call.op, nbytes, self.size, root, self._exact, self.oversubscribed)
         if not call.by:
-            return by_default(call.op, nbytes, self.size, root, self.crowded)
+            return by_default(call.op, nbytes, self.size, root, self.oversubscribed)
         options = chosen(self.options)
         assert options is not None
         return by_name(options.name_for(call.op), call.op, self.size, root, options.chunks, options.deterministic)
@@ -164,12 +176,12 @@ class Builder:
         if 0 <= rank < self.size:
             return
         hint = ""
-        if rank in self.names:
-            place = self.names.index(rank)
+        if rank in self.global_ranks:
+            place = self.global_ranks.index(rank)
             hint = f"; {rank} is a global rank: give it as src or dst, or {place} as group_src or group_dst"
         raise UsageError(
             f"there is no group rank {rank} in a group of {self.size} ranks, 0 to {self.size - 1} (global ranks "
-            f"{list(self.names)}){hint}"
+            f"{list(self.global_ranks)}){hint}"
         )
 
     def one_per_rank(self, tensors: Tensors, like: torch.Tensor, what: str) -> None:
@@ -201,7 +213,7 @@ def several(tensors: Tensors) -> str:
     return f"{len(tensors)} tensor{'s' * (len(tensors) != 1)}: {', '.join(words)}"
 
 
-def apart(mine: torch.Tensor, others: Sequence[torch.Tensor], own: int) -> torch.Tensor:
+def clone_if_overlapping(mine: torch.Tensor, others: Sequence[torch.Tensor], own: int) -> torch.Tensor:
     """``mine``, copied if it shares memory with a result other than the one it ends up in itself, at its own place."""
     for rank, other in enumerate(others):
         if overlap(mine, other) and not (rank == own and mine.data_ptr() == other.data_ptr()):

@@ -68,9 +68,9 @@ class PendingWork(Work):
     The future completes with the list of output tensors, or raises the error.
     """
 
-    def __init__(self, lane: CallQueue, task: Task) -> None:
+    def __init__(self, queue: CallQueue, task: Task) -> None:
         super().__init__()
-        self._access, self._task = lane.access, task
+        self._access, self._task = queue.access, task
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until the call is done; raises its error, or `CollectiveTimeout` after ``timeout`` (the call goes on)."""
@@ -82,15 +82,15 @@ class PendingWork(Work):
         return True
 
     def _finish(self, timeout: timedelta | None) -> None:
-        lane = self._access.lane
-        if lane is not None:
-            lane.finish(self._task, _seconds(timeout))
+        queue = self._access.queue
+        if queue is not None:
+            queue.finish(self._task, _seconds(timeout))
         elif self._task.error is not None:
             raise self._task.error
 
     def _ended(self) -> bool:
-        lane = self._access.lane
-        return lane.poll(self._task) if lane is not None else self._task.done
+        queue = self._access.queue
+        return queue.poll(self._task) if queue is not None else self._task.done
 
     def is_completed(self) -> bool:
         """Whether the call has ended, well or not."""
@@ -126,13 +126,13 @@ class PendingWork(Work):
         An exception set on a future from Python is invisible to C++ (DDP would read it as gradients), so the error is
         raised by a ``then`` step, which C++ does see.
         """
-        task, lane = self._task, self._access.lane
+        task, queue = self._task, self._access.queue
         outputs: torch.futures.Future[Any] = torch.futures.Future()
         if self._ended() and task.error is None:
             outputs.set_result(task.outputs)
             return outputs
-        if lane is not None:
-            lane.listen(task, lambda _: outputs.set_result(None))
+        if queue is not None:
+            queue.listen(task, lambda _: outputs.set_result(None))
         else:
             outputs.set_result(None)
         return outputs.then(lambda _: _outcome(task))

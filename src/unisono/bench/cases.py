@@ -81,7 +81,7 @@ class Caller(Protocol):
     """One backend on this rank, joined with the other ranks; it is made, and ends, with a ``with`` block.
 
     ``call`` and ``output`` are what is measured and checked. The first contender's caller also rules the walk, by
-    ``barrier`` and ``everybody``.
+    ``barrier`` and ``all_numbers``.
     """
 
     def call(self, case: Case, asynchronous: bool, persistent: bool = False) -> Callable[[], Any]:
@@ -93,5 +93,5 @@ class Caller(Protocol):
     def barrier(self) -> None:
         """No rank is back before all have come."""
 
-    def everybody(self, numbers: torch.Tensor) -> torch.Tensor:
+    def all_numbers(self, numbers: torch.Tensor) -> torch.Tensor:
         """The numbers of all ranks, in rank order: ``[ranks * n]`` for ``[n]``, float64."""

@@ -54,7 +54,7 @@ class MpiCaller:
         """No rank is back before all have come."""
         self.comm.Barrier()
 
-    def everybody(self, numbers: torch.Tensor) -> torch.Tensor:
+    def all_numbers(self, numbers: torch.Tensor) -> torch.Tensor:
         """The numbers of all ranks, in rank order: ``[ranks * n]`` for ``[n]``."""
         found = numbers.new_empty(self.comm.size * len(numbers))
         self.comm.Allgather(numbers.numpy(), found.numpy())

@@ -36,7 +36,7 @@ _OPTIONS = {
 }
 """Ranks on this host, on any core: where they are pinned they pin themselves, as without mpiexec."""
 _SIGNS = {"MPICH": ("HYDRA",), "Open MPI": ("Open MPI", "OpenRTE")}
-_Tell = Callable[[Rates | Row], None]
+_Report = Callable[[Rates | Row], None]
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def _mpiexec_of_a_wheel() -> str | None:
     return None
 
 
-def measure_by_mpiexec(settings: Settings, folder: Path, tell: _Tell) -> None:
-    """Measure on ranks that mpiexec starts; ``tell`` hears rates and rows. ``folder`` is an empty directory.
+def measure_by_mpiexec(settings: Settings, folder: Path, report: _Report) -> None:
+    """Measure on ranks that mpiexec starts; ``report`` hears rates and rows. ``folder`` is an empty directory.
 
     Raises PeerLostError if a rank dies, UnisonoError (one line) if one fails or none can be started.
     """
@@ -105,7 +105,7 @@ def measure_by_mpiexec(settings: Settings, folder: Path, tell: _Tell) -> None:
             ) from error
         door.listen(settings.ranks)
         starter = ends.enter_context(_running(mpi, settings.ranks, address, ends.enter_context(said.open("wb"))))
-        conversation = _Conversation(settings, f"file://{folder / 'store'}", door, tell)
+        conversation = _Conversation(settings, f"file://{folder / 'store'}", door, report)
         ends.callback(conversation.close)
         conversation.hold(starter)
         words = said.read_text(encoding="utf-8", errors="replace")
@@ -152,8 +152,8 @@ class _Conversation:
     ``ended`` counts those that said a last word; ``lost`` are those that ended without one, in order.
     """
 
-    def __init__(self, settings: Settings, init_method: str, door: socket.socket, tell: _Tell) -> None:
-        self.job, self.door, self.tell = (settings, init_method), door, tell
+    def __init__(self, settings: Settings, init_method: str, door: socket.socket, report: _Report) -> None:
+        self.job, self.door, self.report = (settings, init_method), door, report
         self.ranks = settings.ranks
         self.pipes: dict[connection.Connection, int] = {}
         self.lost: list[int] = []
@@ -202,4 +202,4 @@ class _Conversation:
             elif isinstance(message, str):
                 raise UnisonoError(f"rank {rank} cannot measure: {message}")
             else:
-                self.tell(message)
+                self.report(message)

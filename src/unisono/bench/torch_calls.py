@@ -46,7 +46,7 @@ class TorchCaller:
         """No rank is back before all have come."""
         dist.barrier(self.group)
 
-    def everybody(self, numbers: torch.Tensor) -> torch.Tensor:
+    def all_numbers(self, numbers: torch.Tensor) -> torch.Tensor:
         """The numbers of all ranks, in rank order: ``[ranks * n]`` for ``[n]``."""
         found = numbers.new_empty(dist.get_world_size(self.group) * len(numbers))
         all_gather_single(found, numbers, self.group)

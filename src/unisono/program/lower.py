@@ -51,8 +51,8 @@ def lower(schedule: Schedule, rank: int, placement: str = "staged", deterministi
 def best_staged(schedule: Schedule, deterministic: bool = False) -> str:
     """``mailbox`` where the schedule has mailboxes, else ``staged``."""
     c = schedule.collective
-    apart = deterministic and c.reduces and not c.idempotent
-    return "mailbox" if _has_mailboxes(traffic(schedule, apart)) else "staged"
+    unreduced = deterministic and c.reduces and not c.idempotent
+    return "mailbox" if _has_mailboxes(traffic(schedule, unreduced)) else "staged"
 
 
 def _ids(spans: Iterable[Span]) -> list[int]:
@@ -217,7 +217,7 @@ class _Lowering:
         return []
 
     def _needed_later(self, step: int, id_: int) -> bool:
-        """Whether this rank reads the sum of a step again, apart from the slot that it is forwarded to."""
+        """Whether this rank reads the sum of a step again, unreduced from the slot that it is forwarded to."""
         for number, moved in enumerate(self.plan.steps[step + 1 :]):
             if number > 0 and id_ in _ids(moved.staged):
                 return True
@@ -264,13 +264,13 @@ class _Lowering:
         """``stored(source, peer, id)``: whether the source itself stores it in the peer's output."""
         if self.plan.deterministic:
             raise Unfit("contributions that travel apart are kept in memory that is not mapped: staged")
-        boxes = _has_mailboxes(self.moves)
-        if boxes and self.c.name not in ("all_reduce", "barrier"):
+        mailboxes = _has_mailboxes(self.moves)
+        if mailboxes and self.c.name not in ("all_reduce", "barrier"):
             raise Unfit("sums are pushed into outputs, which peers offer only where they are inputs as well: staged")
         landed = _landed_before(self.moves)
-        if not boxes:
+        if not mailboxes:
             self._check_direct()
-        readers = _readers(self.moves[1], self.rank) if boxes else {}
+        readers = _readers(self.moves[1], self.rank) if mailboxes else {}
 
         def part(step: int) -> Callable[[int, int, int, int], Place]:
             def place(peer: int, _: int, slot: int, id_: int) -> Place:
@@ -280,7 +280,7 @@ class _Lowering:
 
         self.meet(0)
         self.keep(0)
-        for step, moved in enumerate(self.moves[:1] if boxes else self.moves):
+        for step, moved in enumerate(self.moves[:1] if mailboxes else self.moves):
             for peer, chunks in moved.messages.get(self.rank, {}).items():
                 for id_ in (id_ for id_ in chunks if stored(self.rank, peer, id_)):
                     self.copy(step, id_, out(id_, peer), self.where[id_])
@@ -313,7 +313,7 @@ class _Lowering:
         """A message per step and peer, packed where its chunks do not lie together; landings from the buffers."""
         for step, moved in enumerate(self.plan.steps):
             first, self.mails = self.mails, self.mails + sum(len(_ids(m.spans)) for m in moved.receives)
-            boxes: dict[int, int] = {}
+            mailboxes: dict[int, int] = {}
             for message in moved.sends:
                 for id_ in _ids(message.spans):
                     row = Row("send", step, self.chunk(id_), parts=(self.where[id_],), peer=message.peer)
@@ -323,7 +323,7 @@ class _Lowering:
             copied = {id_ for one in moved.landings if not one.reduce for id_ in _ids([one.span])}
             in_place: dict[int, Place] = {}
             for message in moved.receives:
-                boxes[message.peer] = first
+                mailboxes[message.peer] = first
                 for id_ in _ids(message.spans):
                     to = mail(first)
                     if id_ in copied and self.chunk(id_) not in sent and landed.count(id_) == 1:
@@ -336,7 +336,7 @@ class _Lowering:
             self.rows.append(Row("wait", step))
             self.land(
                 step,
-                lambda peer, place, slot, id_, boxes=boxes: mail(boxes[peer] + place),  # type: ignore[misc]
+                lambda peer, place, slot, id_, mailboxes=mailboxes: mail(mailboxes[peer] + place),  # type: ignore[misc]
                 placed=lambda peer, id_, arrived=in_place: arrived.get(id_),  # type: ignore[misc]
             )
         if not self.plan.steps:
@@ -389,12 +389,12 @@ def _completed(schedule: Schedule) -> frozenset[tuple[int, int, int]]:
     """(step, rank, chunk) of everything that lands and is complete: all contributions to the chunk are in it."""
     n, found = schedule.world_size, set()
     held = [[1 << r if has else 0 for has in row] for r, row in enumerate(schedule.collective.held_before())]
-    everybody = (1 << n) - 1
+    full = (1 << n) - 1
     for number, step in enumerate(traffic(schedule, False)):
         before = {src: {chunk: held[src][chunk] for chunk in chunks} for src, chunks in step.staged.items()}
         for dst, rows in step.arrivals.items():
             for reduce, chunk, src in rows:
                 held[dst][chunk] = (held[dst][chunk] if reduce else 0) | before[src][chunk]
-                if held[dst][chunk] == everybody:
+                if held[dst][chunk] == full:
                     found.add((number, dst, chunk))
     return frozenset(found)

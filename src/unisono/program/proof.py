@@ -22,7 +22,7 @@ interleavings end alike, and playing the epochs rank by rank proves all. The fin
 
 Every call is played twice, so that what the first leaves in the areas, and ranks that run ahead into the second, are
 part of the proof. The program around the calls writes its tensors before and after each: that proves the last meeting
-of direct calls. Interpreters (runtime/interpreter.py) do what a proof plays; the guard, offers and books are not rows.
+of direct calls. Interpreters (runtime/interpreter.py) do what a proof plays; the guard, handles and books are not rows.
 """
 
 from collections.abc import Sequence
@@ -219,7 +219,7 @@ def default_tables(
     *,
     area: int,
     root: int = 0,
-    crowded: bool = False,
+    oversubscribed: bool = False,
     itemsize: int = 1,
     wide: int = 0,
     listed: tuple[bool, bool] = (False, False),
@@ -229,7 +229,7 @@ def default_tables(
     ``nbytes``: of the tensor for all_reduce, reduce and broadcast, else of each rank's piece; ``area``: bytes of a
     rank's staging memory in a half; the rest as in `default` and `bind`.
     """
-    row = default(collective, nbytes, world_size, crowded)
+    row = default(collective, nbytes, world_size, oversubscribed)
     schedule = row.build(world_size, root)
     c = schedule.collective
     sizes = [nbytes] * (c.num_chunks // c.pieces)
@@ -254,7 +254,7 @@ def prove_default(
     *,
     area: int,
     root: int = 0,
-    crowded: bool = False,
+    oversubscribed: bool = False,
     in_place: bool = False,
     first_meeting: int = 0,
     itemsize: int = 1,
@@ -265,7 +265,14 @@ def prove_default(
     An all_to_all in place is never direct: its tensors are not offered.
     """
     made = default_tables(
-        collective, nbytes, world_size, area=area, root=root, crowded=crowded, itemsize=itemsize, wide=wide
+        collective,
+        nbytes,
+        world_size,
+        area=area,
+        root=root,
+        oversubscribed=oversubscribed,
+        itemsize=itemsize,
+        wide=wide,
     )
     found = {}
     for placement, tables in made.items():

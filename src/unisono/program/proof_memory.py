@@ -52,15 +52,15 @@ class Act(NamedTuple):
 
 
 class Region(NamedTuple):
-    """Memory that is one piece: a rank's in, out or tensor (in place: both), temp, stage (half 0 or 1)."""
+    """Memory that is one piece: a rank's in, out or tensor (in place: both), temp, stage (parity 0 or 1)."""
 
     rank: int
     space: str
-    half: int = 0
+    parity: int = 0
 
     def __str__(self) -> str:
         if self.space == "stage":
-            return f"rank {self.rank}'s staging memory, {('even', 'odd')[self.half]} half"
+            return f"rank {self.rank}'s staging memory, {('even', 'odd')[self.parity]} parity"
         names = {"in": "input", "out": "output", "temp": "temporary memory"}
         return f"rank {self.rank}'s {names.get(self.space, self.space)}"
 
@@ -212,8 +212,8 @@ class Tensors:
         n, table = self.c.world_size, self.tables[rank]
         accumulates = table.wide != table.itemsize
         if base >= self.bases.stages:
-            half, owner = divmod(base - self.bases.stages, n)
-            return Spot(Region(owner, "stage", half & 1), 0, self.area, False, accumulates)
+            parity, owner = divmod(base - self.bases.stages, n)
+            return Spot(Region(owner, "stage", parity & 1), 0, self.area, False, accumulates)
         if base == self.bases.temp:
             return Spot(Region(rank, "temp"), 0, table.temp_nbytes, False, accumulates)
         kind, number = divmod(base - (base > 2 * n), n)

@@ -208,7 +208,7 @@ class Play:
             spot = self.tensors.spot(act.rank, of[word])
             region = spot.region
             if flip and region.space == "stage":
-                region = Region(region.rank, "stage", region.half ^ 1)
+                region = Region(region.rank, "stage", region.parity ^ 1)
             at = spot.first + of[word + 1] + piece * of[word + 2]
             much = nbytes * wide // narrow if accumulators else nbytes
             return _Operand(spot, region, at, much, accumulators, Act(*act[:-1], act.row + k))

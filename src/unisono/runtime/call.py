@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 
 from unisono.errors import UsageError
+from unisono.runtime.call_site import Site, call_site, site_text
 from unisono.runtime.header import DTYPES, OPERATIONS, REDUCE_OPS, SIGNATURE, piece, piece_numel, words_of_call
-from unisono.runtime.site import Site, call_site, site_text
 
 __all__ = ["SIGNATURE", "Call", "Site", "call_site", "name_of_dtype", "piece", "piece_numel", "site_text"]
 
@@ -94,9 +94,9 @@ class Call:
         op = "" if self.refused.startswith(self.op) else f"{self.op} on "
         return UsageError(f"{op}rank {rank}: {self.refused}")
 
-    def describe(self, names: Sequence[int] | None = None) -> str:
-        """As a person would write it: ``all_reduce(float32 [2, 3], SUM)``; ``names`` gives global ranks."""
+    def describe(self, global_ranks: Sequence[int] | None = None) -> str:
+        """As a person would write it: ``all_reduce(float32 [2, 3], SUM)``; ``global_ranks``: of the group, for the root."""
         data = self.words or (f"{name_of_dtype(self.dtype)} {list(self.shape)}" if self.dtype else "")
-        root = names[self.root] if names and self.root >= 0 else self.root
+        root = global_ranks[self.root] if global_ranks and self.root >= 0 else self.root
         text = words_of_call(self.op, data, self.reduce_op, root, self.by)
         return f"{text} refused: {self.refused}" if self.refused else text

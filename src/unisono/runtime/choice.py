@@ -41,9 +41,9 @@ class Choice:
         return self.root if self.schedule.collective.name == "broadcast" else -1
 
 
-def by_default(collective: str, nbytes: int, world_size: int, root: int, crowded: bool) -> Choice:
+def by_default(collective: str, nbytes: int, world_size: int, root: int, oversubscribed: bool) -> Choice:
     """What the table of defaults names; see `default`."""
-    row = default(collective, nbytes, world_size, crowded)
+    row = default(collective, nbytes, world_size, oversubscribed)
     schedule = row.build(world_size, root)
     return Choice(schedule, row.placement, False, row.cap, row.directly, row.directly_above)
 
@@ -88,16 +88,16 @@ def _selector(collective: str, world_size: int) -> Selector:
 
 
 def by_measurement(
-    collective: str, nbytes: int, world_size: int, root: int, deterministic: bool, crowded: bool
+    collective: str, nbytes: int, world_size: int, root: int, deterministic: bool, oversubscribed: bool
 ) -> Choice:
     """The fastest schedule for a size, as measured, or else as simulated; ``nbytes`` as in `by_default`."""
     if world_size == 1:
-        return by_default(collective, nbytes, world_size, root, crowded)
+        return by_default(collective, nbytes, world_size, root, oversubscribed)
     whole = nbytes * world_size if collective in _OWNED else nbytes
     best, table = _selector(collective, world_size).choose(whole).best, _table()
     if DEFAULT in table.algorithms(collective, world_size):
         usual = table.seconds(collective, world_size, DEFAULT, whole)
         if not best.measured or usual <= best.seconds:
-            return by_default(collective, nbytes, world_size, root, crowded)
+            return by_default(collective, nbytes, world_size, root, oversubscribed)
     made = best.candidate
     return by_name(made.algorithm.name, collective, world_size, root, best.chunks, deterministic, **dict(made.options))

@@ -10,20 +10,20 @@ import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
 from unisono.runtime.call import Call, Site
+from unisono.runtime.call_site import call_site
 from unisono.runtime.control import Control
 from unisono.runtime.monitor import Loss, Monitor
 from unisono.runtime.prepared import Places, Prepared, Preparer
 from unisono.runtime.queue import CallQueue
-from unisono.runtime.site import call_site
-from unisono.runtime.task import Agreed, Task, brief, broken, interruption, keep_shared, telling
+from unisono.runtime.task import Agreed, Task, brief, broken, in_listener, interruption, keep_shared
 from unisono.runtime.words import ABANDONED as LOST
 from unisono.runtime.words import DIFFERS, DONE, UNREADY, WAITS
 from unisono.runtime.worker import INLINE, AsyncProgress
 from unisono.transport.board import Board
-from unisono.transport.futex import LINGER
+from unisono.transport.futex import SPIN_NS
 from unisono.transport.inference import outside_inference
 from unisono.transport.layout import ABANDONED, ISSUED
-from unisono.transport.neighbours import Neighbours
+from unisono.transport.peer_mappings import PeerMappings
 from unisono.transport.process import Identity
 
 __all__ = ["CollectiveQueue", "CollectiveTask", "Part"]
@@ -53,8 +53,8 @@ class CollectiveTask(Task):
 class CollectiveQueue(CallQueue):
     """Runs prepared calls (runtime/prepared.py) over a board, in the order in which they were issued."""
 
-    def __init__(self, board: Board, names: Sequence[int], label: str, monitor: Monitor) -> None:
-        super().__init__(board.segment, board.rank, names, label, monitor)
+    def __init__(self, board: Board, global_ranks: Sequence[int], label: str, monitor: Monitor) -> None:
+        super().__init__(board.segment, board.rank, global_ranks, label, monitor)
         self._board = board
         self._queue: deque[CollectiveTask] = deque()
         self._incoming: deque[CollectiveTask] = deque()  # issued, not taken in yet by whoever holds the queue
@@ -63,13 +63,13 @@ class CollectiveQueue(CallQueue):
         self.calls = 0  # completed
         self._longs, self._issued = board.segment.longs, 0
         self._abandoned_at = board.segment.field(board.rank, ABANDONED)
-        self._books = monitor.books
-        self.neighbours = Neighbours(board.segment, board.rank, board.size)
-        self._control = Control(board, monitor.books, self.neighbours.bases)
+        self._call_log = monitor.call_log
+        self.mappings = PeerMappings(board.segment, board.rank, board.size)
+        self._control = Control(board, monitor.call_log, self.mappings.bases)
         self._at = self._control.address
         self.preparer = Preparer(board, self._control)
-        self._progress = AsyncProgress(board.segment)
-        self.ahead = self._progress.on
+        self._async = AsyncProgress(board.segment)
+        self.ahead = self._async.on
 
     def busy(self) -> bool:
         """Whether any collective is under way."""
@@ -83,7 +83,7 @@ class CollectiveQueue(CallQueue):
 
     def _issue(self, call: Call) -> None:
         """One more call issued."""
-        calls, number = self._books.calls, next(self._numbers)
+        calls, number = self._call_log.calls, next(self._numbers)
         self._issued, calls[number % len(calls)] = number, call
         self.preparer.issued(self._at, number)
 
@@ -94,11 +94,11 @@ class CollectiveQueue(CallQueue):
 
     def submit(self, task: Task, background: bool) -> None:
         """Takes a call in, see `CallQueue`; where cores are free for the worker it is left to that at once."""
-        if not background or telling() or not self._makes_progress():
+        if not background or in_listener() or not self._makes_progress():
             super().submit(task, background)
             return
         assert isinstance(task, CollectiveTask)
-        self._alone(task.call)
+        self._refuse_reentry(task.call)
         task.site = call_site()
         with self._issuing:
             self._refuse_if_failed()
@@ -109,12 +109,12 @@ class CollectiveQueue(CallQueue):
 
     def _makes_progress(self) -> bool:
         """Whether calls of the background are left to the worker at once."""
-        if not self._progress.decided:
-            self._progress.decide()
-            self.ahead = self._progress.on
+        if not self._async.decided:
+            self._async.decide()
+            self.ahead = self._async.on
         return self.ahead
 
-    def at_once(
+    def run_now(
         self,
         part: Part,
         target: int,
@@ -132,7 +132,7 @@ class CollectiveQueue(CallQueue):
         """
         prepared = part[0]
         if self.entered():
-            self._alone(prepared.call)
+            self._refuse_reentry(prepared.call)
         if background and prepared.nbytes > INLINE and self._makes_progress():
             return None
         task: CollectiveTask | None = None
@@ -141,14 +141,14 @@ class CollectiveQueue(CallQueue):
                 if self._queue or self._incoming or self.failed is not None:
                     return None
                 try:
-                    calls, number = self._books.calls, next(self._numbers)
+                    calls, number = self._call_log.calls, next(self._numbers)
                     self._issued, calls[number % len(calls)] = number, prepared.call
-                    patience = brief(prepared.call) if background else LINGER
+                    patience = brief(prepared.call) if background else SPIN_NS
                     outcome = prepared.run(prepared.address, self._at, number, self.calls, patience, target, source, 0)
                     if outcome == DONE:
                         self.calls += 1
-                        if self.calls == self.preparer.open_at:
-                            self.preparer.warm()
+                        if self.calls == self.preparer.compile_at:
+                            self.preparer.compile_now()
                         return _ENDED
                     task = CollectiveTask(prepared.call, [part], [part[1]], timeout(options))
                     task.begun = True
@@ -178,7 +178,7 @@ class CollectiveQueue(CallQueue):
 
     def _interrupt(self, task: Task) -> UnisonoError | None:
         """The others will come to this call, so it goes on in the background."""
-        error = self._complaint(task, f"{task.call.describe(self._names)} goes on in the background.")
+        error = self._complaint(task, f"{task.call.describe(self._global_ranks)} goes on in the background.")
         if error is not None:
             self._worker.wake()
         return error
@@ -187,19 +187,19 @@ class CollectiveQueue(CallQueue):
         return [*self._queue, *self._incoming]
 
     @outside_inference
-    def _carry(self, linger: bool) -> None:
+    def _progress(self, spin: bool) -> None:
         queue = self._queue
         self._take_in()
         while queue:
-            self._go_on(queue[0], None, linger)
+            self._go_on(queue[0], None, spin)
             if self.ahead or (queue and queue[0].begun):  # others wait for the queue, or for the call just done
                 return
             self._take_in()
 
-    def _go_on(self, task: CollectiveTask, outcome: int | None, linger: bool) -> None:
+    def _go_on(self, task: CollectiveTask, outcome: int | None, spin: bool) -> None:
         """Carries the head of the queue as far as it goes, after ``outcome`` of its last run, if there was one."""
         try:
-            self._advance(task, outcome, LINGER if linger else 0)
+            self._advance(task, outcome, SPIN_NS if spin else 0)
         except Agreed as agreed:  # all ranks have met over it: the group stays usable
             if self.failed is None:  # unless one could not be heard
                 self.preparer.completed(self._at, self.calls)
@@ -223,14 +223,14 @@ class CollectiveQueue(CallQueue):
             if outcome == LOST:
                 self._check_abandoned(task.call)
             elif outcome == UNREADY:
-                self.neighbours.map_peers(prepared.root_read)
+                self.mappings.map_peers(prepared.root_read)
             outcome = None
             if len(task.parts) > 1:
                 del task.parts[0]
                 task.begun = False
                 continue
             if task.call.refused:
-                self._next(task, task.call.mistake(self._names[self._board.rank]))
+                self._next(task, task.call.mistake(self._global_ranks[self._board.rank]))
             else:
                 self._deliver(task)
                 self._next(task)
@@ -262,15 +262,15 @@ class CollectiveQueue(CallQueue):
         self._end(task, error)  # first: an exception in between must not leave a task that nobody ends
         self._queue.popleft()
         task.parts.clear()  # whoever keeps the Work does not keep what the group has prepared
-        if self.calls == self.preparer.open_at:
-            self.preparer.warm()
+        if self.calls == self.preparer.compile_at:
+            self.preparer.compile_now()
 
     def _check(self, task: CollectiveTask) -> None:
         """The guard, after the first meeting of a call whose headers are not as expected. Raises `Agreed`."""
         call, headers = task.call, self._board.headers()
         words, agreed = self.monitor.met(call, self.calls + 1, task.site, headers, self._meeting())
         if call.refused and agreed:
-            raise Agreed(call.mistake(self._names[self._rank]))
+            raise Agreed(call.mistake(self._global_ranks[self._rank]))
         if words:  # every rank has seen the same headers, so every rank comes here
             error = MismatchError(words)
             self.monitor.failed(error)
@@ -287,9 +287,11 @@ class CollectiveQueue(CallQueue):
         number, field = self.calls + 1, self._segment.field
         gone = [rank for rank in range(self._board.size) if self._longs[field(rank, ABANDONED)] == number]
         if gone:
-            what = f"{call.describe(self._names)}, call no. {number} of {self._label}, has no result to be trusted"
+            what = (
+                f"{call.describe(self._global_ranks)}, call no. {number} of {self._label}, has no result to be trusted"
+            )
             words = "gave the call up while its tensor was in use"
-            losses = [self.monitor.loss(rank) or Loss(f"rank {self._names[rank]} {words}") for rank in gone]
+            losses = [self.monitor.loss(rank) or Loss(f"rank {self._global_ranks[rank]} {words}") for rank in gone]
             raise self.monitor.lost(what, losses)
 
     def _meeting(self) -> Callable[[], bool]:
@@ -300,18 +302,18 @@ class CollectiveQueue(CallQueue):
         def meet() -> bool:
             nonlocal alone, resumed
             alone = alone or self.preparer.meeting()
-            outcome = alone.run(alone.address, self._at, 0, 0, LINGER, 0, 0, int(resumed))
+            outcome = alone.run(alone.address, self._at, 0, 0, SPIN_NS, 0, 0, int(resumed))
             resumed = True
             return outcome == DONE
 
         return meet
 
-    def _nap(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         queue = self._queue
         if not queue or queue[0].begun:  # else there is something to do
             self._board.sleep(seconds)
 
-    def _look_around(self) -> None:
+    def _check_peers(self) -> None:
         if not self._queue:
             return
         task, board = self._queue[0], self._board
@@ -333,14 +335,14 @@ class CollectiveQueue(CallQueue):
         """A call that did not end; see `CallQueue`."""
         board = self._board
         missing = board.missing()
-        absent = [self._names[r] for r in missing]
-        here = [n for n in self._names if n not in absent]
+        absent = [self._global_ranks[r] for r in missing]
+        here = [n for n in self._global_ranks if n not in absent]
         number = self._number_of(task)
         late = (
             f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} missing" if absent else "all ranks are there"
         )
         place = (placed and task.place()) or ","
-        text = f"{task.call.describe(self._names)}, call no. {number} of {self._label}{place} {what}: {late}"
+        text = f"{task.call.describe(self._global_ranks)}, call no. {number} of {self._label}{place} {what}: {late}"
         if briefly:
             return text
         arrived = f" (arrived: {', '.join(map(str, here)) or 'none'})"

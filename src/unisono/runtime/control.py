@@ -8,15 +8,15 @@ import numpy as np
 
 from unisono.program.bind import Bases
 from unisono.runtime import words as w
-from unisono.runtime.monitor import Books
-from unisono.transport.arena import BOUNDS
+from unisono.runtime.monitor import CallLog
 from unisono.transport.board import Board
-from unisono.transport.futex import CROWDED
+from unisono.transport.futex import OVERSUBSCRIBED_UNTIL
 from unisono.transport.layout import ABANDONED, COMPLETED, COMPLETED_AT, HEADER, ISSUED, ISSUED_AT, MEETINGS, MOMENTS
+from unisono.transport.shared_heap import BOUNDS
 
 __all__ = ["Control"]
 
-_SPINS, _CROWDED_SPINS = 500, 2
+_SPINS, _OVERSUBSCRIBED_SPINS = 500, 2
 """How often a counter is read before the core is yielded: for some ten microseconds where every rank has a core, for a
 yield may hand it to another program for a slice of the scheduler's; hardly at all where ranks share cores."""
 
@@ -24,7 +24,7 @@ yield may hand it to another program for a slice of the scheduler's; hardly at a
 class Control:
     """See words.py; ``address`` is what interpreters are given."""
 
-    def __init__(self, board: Board, books: Books, mapped: Any) -> None:
+    def __init__(self, board: Board, call_log: CallLog, mapped: Any) -> None:
         size, segment = board.size, board.segment
         self._scratch = np.zeros(16 * w.BLOCK + 8 * (8 * size + 64), np.uint8)
         bases = Bases(size)
@@ -41,22 +41,22 @@ class Control:
         words[w.ISSUED], words[w.COMPLETED] = record + 8 * ISSUED, record + 8 * COMPLETED
         words[w.COMPLETED_AT] = record + 8 * COMPLETED_AT
         words[w.ISSUED_AT], words[w.ISSUED_KEPT] = record + 8 * ISSUED_AT, MOMENTS
-        words[w.MOMENTS], words[w.ENDS] = books.moments.buffer_info()[0], books.ends.buffer_info()[0]
-        words[w.KEPT] = len(books.moments)
+        words[w.MOMENTS], words[w.ENDS] = call_log.moments.buffer_info()[0], call_log.ends.buffer_info()[0]
+        words[w.KEPT] = len(call_log.moments)
         words[w.SCRATCH] = self._scratch.ctypes.data
         words[w.PLACES] = words[w.SCRATCH] + 16 * w.BLOCK
-        words[w.OFFERS], words[w.BASES] = base + layout.offers, self._bases.buffer_info()[0]
+        words[w.HANDLES], words[w.BASES] = base + layout.handles, self._bases.buffer_info()[0]
         words[w.BOUNDS], words[w.MAPPED] = ctypes.addressof(BOUNDS), ctypes.addressof(mapped)
         words[w.ABANDONED_AT], words[w.RECORD] = base + 8 * segment.field(0, ABANDONED), layout.RECORD
         words[w.OUTPUT_BASE], words[w.TEMP_BASE], words[w.STAGE_BASES] = bases.output(), bases.temp, bases.stages
         words[w.PEER_INPUTS], words[w.PEER_OUTPUTS] = bases.peer_input(0), bases.peer_output(0)
         words[w.BASES_COUNT] = bases.length
-        words[w.CROWDED] = ctypes.addressof(CROWDED)
-        words[w.SPINS] = _CROWDED_SPINS if segment.crowded else _SPINS
+        words[w.OVERSUBSCRIBED] = ctypes.addressof(OVERSUBSCRIBED_UNTIL)
+        words[w.SPINS] = _OVERSUBSCRIBED_SPINS if segment.oversubscribed else _SPINS
 
     @property
     def mode(self) -> int:
-        """How the call that ran last went; see agreement.py."""
+        """How the call that ran last went; see zero_copy.py."""
         return self._words[w.MODE]
 
     def temp(self, nbytes: int) -> int:
@@ -72,8 +72,8 @@ class Control:
 def _table(bases: Bases, board: Board) -> "array[int]":
     """The table of base addresses, with the staging areas in it, three halves running."""
     layout, table = board.segment.layout, array("q", bytes(8 * bases.length))
-    for half in (0, 1, 2):
+    for parity in (0, 1, 2):
         for rank in range(board.size):
-            place = layout.stages + ((half & 1) * board.size + rank) * layout.stage
-            table[bases.stage(rank, half)] = board.segment.address + place
+            place = layout.stages + ((parity & 1) * board.size + rank) * layout.stage
+            table[bases.stage(rank, parity)] = board.segment.address + place
     return table

@@ -33,7 +33,7 @@ from unisono.program.bind import (
     WORDS,
 )
 from unisono.runtime import words as w
-from unisono.runtime.agreement import AGAIN, DIRECT, PUSHED, STAGED, Agreement, agreement
+from unisono.runtime.zero_copy import DIRECT, PUSHED, RETRY_STAGED, STAGED, ZeroCopy, zero_copy
 
 __all__ = ["Interpreter", "Primitives", "interpreter"]
 
@@ -45,7 +45,7 @@ class Primitives:
     ``inner`` decorates a function of the loop. ``words(address, count)``: 64-bit words, to be indexed.
     ``arrive(address, full)`` adds one to a 32-bit word, after everything before, and wakes its sleepers if that makes
     it full. ``relax()`` is called between looks at a word. ``store(address, value)`` stores a 64-bit word that others
-    may see at any time. ``now()``: ``time.monotonic_ns``. ``pause(address, seen, limit, crowded)`` yields the core
+    may see at any time. ``now()``: ``time.monotonic_ns``. ``pause(address, seen, limit, oversubscribed)`` yields the core
     once, or sleeps on a word that is still ``seen``; ``sleep(address, seen, nanoseconds)`` does the latter. ``ring``
     adds one to a 32-bit word, after everything before, and wakes its sleepers. ``equal(one, other, nbytes)``,
     ``copy(target, source, nbytes)``: of bytes, equal of whole words. ``widen`` and ``narrow`` ``(target, source,
@@ -90,9 +90,9 @@ class Interpreter(NamedTuple):
 
 def interpreter(p: Primitives) -> Interpreter:
     """The interpreter made of primitives."""
-    words, agreed = p.words, agreement(p)
+    words, agreed = p.words, zero_copy(p)
     begin = _beginning(p, agreed)
-    issued, completed = _books(p)
+    issued, completed = _timestamps(p)
     interpret = _going_on(p, agreed, completed)
 
     def run(
@@ -103,7 +103,7 @@ def interpreter(p: Primitives) -> Interpreter:
 
         ``number``: 0 if it has been noted as issued; ``patience``: ns it may wait at a meeting; ``target``, ``source``:
         addresses of output and input, or of tables of their addresses; ``resumed``: whether to go on with the call
-        under way, whose headers, if they were not as expected, have been found to agree.
+        under way, whose headers, if they were not as expected, have been found to decide.
         """
         call, control = words(call_at, w.CALL_WORDS), words(control_at, w.CONTROL_WORDS)
         if resumed == 0:
@@ -119,7 +119,7 @@ def interpreter(p: Primitives) -> Interpreter:
     )
 
 
-def _going_on(p: Primitives, agreed: Agreement, completed: Any) -> Any:
+def _going_on(p: Primitives, agreed: ZeroCopy, completed: Any) -> Any:
     """What carries a call that has begun as far as it goes."""
     choose, walk = _choosing(p, agreed), _walking(p)
     differ, abandoned = _comparing(p), agreed.abandoned
@@ -147,13 +147,13 @@ def _going_on(p: Primitives, agreed: Agreement, completed: Any) -> Any:
     return interpret
 
 
-def _beginning(p: Primitives, agreed: Agreement) -> Any:
+def _beginning(p: Primitives, agreed: ZeroCopy) -> Any:
     """What publishes a call."""
-    words, store, copy, lay = p.words, p.store, p.copy, agreed.lay
+    words, store, copy, publish = p.words, p.store, p.copy, agreed.publish
 
     @p.inner
     def begin(call: Any, control: Any, target: int, source: int) -> None:
-        """Publishes the header and the offer of a call, and notes where its tensors lie."""
+        """Publishes the header and the handle of a call, and notes where its tensors lie."""
         meeting, size = words(control[w.POSITION], 1)[0], control[w.SIZE]
         control[w.FIRST], control[w.ITERATION], control[w.ROW], control[w.COUNTED] = meeting, 0, 0, 0
         control[w.PHASE], control[w.MODE], control[w.UNMAPPED] = 0, STAGED, 0
@@ -173,25 +173,25 @@ def _beginning(p: Primitives, agreed: Agreement) -> Any:
             mine = control[w.HEADERS] + ((meeting & 1) * size + control[w.RANK]) * control[w.HEADER]
             copy(mine, call[w.HEADER_AT] + call[w.STRIDE] * control[w.RANK], control[w.HEADER])
             store(control[w.HEADER_PLACE], mine - control[w.BASE])
-        if call[w.OFFERED] > 0 and lay(call, control, bases, meeting):
+        if call[w.PUBLISHES] > 0 and publish(call, control, bases, meeting):
             control[w.TABLE] = call[w.DIRECT]  # who hopes stages nothing
 
     return begin
 
 
-def _choosing(p: Primitives, agreed: Agreement) -> Any:
+def _choosing(p: Primitives, agreed: ZeroCopy) -> Any:
     """What decides, after the first meeting, how a call goes."""
-    words, agree = p.words, agreed.agree
+    words, decide = p.words, agreed.decide
 
     @p.inner
     def choose(call: Any, control: Any) -> None:
         """After the first meeting and the guard: how the call goes, and with which row it goes on."""
         control[w.PHASE] = 2
         meeting, mode = control[w.FIRST], STAGED
-        if call[w.OFFERED] > 0:
-            mode = agree(call, control, words(control[w.BASES], control[w.BASES_COUNT]), meeting)
+        if call[w.PUBLISHES] > 0:
+            mode = decide(call, control, words(control[w.BASES], control[w.BASES_COUNT]), meeting)
         control[w.MODE] = mode
-        if mode == AGAIN:
+        if mode == RETRY_STAGED:
             control[w.FIRST], control[w.ROW] = meeting + 1, 0
             control[w.TABLE] = call[w.STAGED]
             return
@@ -272,7 +272,7 @@ def _meeting(p: Primitives) -> Any:
             while there != size:
                 if now() > limit:
                     return False
-                pause(here, there, limit, control[w.CROWDED])
+                pause(here, there, limit, control[w.OVERSUBSCRIBED])
                 there = load(here)
         control[w.COUNTED] = 0
         if control[w.RANK] == 0:  # nobody looks at the previous meeting's counter any more
@@ -287,10 +287,10 @@ def _comparing(p: Primitives) -> Any:
     equal = p.equal
 
     @p.inner
-    def differ(call: Any, control: Any, half: int) -> bool:
+    def differ(call: Any, control: Any, parity: int) -> bool:
         """Whether a rank's header at the first meeting is not as expected."""
         nbytes, size = control[w.HEADER], control[w.SIZE]
-        theirs = control[w.HEADERS] + half * size * nbytes
+        theirs = control[w.HEADERS] + parity * size * nbytes
         for rank in range(size):
             if not equal(call[w.HEADER_AT] + call[w.STRIDE] * rank, theirs + rank * nbytes, nbytes):
                 return True
@@ -299,7 +299,7 @@ def _comparing(p: Primitives) -> Any:
     return differ
 
 
-def _books(p: Primitives) -> tuple[Any, Any]:
+def _timestamps(p: Primitives) -> tuple[Any, Any]:
     """What others read of a rank's calls: its record, and its flight record."""
     now, store = p.now, p.store
 

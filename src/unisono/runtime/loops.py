@@ -1,7 +1,7 @@
 """When compiled loops are loaded: with the first call, or, where they must be compiled, in the background.
 
 Loading what lies on disk (object_code.py) takes hundredths of a second; the first call that it serves waits for that.
-Compiling a dtype takes seconds. So where nothing is kept yet a group begins with torch's operations; after `WARM` calls
+Compiling a dtype takes seconds. So where nothing is kept yet a group begins with torch's operations; after `COMPILE_AFTER` calls
 a thread compiles what the calls need, for other processes as well, and the group changes over. ``UNISONO_FUSED=0``
 never uses the loops, ``UNISONO_FUSED=now`` waits even for compiling. ``python -m unisono.runtime.loaded`` compiles all
 of them, so that no process has to: for images of containers.
@@ -20,9 +20,9 @@ from typing import Any
 from unisono.errors import UsageError
 from unisono.transport.process import OwnThread
 
-__all__ = ["KINDS", "MESSAGES", "WARM", "Loops", "loops", "wanted"]
+__all__ = ["COMPILE_AFTER", "KINDS", "MESSAGES", "Loops", "loops", "wanted"]
 
-WARM = 200
+COMPILE_AFTER = 200
 """Calls of a group before its loops are compiled: a program that makes fewer would gain less than that takes."""
 MESSAGES = "messages"
 KINDS = ("uint8", "float32", "float64", "uint16", "int16", "int32", "int64", MESSAGES)
@@ -113,7 +113,7 @@ class Loops:
             with self._guard:
                 self._asked.remove(kind)
             for user in list(self.users):
-                user.change()
+                user.notify()
 
     def _load(self, kind: str) -> None:
         """Loads the loops of a kind. If they must be compiled, one process of this user does so at a time."""

@@ -52,13 +52,13 @@ def prepare_message(call: Call, tag: int, nbytes: int) -> PreparedMessage:
 class Message(Task):
     """A send (to ``peer``) or a receive (from ``peer``, or from any rank if None) of a contiguous tensor, ``memory``.
 
-    ``after`` runs once a received message lies there: it brings it to a tensor that is not contiguous. ``ticket`` is
+    ``after`` runs once a received message lies there: it brings it to a tensor that is not contiguous. ``call_id`` is
     what the monitor calls it.
     """
 
-    __slots__ = ("after", "memory", "moved", "number", "peer", "prepared", "source", "started", "ticket", "wanted")
+    __slots__ = ("after", "call_id", "memory", "moved", "number", "peer", "prepared", "source", "started", "wanted")
 
-    ticket: Any
+    call_id: Any
 
     def __init__(
         self,

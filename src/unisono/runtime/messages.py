@@ -22,13 +22,13 @@ from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, Unis
 from unisono.runtime.call import Call, Site, name_of_dtype
 from unisono.runtime.message import Arriving, Message, PreparedMessage, prepare_message, read_head
 from unisono.runtime.message_control import MessageControl
-from unisono.runtime.message_words import OTHER, SILENT
+from unisono.runtime.message_words import NOTHING_MOVED, OTHER
 from unisono.runtime.monitor import Loss, Monitor
 from unisono.runtime.pending_messages import Job, PendingMessages, listed
 from unisono.runtime.queue import CallQueue
-from unisono.runtime.refusals import Refusals
+from unisono.runtime.rejected_messages import RejectedMessages
 from unisono.runtime.task import BRIEFLY, Task, brief, interruption
-from unisono.transport.futex import LINGER
+from unisono.transport.futex import SPIN_NS
 from unisono.transport.inference import outside_inference
 from unisono.transport.layout import LEFT
 from unisono.transport.process import Identity
@@ -43,14 +43,14 @@ _NAP = 0.05  # s: how long a receive sleeps before it is queued, where all is lo
 class MessageQueue(CallQueue):
     """All messages of one rank in one group."""
 
-    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str, monitor: Monitor) -> None:
-        super().__init__(segment, rank, names, label, monitor)
+    def __init__(self, segment: Segment, rank: int, global_ranks: Sequence[int], label: str, monitor: Monitor) -> None:
+        super().__init__(segment, rank, global_ranks, label, monitor)
         pending = self._pending = PendingMessages(segment, rank)
         self._out, self._in, self._bells = pending.outgoing, pending.inboxes, pending.bells
         self._sends, self._posted = pending.sends, pending.posted
-        self.refusals = Refusals(segment, rank, names, label, self._out)
+        self.rejected = RejectedMessages(segment, rank, global_ranks, label, self._out)
         self._control = MessageControl(segment, rank)
-        self._heard = 0  # this rank's bell as it was before the last look into the rings
+        self._seen = 0  # this rank's bell as it was before the last look into the rings
 
     def busy(self) -> bool:
         """Whether any message is under way."""
@@ -58,7 +58,7 @@ class MessageQueue(CallQueue):
 
     # At once
 
-    def at_once(
+    def run_now(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message:
         """Carries a message to or from ``peer`` in one run of a loop, if the queue is free and the peer comes.
@@ -69,12 +69,12 @@ class MessageQueue(CallQueue):
         naps = prepared.call.op == "recv" and not background and timeout > 2 * _NAP
         end = time.monotonic() + _NAP * naps
         while True:
-            heard = self._bells[self._rank].value()
+            seen = self._bells[self._rank].value()
             message = self._run(prepared, peer, tensor, timeout, background)
-            if message is not _SILENT or (left := end - time.monotonic()) <= 0:
+            if message is not _NOTHING_MOVED or (left := end - time.monotonic()) <= 0:
                 break
-            self._control.nap(heard, int(1e9 * left))
-        if message is None or message is _SILENT:
+            self._control.sleep_on_bell(seen, int(1e9 * left))
+        if message is None or message is _NOTHING_MOVED:
             message = Message(prepared, peer, tensor, [tensor], timeout)
             self.submit(message, background)
         elif not message.done:
@@ -84,24 +84,24 @@ class MessageQueue(CallQueue):
     def _run(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message | None:
-        """What has become of a message by the end of a loop's patience: `_SILENT` if its peer did not stir, None if
+        """What has become of a message by the end of a loop's patience: `_NOTHING_MOVED` if its peer did not stir, None if
         others are before it.
         """
         if self.entered():
-            self._alone(prepared.call)
+            self._refuse_reentry(prepared.call)
         sends, inbox = prepared.call.op == "send", self._in[peer]
         with self._lock:
             free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
             if self.failed is not None or not free:
                 return None
-            patience = LINGER
+            patience = SPIN_NS
             if background:
                 patience = 0 if sends else BRIEFLY if inbox.ring.silent() else brief(prepared.call)
             try:
                 began = time.monotonic_ns()
-                moved = self._control.carry(prepared, peer, tensor.data_ptr(), patience)
+                moved = self._control.progress(prepared, peer, tensor.data_ptr(), patience)
                 if moved < 0:
-                    return _SILENT if moved == SILENT else None
+                    return _NOTHING_MOVED if moved == NOTHING_MOVED else None
                 self._out[peer].heads += sends
                 if moved == prepared.nbytes:
                     self.monitor.moved(prepared.call, peer, prepared.tag, began)
@@ -122,7 +122,7 @@ class MessageQueue(CallQueue):
                 message.done = True
                 return message
             self._sends[peer].append(message)
-        message.ticket = self.monitor.issued(prepared.call, peer, prepared.tag)
+        message.call_id = self.monitor.issued(prepared.call, peer, prepared.tag)
         if not message.sends:
             message.wanted = True  # by the loop
             self._begin(message, peer, moved)
@@ -140,7 +140,7 @@ class MessageQueue(CallQueue):
 
     def _enqueue(self, task: Task) -> None:
         assert isinstance(task, Message)
-        task.ticket = self.monitor.issued(task.call, task.peer, task.tag)
+        task.call_id = self.monitor.issued(task.call, task.peer, task.tag)
         if task.sends:
             assert task.peer is not None
             self._out[task.peer].post()
@@ -151,20 +151,20 @@ class MessageQueue(CallQueue):
 
     def _locate(self, task: Task, site: Site) -> None:
         assert isinstance(task, Message)
-        self.monitor.located(task.ticket, site)
+        self.monitor.located(task.call_id, site)
 
     def _under_way(self) -> list[Message]:
         return self._pending.all()
 
     @outside_inference
-    def _carry(self, linger: bool) -> None:
-        patience, again = LINGER if linger else 0, True
+    def _progress(self, spin: bool) -> None:
+        patience, again = SPIN_NS if spin else 0, True
         while again and (jobs := self._pending.jobs(self._place, self._place_of)):
-            told, self._heard = self._control.carry_all([job for _, job in jobs], patience)
+            told, self._seen = self._control.progress_all([job for _, job in jobs], patience)
             again = False
             for (each, _), job in zip(jobs, told, strict=True):
                 ended = self._moved(each, job)
-                again = again or (ended and not linger)  # who lingers looks first whether that was his
+                again = again or (ended and not spin)  # who lingers looks first whether that was his
 
     def _place(self, message: Message) -> int:
         """Where the bytes of a message lie; -1, and the message has failed, if that is nowhere any more."""
@@ -264,10 +264,10 @@ class MessageQueue(CallQueue):
         call = message.call
         if arriving.numel == call.numel and arriving.dtype == name_of_dtype(call.dtype):
             return True
-        assert self.refusals is not None
-        error = self.refusals.refuse(self._in[message.source].ring, arriving, message)
+        assert self.rejected is not None
+        error = self.rejected.refuse(self._in[message.source].ring, arriving, message)
         self._bells[message.source].add()
-        self.monitor.completed(message.ticket, message.source)
+        self.monitor.completed(message.call_id, message.source)
         self.monitor.failed(error)
         self._end(message, error)
         return False
@@ -286,7 +286,7 @@ class MessageQueue(CallQueue):
         except (RuntimeError, MemoryError) as reason:
             error = UnisonoError(f"a message could not be delivered: {type(reason).__name__}: {reason}")
         message.after = None
-        self.monitor.completed(message.ticket, message.source)
+        self.monitor.completed(message.call_id, message.source)
         self._end(message, error)
 
     def _end(self, task: Task, error: BaseException | None = None) -> None:
@@ -295,15 +295,15 @@ class MessageQueue(CallQueue):
             self._pending.want(task, -1)
         super()._end(task, error)
 
-    def _nap(self, seconds: float) -> None:
-        self._bells[self._rank].sleep(self._heard, seconds)
+    def _sleep(self, seconds: float) -> None:
+        self._bells[self._rank].sleep(self._seen, seconds)
 
     # What does not end well
 
-    def _look_around(self) -> None:
+    def _check_peers(self) -> None:
         losses = {id(message): self._losses(message) for message in self._under_way()}
         if any(losses.values()):
-            self._carry(linger=False)  # what a peer sent before it left is there by now, and counts
+            self._progress(spin=False)  # what a peer sent before it left is there by now, and counts
         for peer, inbox in enumerate(self._in):
             if inbox.current and inbox.current.refused and self.monitor.loss(peer):
                 inbox.current.refused = False  # the rest will never come
@@ -325,9 +325,9 @@ class MessageQueue(CallQueue):
         return [] if peer is None else [self._segment.identity(peer)]
 
     def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
-        if not isinstance(task, Message) or task.peer is None or self.refusals is None:
+        if not isinstance(task, Message) or task.peer is None or self.rejected is None:
             return super()._complaint(task, outcome)
-        error, own = self.refusals.take(task.peer, task.number) or (None, False)
+        error, own = self.rejected.take(task.peer, task.number) or (None, False)
         if own:
             task.error = error
         return error if own or error is None else MismatchError(f"{error}. {outcome}")
@@ -348,13 +348,13 @@ class MessageQueue(CallQueue):
         """A message that did not get through; see `CallQueue`."""
         assert isinstance(task, Message)
         pending, peers = self._pending, self._pending.peers(task)
-        peer = "any rank" if task.peer is None else f"rank {self._names[task.peer]}"
+        peer = "any rank" if task.peer is None else f"rank {self._global_ranks[task.peer]}"
         way = f"to {peer}" if task.sends else f"from {peer}"
         text = (
             f"{task.call.describe()} {way} (tag {task.tag}, {self._label}){task.place() if placed else ''} {what}: "
             f"{pending.progress(task)} of {task.prepared.nbytes} bytes moved"
         )
-        if not task.sends and (others := pending.unclaimed(peers, self._names, lying=False)):
+        if not task.sends and (others := pending.unclaimed(peers, self._global_ranks, lying=False)):
             text += f", while {listed(others)} {'are' if len(others) > 1 else 'is'} there"
         return text if briefly else text + self.monitor.lateness(peers)
 
@@ -364,22 +364,22 @@ class MessageQueue(CallQueue):
         Told once: by the rank that leaves last.
         """
         with self._lock:
-            others = self._pending.unclaimed(range(len(self._in)), self._names, lying=True)
+            others = self._pending.unclaimed(range(len(self._in)), self._global_ranks, lying=True)
             for inbox in self._in:
                 inbox.ring.opened(len(inbox.lying()))
             mine = [
-                f"{ring.unopened()} to rank {self._names[peer]}"
+                f"{ring.unopened()} to rank {self._global_ranks[peer]}"
                 for peer, ring in enumerate(self._out)
                 if ring.unopened() and self._segment.state(peer) == LEFT
             ]
-        me = f"rank {self._names[self._rank]} leaves {self._label}"
+        me = f"rank {self._global_ranks[self._rank]} leaves {self._label}"
         told = [f"{me} and has never received {listed(others)}"] if others else []
         return told + [f"{me}; of its messages, these were never received: {', '.join(mine)}"] * bool(mine)
 
     def _fail(self, task: Task, error: UnisonoError) -> None:
         assert isinstance(task, Message)
         half_sent = self._pending.remove(task) and not isinstance(error, PeerLostError)
-        self.monitor.failed(error, task.ticket)
+        self.monitor.failed(error, task.call_id)
         self._end(task, error)
         if half_sent:  # half a message lies in the ring: nothing can follow it, here or there
             self._give_up(error)
@@ -396,5 +396,5 @@ def _mark() -> Message:
     return message
 
 
-_ENDED, _SILENT = _mark(), _mark()
+_ENDED, _NOTHING_MOVED = _mark(), _mark()
 """Stand for every message that was done at once, or of which nothing has moved."""

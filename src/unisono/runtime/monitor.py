@@ -1,7 +1,7 @@
 """`Monitor`: what a queue reports of its calls, and what it asks while one waits.
 
 `unisono.watch.monitor` implements it; a queue imports nothing from there. A collective that is done at once costs no
-call of a method: interpreters write `Books`. Never imports torch.
+call of a method: interpreters write `CallLog`. Never imports torch.
 """
 
 from array import array
@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from unisono.errors import PeerLostError, UnisonoError
-from unisono.runtime.site import Site
+from unisono.runtime.call_site import Site
 from unisono.transport.process import Identity
 
 if TYPE_CHECKING:
     from unisono.runtime.call import Call
 
-__all__ = ["Books", "Loss", "Monitor", "Wait"]
+__all__ = ["CallLog", "Loss", "Monitor", "Wait"]
 
 
 class Loss(NamedTuple):
@@ -29,7 +29,7 @@ class Loss(NamedTuple):
     who: Identity | None = None
 
 
-class Books(NamedTuple):
+class CallLog(NamedTuple):
     """The last collectives of this rank: no. k, counted from 1, has its place ``k % len(calls)`` in each.
 
     The queue notes ``calls``, interpreters note ``moments`` and ``ends``: when a call was issued and when it ended, by
@@ -44,7 +44,7 @@ class Books(NamedTuple):
 class Wait(Protocol):
     """A wait that has become long."""
 
-    def look(self, needs: Sequence[Identity]) -> str:
+    def check(self, needs: Sequence[Identity]) -> str:
         """Publishes the processes that the wait certainly needs; words on a deadlock, if it is in one."""
 
     def end(self) -> None:
@@ -52,12 +52,12 @@ class Wait(Protocol):
 
 
 class Monitor(Protocol):
-    """Watches the queues of one rank in one group. ``ticket`` names a call: its number, or what `issued` returned."""
+    """Watches the queues of one rank in one group. ``call_id`` names a call: its number, or what `issued` returned."""
 
-    books: Books
+    call_log: CallLog
 
     def issued(self, call: "Call", peer: int | None, tag: int) -> Any: ...  # noqa: D102  # a message
-    def located(self, ticket: Any, site: Site) -> None: ...  # noqa: D102
+    def located(self, call_id: Any, site: Site) -> None: ...  # noqa: D102
     def met(
         self, call: "Call", number: int, site: Site | None, headers: bytes, meet: Callable[[], bool]
     ) -> tuple[str, bool]:
@@ -66,9 +66,9 @@ class Monitor(Protocol):
         ``meet`` comes to one more meeting, and tells whether all have come; to be called until they have.
         """
 
-    def completed(self, ticket: Any, source: int) -> None: ...  # noqa: D102  # a message
+    def completed(self, call_id: Any, source: int) -> None: ...  # noqa: D102  # a message
     def moved(self, call: "Call", peer: int, tag: int, began: int) -> None: ...  # noqa: D102  # issued and completed
-    def failed(self, error: BaseException, ticket: Any = None) -> None: ...  # noqa: D102
+    def failed(self, error: BaseException, call_id: Any = None) -> None: ...  # noqa: D102
     def gave_up(self, error: UnisonoError) -> None: ...  # noqa: D102  # no call can follow
     def waits(self, text: Callable[[], str], site: Site) -> Wait: ...  # noqa: D102
     def loss(self, rank: int) -> Loss | None: ...  # noqa: D102  # why it will never come

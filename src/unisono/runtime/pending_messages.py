@@ -86,10 +86,10 @@ class PendingMessages:
             return message.moved
         return next((i.current.moved for i in self.inboxes if i.current and i.current.message is message), 0)
 
-    def unclaimed(self, peers: Sequence[int], names: Sequence[int], lying: bool) -> list[str]:
+    def unclaimed(self, peers: Sequence[int], global_ranks: Sequence[int], lying: bool) -> list[str]:
         """The messages from ``peers`` that no receive has taken; those that lie in the rings too, if wanted."""
         return [
-            f"a message with tag {each.tag} from rank {names[peer]} ({each.numel} elements of {each.dtype})"
+            f"a message with tag {each.tag} from rank {global_ranks[peer]} ({each.numel} elements of {each.dtype})"
             for peer in peers
             for each in (*self.inboxes[peer].unclaimed(), *(self.inboxes[peer].lying() if lying else ()))
         ]

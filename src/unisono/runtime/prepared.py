@@ -25,7 +25,7 @@ from unisono.runtime import words as w
 from unisono.runtime.call import SIGNATURE, Call, piece_numel
 from unisono.runtime.choice import Choice, by_default
 from unisono.runtime.control import Control
-from unisono.runtime.loops import WARM, loops, wanted
+from unisono.runtime.loops import COMPILE_AFTER, loops, wanted
 from unisono.runtime.reduce import reducer
 from unisono.runtime.torch_ops import TORCH
 from unisono.transport.board import Board
@@ -57,7 +57,7 @@ else. Moving takes any."""
 _AS: dict[tuple[torch.dtype, str], str] = {
     (dtype, op): name for name, ops, dtypes in _LOOPS for dtype in dtypes for op in ops
 }
-_NEVER, _COLD, _AT_ONCE, _WARM = range(4)  # when the loops may be used; see loops.wanted
+_NEVER, _KEPT_ONLY, _AT_ONCE, _COMPILE = range(4)  # when the loops may be used; see loops.wanted
 _OPS = {"SUM": 0, "PREMUL_SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6, "AVG": 8}
 _NOWHERE = -(1 << 62)
 
@@ -82,9 +82,9 @@ class Kind:
     """What a prepared call is made from.
 
     ``dtype``, ``sizes``: of elements, and how many there are in every block, as far as this rank knows; ``listed``:
-    whether input and output are a tensor per block; ``everybody``: the calls of all ranks as they are expected, if they
-    are not all like this rank's; ``exclusive``: whether the output must lie apart for the call to go directly.
-    ``apart``: bytes from the output to the input, where these may overlap; ``reach``: bytes of output and input.
+    whether input and output are a tensor per block; ``expected_calls``: the calls of all ranks as they are expected, if they
+    are not all like this rank's; ``exclusive``: whether the output must lie input_offset for the call to go directly.
+    ``input_offset``: bytes from the output to the input, where these may overlap; ``reach``: bytes of output and input.
     ``guarded``, ``completes``: whether it is the first, the last program of its call.
     """
 
@@ -93,9 +93,9 @@ class Kind:
     dtype: torch.dtype
     sizes: tuple[int, ...]
     listed: tuple[bool, bool] = (False, False)
-    everybody: tuple[Call, ...] = ()
+    expected_calls: tuple[Call, ...] = ()
     exclusive: bool = False
-    apart: int | None = _NOWHERE
+    input_offset: int | None = _NOWHERE
     reach: tuple[int, int] = (0, 0)
     guarded: bool = True
     completes: bool = True
@@ -110,7 +110,7 @@ class Prepared:
     """A kind of call, ready to be run: ``run(address, control, ...)``, see `Interpreter`."""
 
     __slots__ = (
-        "_adapted", "_apart", "_kept", "_kind", "_maker", "_reach", "_words", "address", "call", "nbytes", "root_read",
+        "_adapted", "_input_offset", "_kept", "_kind", "_maker", "_reach", "_words", "address", "call", "nbytes", "root_read",
         "run",
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ class Prepared:
         self.call, self.run, self.root_read = kind.call, run, kind.choice.direct_root
         self._kind, self._maker = kind, maker
         self.nbytes = sum(kind.sizes) * kind.dtype.itemsize
-        self._apart, self._reach = kind.apart, kind.reach
+        self._input_offset, self._reach = kind.input_offset, kind.reach
         self._adapted: dict[bytes, tuple[tuple[int, ...], Any]] = {}
         self._words = array("q", bytes(8 * w.CALL_WORDS))
         self.address = self._words.buffer_info()[0]
@@ -127,10 +127,10 @@ class Prepared:
         words[w.ROOT] = self.root_read
         words[w.LISTED] = kind.listed[0] * w.INPUTS | kind.listed[1] * w.OUTPUTS
         words[w.EXCLUSIVE], words[w.COMPLETES] = kind.exclusive, kind.completes
-        told, self._kept = maker.tables(kind, kind.sizes)
-        self._tell(told)
+        bound, self._kept = maker.tables(kind, kind.sizes)
+        self._write_words(bound)
         if kind.guarded:
-            calls = kind.everybody or (kind.call,)
+            calls = kind.expected_calls or (kind.call,)
             headers = b"".join(call.header(maker.size, maker.header_nbytes) for call in calls)
             if len(calls) == 1 and len({*kind.call.sends, *kind.call.expects}) > 1:
                 # the same header on all ranks would not fit together: the guard has to look at any
@@ -138,8 +138,8 @@ class Prepared:
                 headers = b"".join(headers if rank == maker.rank else nothing for rank in range(maker.size))
             self._expect(headers, len(headers) > maker.header_nbytes)
 
-    def _tell(self, told: Sequence[int]) -> None:
-        for word, value in zip(_BOUND, told, strict=True):
+    def _write_words(self, bound: Sequence[int]) -> None:
+        for word, value in zip(_BOUND, bound, strict=True):
             self._words[word] = value
 
     def _expect(self, headers: bytes, each: bool) -> None:
@@ -149,9 +149,9 @@ class Prepared:
         self._words[w.STRIDE] = self._maker.header_nbytes if each else 0
 
     def fits(self, output: int, tensor: int) -> bool:
-        """Whether output and input, at these addresses, lie where the call can take them: apart, or as it asks."""
+        """Whether output and input, at these addresses, lie where the call can take them: input_offset, or as it asks."""
         distance, (out, into) = tensor - output, self._reach
-        return distance == self._apart or not -into < distance < out
+        return distance == self._input_offset or not -into < distance < out
 
     def adapt(self, headers: bytes) -> None:
         """Binds the call to the sizes that the headers of all ranks tell, which have been found to agree."""
@@ -162,8 +162,8 @@ class Prepared:
             if len(self._adapted) >= 16:
                 self._adapted.clear()
             found = self._adapted[headers] = self._maker.tables(self._kind, self._sizes_in(headers))
-        told, self._kept = found
-        self._tell(told)
+        bound, self._kept = found
+        self._write_words(bound)
         self._expect(headers, True)
 
     def _sizes_in(self, headers: bytes) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ class Prepared:
         return tuple(row[0] for row in rows)
 
 
-_BOUND = (w.STAGED, w.DIRECT, w.PUSHED, w.TEMP, w.OFFERED, w.LARGE, w.IN_BLOCKS, w.OUT_BLOCKS, w.IN_SIZES)
+_BOUND = (w.STAGED, w.DIRECT, w.PUSHED, w.TEMP, w.PUBLISHES, w.LARGE, w.IN_BLOCKS, w.OUT_BLOCKS, w.IN_SIZES)
 """The words of a call that follow from sizes."""
 
 
@@ -198,20 +198,20 @@ class Preparer:
         self._binding = threading.RLock()
         self.issued: Callable[[int, int], int] = TORCH.issued
         self.completed: Callable[[int, int], int] = TORCH.completed
-        self.open_at = WARM if self._mode == _COLD else -1
-        """The call after which the loops are wanted even if they must be compiled; see `warm`."""
+        self.compile_at = COMPILE_AFTER if self._mode == _KEPT_ONLY else -1
+        """The call after which the loops are wanted even if they must be compiled; see `compile_now`."""
         loops.users.add(self)
 
-    def tell(self, user: Callable[[], None]) -> None:
+    def subscribe(self, user: Callable[[], None]) -> None:
         """Calls the method ``user``, while its object lives, whenever calls can be prepared in a faster way."""
         self._users.append(weakref.WeakMethod(user, self._users.remove))
 
-    def warm(self) -> None:
+    def compile_now(self) -> None:
         """The group has made enough calls to be worth compiling."""
-        self._mode = _WARM
-        self.change()
+        self._mode = _COMPILE
+        self.notify()
 
-    def change(self) -> None:
+    def notify(self) -> None:
         """More loops are there."""
         for user in [method() for method in self._users]:
             if user is not None:
@@ -230,15 +230,15 @@ class Preparer:
             sample = reducer(kind.dtype, "SUM" if op == "PREMUL_SUM" else op)
         name = _AS.get((kind.dtype, op)) if op else "uint8"
         if self._mode != _NEVER and name is not None:
-            cold = self._mode == _COLD
-            if loops.kept(name) or (not cold and loops.serve(name, self._mode == _AT_ONCE)):
+            kept_only = self._mode == _KEPT_ONLY
+            if loops.kept(name) or (not kept_only and loops.serve(name, self._mode == _AT_ONCE)):
                 found = loops.of(name)
                 self.issued, self.completed = found["issued"], found["completed"]
                 return found["run"]
         return partial(TORCH.run, sample=sample)
 
     def meeting(self) -> Prepared:
-        """A program of one meeting, apart from any call."""
+        """A program of one meeting, input_offset from any call."""
         choice = by_default("barrier", 0, self.size, 0, False)
         return self.prepare(Kind(Call("barrier"), choice, torch.uint8, (0,), guarded=False, completes=False))
 
@@ -253,8 +253,8 @@ class Preparer:
             program, nbytes, area=self._board.stage_nbytes, cap=choice.cap, listed=kind.listed, uneven=uneven, **widths
         )
         direct: list[Table | None] = [None, None]
-        offered = self.size > 1 and bool(choice.directly)
-        if offered and max(nbytes, default=0) > choice.directly_above:
+        publishes = self.size > 1 and bool(choice.directly)
+        if publishes and max(nbytes, default=0) > choice.directly_above:
             for k, placement in enumerate(("direct", "pushed") if choice.directly == "pushed" else ("direct",)):
                 try:
                     placed = lower(choice.schedule, self.rank, placement)
@@ -268,16 +268,16 @@ class Preparer:
         arrays = [_laid_out(table) for table in (staged, *direct) if table is not None]
         addresses = iter(_address(a) for a in arrays)
         places = [next(addresses) if table is not None else 0 for table in (staged, *direct)]
-        told = (
+        bound = (
             *places,
             self._control.temp(staged.temp_nbytes) if staged.temp_nbytes else 0,
-            int(offered and (uneven or any(direct))),
+            int(publishes and (uneven or any(direct))),
             int(not uneven or self._long(call, choice)),
             len(blocks_in),
             len(program.blocks_out[self.rank]),
             _address(in_sizes),
         )
-        return told, (in_sizes, *arrays)
+        return bound, (in_sizes, *arrays)
 
     def _long(self, call: Call, choice: Choice) -> bool:
         """Whether this rank itself sends or takes a large piece: then nobody takes the call for one of small pieces."""

@@ -22,8 +22,17 @@ from functools import partial
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
 from unisono.runtime.call import Call, Site, call_site
 from unisono.runtime.monitor import Monitor, Wait
-from unisono.runtime.refusals import Refusals
-from unisono.runtime.task import Access, Task, interruption, others_tell, reentered, same, tell, telling
+from unisono.runtime.rejected_messages import RejectedMessages
+from unisono.runtime.task import (
+    Access,
+    Task,
+    in_listener,
+    interruption,
+    others_in_listeners,
+    reentered,
+    run_listeners,
+    same,
+)
 from unisono.runtime.worker import Worker
 from unisono.transport.layout import REFUSED
 from unisono.transport.process import Identity
@@ -40,8 +49,8 @@ _SHORT = 0.001  # s: the same when several threads wait, one of whom may have ca
 class CallQueue(ABC):
     """Calls under way, the lock that guards them, and the worker."""
 
-    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str, monitor: Monitor) -> None:
-        self._segment, self._rank, self._names, self._label = segment, rank, names, label
+    def __init__(self, segment: Segment, rank: int, global_ranks: Sequence[int], label: str, monitor: Monitor) -> None:
+        self._segment, self._rank, self._global_ranks, self._label = segment, rank, global_ranks, label
         self.monitor = monitor
         self.failed: UnisonoError | None = None
         self.access = Access(self)
@@ -53,10 +62,10 @@ class CallQueue(ABC):
         self._waited: tuple[Task, Wait] | None = None  # the wait of the thread that looks around
         self.ahead = False
         """Whether cores are free for the worker: it carries calls of the background from the first moment on."""
-        self.refusals: Refusals | None = None
+        self.rejected: RejectedMessages | None = None
         at = segment.field(rank, REFUSED)
         self.refused = segment.longs[at : at + 1]
-        """One word, not 0 if a peer has refused a message of this rank: the call that sees it shall `hear`."""
+        """One word, not 0 if a peer has refused a message of this rank: the call that sees it shall `raise_rejected`."""
         _queues.add(self)
 
     def _new_locks(self) -> None:
@@ -65,29 +74,29 @@ class CallQueue(ABC):
         self.entered: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         """Whether this thread holds the queue; true where a signal handler or finalizer asks in the midst of a call."""
 
-    def _alone(self, call: Call, what: str = "") -> None:
+    def _refuse_reentry(self, call: Call, what: str = "") -> None:
         """Raises `UsageError` if this thread is in the midst of another call of this queue."""
         if self.entered():
-            raise reentered(what + call.describe(self._names), self._label)
+            raise reentered(what + call.describe(self._global_ranks), self._label)
 
     @abstractmethod
     def busy(self) -> bool:
         """Whether any call is under way."""
 
     @abstractmethod
-    def _carry(self, linger: bool) -> None:
-        """Carries the calls as far as they go without blocking; ``linger``: waits while that is cheap. Lock held."""
+    def _progress(self, spin: bool) -> None:
+        """Carries the calls as far as they go without blocking; ``spin``: waits while that is cheap. Lock held."""
 
     @abstractmethod
     def _enqueue(self, task: Task) -> None:
         """Takes a call in. Lock held."""
 
     @abstractmethod
-    def _nap(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         """Sleeps until something may have moved, at most ``seconds``. Lock not held."""
 
     @abstractmethod
-    def _look_around(self) -> None:
+    def _check_peers(self) -> None:
         """Called about every `_SLICE` of waiting: deadlines, lost peers. Fails calls by `_fail`. Lock held."""
 
     @abstractmethod
@@ -104,13 +113,13 @@ class CallQueue(ABC):
         Raises the call's own error if it is not left to the background. A listener's own calls never are: it may run on
         the worker, which could not carry them while the listener waits for them.
         """
-        self._alone(task.call)
-        background = background and not telling()
+        self._refuse_reentry(task.call)
+        background = background and not in_listener()
         try:
             with self._lock:
                 self._refuse_if_failed()
                 self._enqueue(task)
-                self._go(linger=not background)
+                self._go(spin=not background)
         except UnisonoError:
             raise
         except BaseException as error:  # nobody can take it up again
@@ -142,12 +151,12 @@ class CallQueue(ABC):
             again.args = (f"this group has failed before and can only be destroyed: {self.failed}",)
             raise again
 
-    def _go(self, linger: bool) -> None:
+    def _go(self, spin: bool) -> None:
         """Carries the calls. An exception that comes in between (Ctrl-C, a signal handler's) must not leave half a step
         behind that later calls would build on: the queue gives up. Lock held.
         """
         try:
-            self._carry(linger)
+            self._progress(spin)
         except BaseException as error:
             self._give_up(interruption(error))
             raise
@@ -168,9 +177,9 @@ class CallQueue(ABC):
         signal handler raises) ends this wait.
         """
         if not task.done:
-            self._alone(task.call, "the wait for ")
+            self._refuse_reentry(task.call, "the wait for ")
             try:
-                error = self._carry_until(task, timeout)
+                error = self._progress_until(task, timeout)
             except BaseException as foreign:
                 self.abandon(task, foreign, held)
                 raise
@@ -180,9 +189,9 @@ class CallQueue(ABC):
         if task.error is not None:
             raise task.error
         if self.refused[0]:
-            self.hear(task)
+            self.raise_rejected(task)
 
-    def hear(self, task: Task | None = None) -> None:
+    def raise_rejected(self, task: Task | None = None) -> None:
         """Raises the error of a message that a peer has refused, at the end of ``task`` or of a call that had none."""
         if error := self._complaint(task, "The call that raises this has been carried out."):
             raise error
@@ -193,31 +202,31 @@ class CallQueue(ABC):
             if task in self._under_way():
                 self._break_off(task, interruption(error), held)
 
-    def _carry_until(self, task: Task, timeout: float | None) -> UnisonoError | None:
+    def _progress_until(self, task: Task, timeout: float | None) -> UnisonoError | None:
         """Returns once ``task`` is done, or with an error of this wait alone. What it raises comes from elsewhere."""
         limit = None if timeout is None else time.monotonic() + timeout
-        look = time.monotonic() + _SLICE
+        check_at = time.monotonic() + _SLICE
         wait: Wait | None = None
         waiting = 0
         try:
             with self._marking:
-                self._worker.grace.visits += 1
+                self._worker.backoff.visits += 1
                 waiting, self._waiters = 1, self._waiters + 1
             while self._enter(task):
                 with ExitStack() as held:
                     held.callback(self._lock.release)
-                    self._go(linger=not task.done)
-                    if not task.done and time.monotonic() >= look:
+                    self._go(spin=not task.done)
+                    if not task.done and time.monotonic() >= check_at:
                         if self.refused[0] and (error := self._interrupt(task)):
                             return error
                         wait = wait or self._long_wait(task)
-                        if words := wait.look(self._needs(task)):  # first, for a peer may have ended over it already
+                        if words := wait.check(self._needs(task)):  # first, for a peer may have ended over it already
                             self._fail(task, DeadlockError(words))
                         else:
                             self._waited = task, wait
-                            self._look_around()
+                            self._check_peers()
                             self._waited = None
-                        look = time.monotonic() + _SLICE
+                        check_at = time.monotonic() + _SLICE
                 self._settle()
                 if task.done:
                     return None
@@ -230,7 +239,7 @@ class CallQueue(ABC):
                         self.monitor.failed(error)
                         return error
                     slice_ = min(slice_, left)
-                self._nap(slice_)
+                self._sleep(slice_)
             return None
         finally:
             with self._marking:
@@ -249,7 +258,7 @@ class CallQueue(ABC):
 
     def _lose(self, task: Task, error: UnisonoError) -> None:
         """Ends ``task``, whose peer is gone; one that ended over a deadlock of both has said so before. Lock held."""
-        words = self._waited[1].look(self._needs(task)) if self._waited and self._waited[0] is task else ""
+        words = self._waited[1].check(self._needs(task)) if self._waited and self._waited[0] is task else ""
         self._fail(task, DeadlockError(words) if words else error)
 
     def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
@@ -257,7 +266,7 @@ class CallQueue(ABC):
 
         ``outcome`` says what has become of ``task``, if it is not to blame itself.
         """
-        found = self.refusals.take() if self.refusals else None
+        found = self.rejected.take() if self.rejected else None
         return MismatchError(f"{found[0]}. {outcome}") if found else None
 
     @abstractmethod
@@ -292,7 +301,7 @@ class CallQueue(ABC):
         """Carries the queue without waiting, unless the worker does so anyway; whether ``task`` is done."""
         if not task.done and not self.ahead and not self.entered() and self._lock.acquire(blocking=False):
             try:
-                self._go(linger=False)
+                self._go(spin=False)
             finally:
                 self._lock.release()
             self._settle()
@@ -308,7 +317,7 @@ class CallQueue(ABC):
             listener(task)
             return
         self._worker.wake()
-        self._worker.grace.hurry()
+        self._worker.backoff.hurry()
 
     def close(self, error: UnisonoError) -> None:
         """Ends every call under way with ``error``, and the worker.
@@ -324,7 +333,7 @@ class CallQueue(ABC):
         self._settle()
         self._worker.end(wait=not inside)
         if not inside:
-            self.access.lane = None
+            self.access.queue = None
 
     @abstractmethod
     def _fail_all(self, error: UnisonoError) -> None:
@@ -344,12 +353,12 @@ class CallQueue(ABC):
                 task = self._settled.popleft()
             except IndexError:  # another thread was quicker
                 return
-            tell(task)
+            run_listeners(task)
 
     def disown(self) -> None:
         """In a forked child: the calls and the lock are the parent's, whose threads do not exist here."""
         self._new_locks()
-        self._closed, self.access.lane = True, None
+        self._closed, self.access.queue = True, None
         self.failed = UsageError(f"{self._label} belongs to the process that this one was forked from")
         self._settled.clear()
         for task in self._under_way():  # not `_fail_all`: what is shared is the parent's
@@ -360,25 +369,25 @@ class CallQueue(ABC):
         """Whether there is nothing here for the worker."""
         return bool(self._waiters) or self._closed or not self.busy()
 
-    def work(self, look: float) -> float:
-        """A piece of the worker's work: carries calls, and looks around if the time for that, ``look``, has come.
+    def work(self, check_at: float) -> float:
+        """A piece of the worker's work: carries calls, and looks around if the time for that, ``check_at``, has come.
 
         Returns when to look around next. An error that nothing else catches ends the calls of this queue.
         """
         try:
             with self._lock:
-                self._carry(linger=False)  # a worker that spins takes a part of the core from who computes
-                if self.busy() and time.monotonic() >= look:
-                    self._look_around()
-                    look = time.monotonic() + _SLICE
+                self._progress(spin=False)  # a worker that spins takes a part of the core from who computes
+                if self.busy() and time.monotonic() >= check_at:
+                    self._check_peers()
+                    check_at = time.monotonic() + _SLICE
             self._settle()
             if not self.idle():
-                self._nap(_SLICE)
+                self._sleep(_SLICE)
         except Exception as error:
             with self._lock:
                 self._give_up(UnisonoError(f"the worker broke off: {type(error).__name__}: {error}"))
             self._settle()
-        return look
+        return check_at
 
     def _has_listeners(self) -> bool:
         """Whether the end of a call under way may make this process issue others."""
@@ -391,4 +400,4 @@ class CallQueue(ABC):
 
 def any_listeners() -> bool:
     """The same of all queues of this process, and of listeners that another thread runs just now."""
-    return others_tell() or any(queue._has_listeners() for queue in list(_queues))
+    return others_in_listeners() or any(queue._has_listeners() for queue in list(_queues))

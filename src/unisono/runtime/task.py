@@ -10,16 +10,28 @@ import torch
 
 from unisono.errors import MismatchError, UnisonoError, UsageError
 from unisono.runtime.call import Call, Site, site_text
-from unisono.runtime.site import call_site, interrupted_site
-from unisono.transport.arena import keep, place
-from unisono.transport.futex import LINGER
+from unisono.runtime.call_site import call_site, interrupted_site
+from unisono.transport.futex import SPIN_NS
+from unisono.transport.shared_heap import keep, place
 
 if TYPE_CHECKING:
     from unisono.runtime.queue import CallQueue
 
 __all__ = [
-    "BRIEFLY", "Access", "Agreed", "Task", "brief", "broken", "first_line", "interruption", "keep_shared",
-    "others_tell", "reentered", "same", "tell", "telling",
+    "BRIEFLY",
+    "Access",
+    "Agreed",
+    "Task",
+    "brief",
+    "broken",
+    "first_line",
+    "in_listener",
+    "interruption",
+    "keep_shared",
+    "others_in_listeners",
+    "reentered",
+    "run_listeners",
+    "same",
 ]  # fmt: skip
 
 BRIEFLY, _SLOWLY = 20_000, 0.25  # ns, ns per byte
@@ -53,50 +65,50 @@ class Task:
 class Access:
     """The way to a queue until that is closed: a Work that is kept for longer does not keep the group's memory."""
 
-    __slots__ = ("lane",)
+    __slots__ = ("queue",)
 
-    def __init__(self, lane: "CallQueue") -> None:
-        self.lane: CallQueue | None = lane
+    def __init__(self, queue: "CallQueue") -> None:
+        self.queue: CallQueue | None = queue
 
 
 def brief(call: Call) -> int:
     """Nanoseconds that a call in the background may wait for its peers at once: about what its data takes to move."""
-    return min(LINGER, BRIEFLY + int(_SLOWLY * call.nbytes))
+    return min(SPIN_NS, BRIEFLY + int(_SLOWLY * call.nbytes))
 
 
-class _Telling(threading.local):
+class _Listening(threading.local):
     on = False  # while this thread runs listeners
 
 
-_telling = _Telling()
-_tellers: set[int] = set()  # threads for which it is
+_listening = _Listening()
+_listener_threads: set[int] = set()  # threads for which it is
 
 
-def telling() -> bool:
+def in_listener() -> bool:
     """Whether this thread runs a listener: its calls are not left to the background."""
-    return _telling.on
+    return _listening.on
 
 
-def tell(task: Task) -> None:
+def run_listeners(task: Task) -> None:
     """Runs the listeners of a call that is done."""
-    before, me = telling(), threading.get_ident()
-    _tellers.add(me)
-    _telling.on = True
+    before, me = in_listener(), threading.get_ident()
+    _listener_threads.add(me)
+    _listening.on = True
     try:
         for listener in task.listeners:
             listener(task)
     finally:
-        _telling.on = before
+        _listening.on = before
         if not before:
-            _tellers.discard(me)
+            _listener_threads.discard(me)
 
 
-def others_tell() -> bool:
+def others_in_listeners() -> bool:
     """Whether another thread than this one runs listeners, which may issue calls."""
-    return bool(_tellers - {threading.get_ident()})
+    return bool(_listener_threads - {threading.get_ident()})
 
 
-os.register_at_fork(after_in_child=_tellers.clear)
+os.register_at_fork(after_in_child=_listener_threads.clear)
 
 
 class Agreed(Exception):

@@ -4,7 +4,7 @@ Where cores are free for it (`CallQueue.ahead`) it takes calls up at once: they 
 sleeps while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that keeps an
 un-waited call from blocking the others: two threads that take turns at one call make it take twice as long. So it takes
 up what nobody has come back for: not calls whose callers come now and then, and the later the more often callers have
-carried theirs themselves (`Grace`). Whoever listens for the end of a call, as DDP does in C++, will not come: the
+carried theirs themselves (`Backoff`). Whoever listens for the end of a call, as DDP does in C++, will not come: the
 worker hurries.
 """
 
@@ -20,7 +20,7 @@ from unisono.transport.layout import AFFINITY
 from unisono.transport.process import OwnThread, affinity_mark
 from unisono.transport.segment import Segment
 
-__all__ = ["INLINE", "AsyncProgress", "Flag", "Grace", "Worker"]
+__all__ = ["INLINE", "AsyncProgress", "Backoff", "Flag", "Worker"]
 
 _SHORTEST, _LONGEST = 0.0003, 0.005  # s
 _TIMES = 8  # graces, at most, for a call whose caller comes for something else
@@ -56,7 +56,7 @@ class Flag:
             return self._changed.wait_for(self.is_set, seconds)
 
 
-class Grace:
+class Backoff:
     """``seconds``: how long the worker sleeps before it looks; ``rests``: whether it may wait to be woken instead.
 
     ``visits``: how often callers have left something to do, or come to do it.
@@ -71,7 +71,7 @@ class Grace:
         self._listened.set()
 
     def sleep(self) -> tuple[bool, bool]:
-        """Sleeps for a grace; whether somebody listens, and whether callers have visited meanwhile."""
+        """Sleeps for a backoff; whether somebody listens, and whether callers have visited meanwhile."""
         before = self.visits
         if listened := self._listened.wait(self.seconds):
             self._listened.clear()
@@ -95,7 +95,7 @@ class _Queue(Protocol):
 
     def idle(self) -> bool: ...
 
-    def work(self, look: float) -> float: ...
+    def work(self, check_at: float) -> float: ...
 
 
 class Worker:
@@ -103,7 +103,7 @@ class Worker:
 
     def __init__(self, queue: _Queue, label: str) -> None:
         self._queue = weakref.ref(queue)
-        self.grace, self._label = Grace(), label
+        self.backoff, self._label = Backoff(), label
         self._thread: threading.Thread | None = None
         self._there = Flag()  # there may be something to do
         self._starting = threading.RLock()
@@ -111,7 +111,7 @@ class Worker:
 
     def wake(self) -> None:
         """A caller leaves something to do. Raises `UnisonoError` if no thread can be started for it."""
-        self.grace.visits += 1
+        self.backoff.visits += 1
         if self._there.is_set():
             return
         with self._starting:
@@ -142,30 +142,30 @@ class Worker:
                 thread.join(2.0)
 
     def _run(self) -> None:
-        look = 0.0
+        check_at = 0.0
         while not self._ended:
             self._there.wait()
-            look = self._work(look)
+            check_at = self._work(check_at)
 
-    def _work(self, look: float) -> float:
-        """What there is to do; returns when to look around next."""
+    def _work(self, check_at: float) -> float:
+        """What there is to do; returns when to check_at around next."""
         queue = self._queue()
         if queue is None:
-            return look
+            return check_at
         if queue.ahead:
             self._there.clear()
         elif not self._is_wanted(queue):
-            return look
+            return check_at
         while not queue.idle():
-            look = queue.work(look)
-        return look
+            check_at = queue.work(check_at)
+        return check_at
 
     def _is_wanted(self, queue: _Queue) -> bool:
-        """Sleeps for a grace; whether nobody has come back for what there is."""
-        grace = self.grace
-        urgent, visited = grace.sleep()
-        works = grace.over(queue.idle(), visited) or urgent
-        if grace.rests:
+        """Sleeps for a backoff; whether nobody has come back for what there is."""
+        backoff = self.backoff
+        urgent, visited = backoff.sleep()
+        works = backoff.over(queue.idle(), visited) or urgent
+        if backoff.rests:
             self._there.clear()
             if not queue.idle():  # a call that came before this word was cleared
                 self._there.set()

@@ -1,7 +1,7 @@
 """The board where the ranks of a group meet: headers, staging areas, and the counters that say who has come.
 
 A *meeting* is a point that no rank passes before all have arrived. Meetings are numbered from 0; what a rank writes
-for meeting k lies in half ``k % 2`` of the board, its own part only. After meeting k everybody may read that half; a
+for meeting k lies in parity ``k % 2`` of the board, its own part only. After meeting k everybody may read that parity; a
 rank that has arrived at meeting k + 1 has finished reading it, so that it may be written again for meeting k + 2. One
 meeting per exchange is enough, and this parity is shared by every operation of the group.
 
@@ -33,16 +33,16 @@ class Board:
         self._longs = segment.longs
         self.stage_nbytes = layout.stage
 
-    def header_span(self, half: int, rank: int) -> tuple[int, int]:
+    def header_span(self, parity: int, rank: int) -> tuple[int, int]:
         """First and last-plus-one byte of a rank's call header in the segment."""
         layout = self.segment.layout
-        start = layout.headers + (half * self.size + rank) * layout.header
+        start = layout.headers + (parity * self.size + rank) * layout.header
         return start, start + layout.header
 
     def headers(self) -> bytes:
         """Those of all ranks at the meeting that was passed last."""
-        half = (self.position[0] - 1) & 1
-        return self.segment.raw[self.header_span(half, 0)[0] : self.header_span(half, self.size - 1)[1]]
+        parity = (self.position[0] - 1) & 1
+        return self.segment.raw[self.header_span(parity, 0)[0] : self.header_span(parity, self.size - 1)[1]]
 
     def full(self) -> bool:
         """Whether all ranks have come to the next meeting."""

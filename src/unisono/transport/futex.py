@@ -36,24 +36,37 @@ from typing import Any
 from unisono.errors import UsageError
 
 __all__ = [
-    "CROWDED", "DEAR", "EVERYBODY", "FUTEX_WAIT", "FUTEX_WAKE", "LINGER", "MEANWHILE", "NUMBERS", "Counter", "acquire",
-    "arrive", "give_way", "release", "ring", "sleep",
+    "BACKOFF_NS",
+    "FUTEX_WAIT",
+    "FUTEX_WAKE",
+    "INT_MAX",
+    "NUMBERS",
+    "OVERSUBSCRIBED_UNTIL",
+    "SLOW_YIELD_NS",
+    "SPIN_NS",
+    "Counter",
+    "acquire",
+    "arrive",
+    "release",
+    "ring",
+    "sleep",
+    "yield_core",
 ]  # fmt: skip
 
-LINGER = 1_000_000
+SPIN_NS = 1_000_000
 """Nanoseconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond
 where ranks have the cores to themselves, but several milliseconds for each time that others want this core: a hundred
 yields, meant to be cheap, took 0.8 s on a busy machine, in which nobody looked whether the peers live."""
 
 FUTEX_WAIT, FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
-CROWDED = ctypes.c_int64(0)
+OVERSUBSCRIBED_UNTIL = ctypes.c_int64(0)
 """Until this ``time.monotonic_ns`` this process does not give way where it waits, but sleeps at once."""
-DEAR, MEANWHILE = 1_000_000, 200_000_000
-"""A yield that takes more than `DEAR` ns has let somebody compute who is not about to wait himself: a whole slice of
-the scheduler's, 3 or 4 ms, each time. A sleeper is woken as soon as his peer has come. So for `MEANWHILE` ns nobody
+SLOW_YIELD_NS, BACKOFF_NS = 1_000_000, 200_000_000
+"""A yield that takes more than `SLOW_YIELD_NS` ns has let somebody compute who is not about to wait himself: a whole slice of
+the scheduler's, 3 or 4 ms, each time. A sleeper is woken as soon as his peer has come. So for `BACKOFF_NS` ns nobody
 gives way then: two busy processes beside two ranks made a call take 4 ms, and leave it at a tenth of that so."""
 _OP_ADD, _CMP_EQ = 1, 0
-EVERYBODY = 2**31 - 1
+INT_MAX = 2**31 - 1
 NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
 _MACHINE = platform.machine()
 _STRONG = _MACHINE in ("x86_64", "AMD64")  # stores in order, loads in order; only a load may pass an earlier store
@@ -115,8 +128,8 @@ def _addition(address: int, woken: int, full: int, value: int = 1) -> tuple[Any,
         _number(),
         ctypes.c_void_p(woken),
         ctypes.c_int(_FUTEX_WAKE_OP),
-        ctypes.c_int(EVERYBODY),
-        ctypes.c_void_p(EVERYBODY),
+        ctypes.c_int(INT_MAX),
+        ctypes.c_void_p(INT_MAX),
         ctypes.c_void_p(address),
         ctypes.c_uint32((_OP_ADD << 28) | (_CMP_EQ << 24) | ((value & 0xFFF) << 12) | full - 1),
     )
@@ -143,15 +156,15 @@ def sleep(address: int, seen: int, seconds: float) -> None:
         _quick(*_addition(address + 4, address + 4, 1, -1))
 
 
-def give_way() -> bool:
+def yield_core() -> bool:
     """Lets others have this core for a moment; false, and nothing done, where it is better to sleep."""
     begun = time.monotonic_ns()
-    if begun < CROWDED.value:
+    if begun < OVERSUBSCRIBED_UNTIL.value:
         return False
     os.sched_yield()
     now = time.monotonic_ns()
-    if now - begun > DEAR:
-        CROWDED.value = now + MEANWHILE
+    if now - begun > SLOW_YIELD_NS:
+        OVERSUBSCRIBED_UNTIL.value = now + BACKOFF_NS
     return True
 
 

@@ -1,6 +1,6 @@
 """What a host is: where ranks can map each other's memory and see each other's processes.
 
-Both go through ``/proc`` (segment.py, neighbours.py, process.py), by pid. So two containers of one machine are two
+Both go through ``/proc`` (segment.py, peer_mappings.py, process.py), by pid. So two containers of one machine are two
 hosts, though they share a kernel, unless they share its PID namespace; and so are two user namespaces, and two users,
 who may not open each other's memory. IPC, mount and network namespaces make no difference: the memory has no name.
 """
@@ -47,7 +47,7 @@ class Host(NamedTuple):
         """Whether processes there can be looked up by their pids here, be they another user's."""
         return self[:2] == other[:2]
 
-    def apart(self, other: "Host") -> tuple[str, str]:
+    def difference(self, other: "Host") -> tuple[str, str]:
         """How a rank there runs otherwise than one here, and what to do."""
         if self.boot != other.boot:
             return "runs on another host", ONE_HOST

@@ -7,16 +7,16 @@ __all__ = [
     "ABANDONED",
     "ABSENT",
     "AFFINITY",
-    "ARENA",
-    "ARENA_NBYTES",
-    "ARENA_NONCE",
     "CALL",
     "COMPLETED",
     "COMPLETED_AT",
-    "FAREWELL",
+    "EXIT_NOTE",
     "FIELDS",
     "GAVE_UP",
     "HEADER",
+    "HEAP",
+    "HEAP_NBYTES",
+    "HEAP_NONCE",
     "ISSUED",
     "ISSUED_AT",
     "JOINED",
@@ -49,19 +49,21 @@ PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER, NAME, RE
 """Words of a rank's record: its process; whether it is there; meetings begun; calls issued and completed; when the last
 one was (``time.monotonic_ns``); where in the segment its newest header lies; its global rank; whether a peer refused a
 message of its."""
-ARENA, ARENA_NBYTES, ARENA_NONCE, ABANDONED, AFFINITY = range(10, 15)
+HEAP, HEAP_NBYTES, HEAP_NONCE, ABANDONED, AFFINITY = range(10, 15)
 """More of them: the descriptor, plus 1, of the memory of its process's shared tensors (0: none), its bytes, the number
 it begins with; the collective call that the rank has given up, counted from 1; a mark of the cores it may use."""
 ISSUED_AT, MOMENTS = 16, 16
 """Words ``ISSUED_AT + k % MOMENTS`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)
 """States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
-CALL, FAREWELL, TROUBLE = range(3)
+CALL, EXIT_NOTE, TROUBLE = range(3)
 """Kinds of text: the call of a rank whose headers differ; how it left; how the last of its messages failed."""
 LENGTH, WRITING = 0xFFFF, 1 << 16
 """The word before a text: its length in bytes, a bit that is set while it is written, how often it was in the rest."""
 
-FIELDS = 5  # 64-bit words before the nonce: magic, world size, the layout's `mark`, whether it is crowded, one spare
+FIELDS = (
+    5  # 64-bit words before the nonce: magic, world size, the layout's `mark`, whether it is oversubscribed, one spare
+)
 
 
 def _up(nbytes: int, unit: int) -> int:
@@ -115,13 +117,13 @@ class Layout:
         return self.bells + self.world_size * LINE
 
     @property
-    def offers(self) -> int:
+    def handles(self) -> int:
         """Two lines per rank, used in turn as headers are: where its tensor lies, if peers may read it there."""
         return self.headers + 2 * self.world_size * self.header
 
     @property
     def ring_controls(self) -> int:  # noqa: D102
-        return self.offers + 2 * self.world_size * LINE
+        return self.handles + 2 * self.world_size * LINE
 
     @property
     def rings(self) -> int:  # noqa: D102

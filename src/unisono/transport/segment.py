@@ -86,7 +86,7 @@ class Segment:
         return self.raw[FIELDS * 8 : FIELDS * 8 + 16].decode()
 
     @property
-    def crowded(self) -> bool:
+    def oversubscribed(self) -> bool:
         """Whether the ranks outnumber the cores of the host, as the first rank counts them."""
         return bool(self.longs[3])
 
@@ -103,8 +103,8 @@ class Segment:
             time.sleep(0.0002)
         return ""
 
-    def say(self, rank: int, kind: int, text: str) -> None:
-        """Writes ``rank``'s text of a kind (CALL, FAREWELL, TROUBLE) for the others to read, cut to the page it has.
+    def set_text(self, rank: int, kind: int, text: str) -> None:
+        """Writes ``rank``'s text of a kind (CALL, EXIT_NOTE, TROUBLE) for the others to read, cut to the page it has.
 
         The word before it tells a reader whether it has read one text or parts of two.
         """

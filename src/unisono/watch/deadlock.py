@@ -1,7 +1,7 @@
 """Deadlocks: a cycle in the graph of who waits for whom.
 
 Every process that is blocked in unisono publishes, each time it looks around, the processes without which its wait can
-never end (watch/page.py). An edge is published only if it is certain: the peer has not issued what is waited for, and
+never end (watch/status_page.py). An edge is published only if it is certain: the peer has not issued what is waited for, and
 nothing that would do is on its way. A process publishes edges only if no other thread of its own could issue calls.
 
 Pages are read one after another, so a cycle seen once may be made of moments that never met. It is believed only when
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from unisono.transport.process import Identity, OwnThread
-from unisono.watch.page import Watch
+from unisono.watch.status_page import OwnPage
 
 __all__ = ["CycleFinder", "LongWait", "others_could_call"]
 
@@ -46,14 +46,14 @@ _State = tuple[int, int]  # number of the wait, looks
 class CycleFinder:
     """Looks for a cycle through this process, and remembers the one seen last until it is certain."""
 
-    watch: Watch
+    own: OwnPage
     suspect: list[Identity] = field(default_factory=list)
     states: list[_State] = field(default_factory=list)
 
-    def look(self) -> str:
+    def check(self) -> str:
         """Words on a deadlock that this process is in, or nothing. Tells the others in it."""
-        wait, _ = self.watch.wait()
-        judged, words = self.watch.verdict()
+        wait, _ = self.own.wait()
+        judged, words = self.own.verdict()
         if judged == wait:
             return words
         if self.suspect:
@@ -71,26 +71,26 @@ class CycleFinder:
 
     def _states(self, cycle: list[Identity]) -> list[_State]:
         """Where each process of the cycle waits; empty if one does not wait."""
-        pages = [self.watch.peer(identity) for identity in cycle]
+        pages = [self.own.peer(identity) for identity in cycle]
         states = [page.wait() for page in pages if page is not None]
         return states if len(states) == len(cycle) and all(wait for wait, _ in states) else []
 
     def _holds(self, cycle: list[Identity]) -> bool:
         for here, there in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
-            page = self.watch.peer(here)
+            page = self.own.peer(here)
             if page is None or there not in page.edges():
                 return False
         return True
 
     def _search(self) -> list[Identity]:
         """A shortest cycle through this process, starting with it."""
-        me = self.watch.me
+        me = self.own.me
         before: dict[Identity, Identity] = {}
         frontier = [me]
         while frontier:
             following = []
             for here in frontier:
-                page = self.watch.peer(here)
+                page = self.own.peer(here)
                 if page is None or not page.wait()[0]:
                     continue
                 for there in page.edges():
@@ -109,39 +109,39 @@ class CycleFinder:
         """The verdict in words, given to everybody in the cycle."""
         first = min(range(len(self.suspect)), key=lambda k: self.suspect[k].pid)
         cycle = self.suspect[first:] + self.suspect[:first]
-        pages = [page for page in (self.watch.peer(identity) for identity in cycle) if page is not None]
+        pages = [page for page in (self.own.peer(identity) for identity in cycle) if page is not None]
         texts = [page.text() for page in pages]
         lines = [f"  {text}\n    which waits for" for text in texts]
         who = _TOGETHER if len(pages) > 1 else _ALONE
         words = f"{who}:\n" + "\n".join(lines) + f"\n  {texts[0]}"
         for page in pages:
-            page.sentence(page.wait()[0], words)
+            page.set_verdict(page.wait()[0], words)
         return words
 
 
 class LongWait:
     """One wait of this process: ``text`` says in what, ``reacts`` whether the end of a call may issue others."""
 
-    def __init__(self, watch: Watch, text: Callable[[], str], reacts: Callable[[], bool]) -> None:
-        self._watch, self._text, self._reacts = watch, text, reacts
+    def __init__(self, own: OwnPage, text: Callable[[], str], reacts: Callable[[], bool]) -> None:
+        self._own_page, self._text, self._reacts = own, text, reacts
         self._said = text()
-        self._published = watch.begin(self._said)
-        self._finder = CycleFinder(watch)
+        self._published = own.begin(self._said)
+        self._finder = CycleFinder(own)
 
-    def look(self, needs: Sequence[Identity]) -> str:
+    def check(self, needs: Sequence[Identity]) -> str:
         """Publishes what the wait needs now; words on a deadlock, if it is in one."""
         if not self._published:
             return ""
         if (text := self._text()) != self._said:
             self._said = text
-            self._watch.say(text)
-        self._watch.look([] if others_could_call() or self._reacts() else needs)
-        return self._finder.look()
+            self._own_page.set_text(text)
+        self._own_page.publish_edges([] if others_could_call() or self._reacts() else needs)
+        return self._finder.check()
 
     def end(self) -> None:
         """The wait is over."""
         if self._published:
-            self._watch.end()
+            self._own_page.end()
 
 
 def others_could_call() -> bool:

@@ -26,7 +26,7 @@ from unisono.errors import PeerLostError
 from unisono.runtime.monitor import Loss
 from unisono.transport.process import Identity, alive, uncollected
 
-__all__ = ["exit_note", "follow", "lost", "put_off", "read_exit_note", "short", "spoken", "stay"]
+__all__ = ["as_sentence", "exit_note", "follow", "lost", "put_off", "read_exit_note", "short", "stay"]
 
 _EACH, _ALL = 400, 1200  # characters of one cause, and of all causes, that are passed on
 _LONG = 200  # characters that are not said twice
@@ -48,7 +48,7 @@ def read_exit_note(text: str) -> Loss:
     return Loss(words, cause)
 
 
-def spoken(text: str) -> str:
+def as_sentence(text: str) -> str:
     """An `exit_note` as one sentence."""
     words, cause, _ = read_exit_note(text)
     return f"{words} ({cause})" if cause and cause not in words else words

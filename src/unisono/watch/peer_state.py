@@ -4,14 +4,14 @@ import socket
 import time
 from collections.abc import Sequence
 
+from unisono.runtime.call_site import from_here
 from unisono.runtime.header import read_header
 from unisono.runtime.monitor import Loss
-from unisono.runtime.site import from_here
-from unisono.transport.layout import ABSENT, COMPLETED, COMPLETED_AT, FAREWELL, GAVE_UP, HEADER, JOINED, LEFT, TROUBLE
+from unisono.transport.layout import ABSENT, COMPLETED, COMPLETED_AT, EXIT_NOTE, GAVE_UP, HEADER, JOINED, LEFT, TROUBLE
 from unisono.transport.process import Identity, alive, fate, stopped
 from unisono.transport.segment import Segment
 from unisono.watch.exit_notes import read_exit_note
-from unisono.watch.page import Watch, watch
+from unisono.watch.status_page import OwnPage, own_page
 
 __all__ = ["REPLACED", "lateness", "loss", "losses", "now"]
 
@@ -39,7 +39,7 @@ def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
         return absent if absent.words and segment.state(rank) == ABSENT else None
     dead = not alive(who)
     while True:
-        left = read_exit_note(segment.text(rank, FAREWELL))
+        left = read_exit_note(segment.text(rank, EXIT_NOTE))
         if segment.state(rank) == state:
             break
         state = segment.state(rank)
@@ -48,7 +48,7 @@ def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
         return Loss(f"{here} {left.words or 'has left the group'}", left.cause)
     if dead:
         return Loss(f"{here} is dead: {left.words or fate(who)}", left.cause)
-    if state == JOINED and watch().replaced(who):
+    if state == JOINED and own_page().replaced(who):
         # One that has left in the meantime has no page for that reason.
         return Loss(f"{here} {REPLACED}") if segment.state(rank) == JOINED else loss(segment, rank, name)
     if state == GAVE_UP:
@@ -57,14 +57,14 @@ def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
     return None
 
 
-def losses(segment: Segment, missing: Sequence[int], names: Sequence[int]) -> list[Loss]:
+def losses(segment: Segment, missing: Sequence[int], global_ranks: Sequence[int]) -> list[Loss]:
     """Why a call that needs all ranks will never end: of the ``missing``, else of those that died after they had come.
 
     A call that all have come to may have ended for those that are gone: ask again who is missing afterwards.
     """
-    found = [gone for rank in missing if (gone := loss(segment, rank, names[rank]))]
-    there = [rank for rank in range(len(names)) if rank not in missing]
-    return found or [gone for rank in there if (gone := _killed(segment, rank, names[rank]))]
+    found = [gone for rank in missing if (gone := loss(segment, rank, global_ranks[rank]))]
+    there = [rank for rank in range(len(global_ranks)) if rank not in missing]
+    return found or [gone for rank in there if (gone := _killed(segment, rank, global_ranks[rank]))]
 
 
 def _killed(segment: Segment, rank: int, name: int) -> Loss | None:
@@ -75,12 +75,14 @@ def _killed(segment: Segment, rank: int, name: int) -> Loss | None:
     return Loss(f"{_who(segment, rank, name)} is dead: {fate(who)}; it had come to this call", who=who)
 
 
-def lateness(segment: Segment, watch: Watch, missing: Sequence[int], names: Sequence[int], patience: float) -> str:
+def lateness(
+    segment: Segment, own: OwnPage, missing: Sequence[int], global_ranks: Sequence[int], patience: float
+) -> str:
     """A line per missing rank: what it completed last in this group, when, and what it does now."""
     there = [rank for rank in missing if segment.identity(rank).pid]
     asked = [segment.identity(rank) for rank in there]
-    answers = dict(zip(there, watch.stacks_of(asked, patience), strict=True))
-    return "".join(f"\n  {_late(segment, rank, names[rank], answers.get(rank, ''))}" for rank in missing)
+    answers = dict(zip(there, own.stacks_of(asked, patience), strict=True))
+    return "".join(f"\n  {_late(segment, rank, global_ranks[rank], answers.get(rank, ''))}" for rank in missing)
 
 
 def now(who: Identity, answer: str) -> str:

@@ -24,15 +24,15 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from unisono.backend import patches
-from unisono.runtime.site import raised_at, site_text
+from unisono.runtime.call_site import raised_at, site_text
 from unisono.watch import exit_notes
 from unisono.watch.exit_notes import short
 
-__all__ = ["listen"]
+__all__ = ["call_at_exit"]
 
 _QUOTED = 1000  # characters of an exception's text
 
-_farewell: Callable[[str], None] | None = None
+_leave_note: Callable[[str], None] | None = None
 _words = ""
 
 
@@ -60,39 +60,39 @@ def _uncaught_now(error: BaseException) -> None:
     exit_notes.put_off()
 
 
-def _said() -> str:
+def _exit_words() -> str:
     return _words or _quote(_uncaught())
 
 
-def listen(farewell: Callable[[str], None]) -> None:
-    """Calls ``farewell(words)`` once when this process ends; ``words`` quote an uncaught exception, else are empty."""
-    global _farewell
-    if _farewell is not None:
-        _farewell = farewell
+def call_at_exit(leave_note: Callable[[str], None]) -> None:
+    """Calls ``leave_note(words)`` once when this process ends; ``words`` quote an uncaught exception, else are empty."""
+    global _leave_note
+    if _leave_note is not None:
+        _leave_note = leave_note
         return
-    _farewell = farewell
+    _leave_note = leave_note
     patches.call_before_excepthook(_uncaught_now)
     atexit.register(_end)
     multiprocessing.util.Finalize(None, _end_child, exitpriority=100)
     before_threads = getattr(threading, "_register_atexit", None)  # what concurrent.futures ends its threads by
     if before_threads is not None:
-        before_threads(_say_failed)
+        before_threads(_end_if_failed)
 
 
-def _say() -> None:
-    global _farewell
-    if _farewell is not None:
-        farewell, _farewell = _farewell, None
-        farewell(_said() or _quote(sys.exc_info()[1]))
+def _note_once() -> None:
+    global _leave_note
+    if _leave_note is not None:
+        leave_note, _leave_note = _leave_note, None
+        leave_note(_exit_words() or _quote(sys.exc_info()[1]))
 
 
-def _say_failed() -> None:
-    if _said():
+def _end_if_failed() -> None:
+    if _exit_words():
         _end()
 
 
 def _end() -> None:
-    _say()
+    _note_once()
     with suppress(BaseException):  # a signal's: enough of it
         exit_notes.stay()
 
@@ -100,15 +100,15 @@ def _end() -> None:
 def _end_child() -> None:
     error = sys.exc_info()[1]
     if error is None or (isinstance(error, SystemExit) and not error.code):
-        _say()
+        _note_once()
     else:
         _end()
 
 
 def _forked() -> None:
     """In a forked child the parent's groups are not this process's to take leave of; new ones listen anew."""
-    global _farewell, _words
-    _farewell, _words = None, ""
+    global _leave_note, _words
+    _leave_note, _words = None, ""
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -4,17 +4,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from unisono.backend.operations import NOTHING, Builder, Operation, Tensors, apart, same_dtype, shapes
+from unisono.backend.operations import NOTHING, Builder, Operation, Tensors, clone_if_overlapping, same_dtype, shapes
 from unisono.backend.tensors import Result, as_bytes, check, flat_input, late, separate
 from unisono.errors import UsageError
 from unisono.runtime.call import Call, name_of_dtype, piece
 from unisono.runtime.choice import by_default
 from unisono.runtime.prepared import Kind, Places, Prepared
 
-__all__ = ["Moving"]
+__all__ = ["DataOps"]
 
 
-class Moving(Builder):
+class DataOps(Builder):
     """Builds the operations that move data, and the calls of those whose pieces may differ by rank."""
 
     def all_gather_call(self, outputs: Tensors, tensor: torch.Tensor) -> Call:
@@ -98,7 +98,7 @@ class Moving(Builder):
         results = self._results(outputs)
         prepared = self.all_gather_lists(outputs, [tensor])
         assert prepared is not None
-        mine = apart(flat_input(tensor), [r.flat for r in results], self.rank)
+        mine = clone_if_overlapping(flat_input(tensor), [r.flat for r in results], self.rank)
         part = (prepared, Places([r.flat for r in results]), mine)
         return Operation(prepared.call, [part], list(outputs), late(results))
 
@@ -107,8 +107,8 @@ class Moving(Builder):
         if output.numel() != tensor.numel() * self.size or output.dtype != tensor.dtype:
             return None
         call, nbytes = self.call("all_gather", tensor, rest="single"), tensor.nbytes
-        apart, reach = self.rank * nbytes, (nbytes * self.size, nbytes)
-        return self.prepare(call, torch.uint8, (nbytes,) * self.size, apart=apart, reach=reach)
+        input_offset, reach = self.rank * nbytes, (nbytes * self.size, nbytes)
+        return self.prepare(call, torch.uint8, (nbytes,) * self.size, input_offset=input_offset, reach=reach)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
         """``tensor`` of every rank, side by side into ``output``."""
@@ -121,7 +121,7 @@ class Moving(Builder):
                 f"the output {list(output.shape)} has {output.numel()}"
             )
         result = Result(output, "the output")
-        mine = apart(flat_input(tensor), list(result.flat.view(self.size, -1)), self.rank)
+        mine = clone_if_overlapping(flat_input(tensor), list(result.flat.view(self.size, -1)), self.rank)
         return Operation(prepared.call, [(prepared, result.flat, mine)], [output], late([result]))
 
     def all_gather_many(self, outputs: Tensors, tensors: Tensors) -> Operation:
@@ -162,7 +162,7 @@ class Moving(Builder):
 
     def counts(self, call: Call, nbytes: int) -> Prepared:
         """An all_gather of ``nbytes`` of every rank, which ``call`` begins with."""
-        choice = by_default("all_gather", nbytes, self.size, 0, self.crowded)
+        choice = by_default("all_gather", nbytes, self.size, 0, self.oversubscribed)
         return self.preparer.prepare(Kind(call, choice, torch.uint8, (nbytes,) * self.size))
 
     def gather_lists(self, outputs: Tensors, inputs: Tensors, root: int) -> Prepared | None:
@@ -172,8 +172,8 @@ class Moving(Builder):
         tensor, call = inputs[0], self.gather_call(outputs, inputs[0], root)
         sizes = [output.nbytes for output in outputs] or [tensor.nbytes] * self.size
         alike = {output.shape for output in outputs} <= {tensor.shape}
-        everybody = self._everybody(call, tensor, root, gathers=True) if alike else ()
-        return self.prepare(call, torch.uint8, sizes, listed=(False, True), everybody=everybody)
+        expected_calls = self._expected_calls(call, tensor, root, gathers=True) if alike else ()
+        return self.prepare(call, torch.uint8, sizes, listed=(False, True), expected_calls=expected_calls)
 
     def gather(self, outputs: Tensors, tensor: torch.Tensor, root: int) -> Operation:
         """``tensor`` of every rank into the root's ``outputs``, whose shapes may differ by rank."""
@@ -185,7 +185,7 @@ class Moving(Builder):
             results = self._results(outputs)
         prepared = self.gather_lists(outputs if results else [], [tensor], root)
         assert prepared is not None
-        mine = apart(flat_input(tensor), [r.flat for r in results], self.rank)
+        mine = clone_if_overlapping(flat_input(tensor), [r.flat for r in results], self.rank)
         into = Places([r.flat for r in results])
         return Operation(prepared.call, [(prepared, into, mine)], list(outputs) if results else [], late(results))
 
@@ -196,8 +196,8 @@ class Moving(Builder):
         output, call = outputs[0], self.scatter_call(outputs[0], inputs, root)
         sizes = [tensor.nbytes for tensor in inputs] or [output.nbytes] * self.size
         alike = {tensor.shape for tensor in inputs} <= {output.shape}
-        everybody = self._everybody(call, output, root, gathers=False) if alike else ()
-        return self.prepare(call, torch.uint8, sizes, listed=(True, False), everybody=everybody)
+        expected_calls = self._expected_calls(call, output, root, gathers=False) if alike else ()
+        return self.prepare(call, torch.uint8, sizes, listed=(True, False), expected_calls=expected_calls)
 
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> Operation:
         """The root's ``inputs[r]`` into rank r's ``output``; shapes may differ by rank."""
@@ -210,11 +210,15 @@ class Moving(Builder):
                 check(tensor, f"input {rank}")
         prepared = self.scatter_lists([output], inputs if sending else [], root)
         assert prepared is not None
-        flats = [apart(flat_input(t), [result.flat], 0 if r == root else -1) for r, t in enumerate(inputs) if sending]
+        flats = [
+            clone_if_overlapping(flat_input(t), [result.flat], 0 if r == root else -1)
+            for r, t in enumerate(inputs)
+            if sending
+        ]
         source = Places(flats) if sending else NOTHING
         return Operation(prepared.call, [(prepared, result.flat, source)], [output], late([result]))
 
-    def _everybody(self, call: Call, tensor: torch.Tensor, root: int, gathers: bool) -> tuple[Call, ...]:
+    def _expected_calls(self, call: Call, tensor: torch.Tensor, root: int, gathers: bool) -> tuple[Call, ...]:
         """The calls of all ranks of a gather or scatter whose pieces are all like ``tensor``."""
         number = piece(tensor.shape)
         each, none = (number,) * self.size, (0,) * self.size
@@ -268,7 +272,7 @@ class Moving(Builder):
         if call.by and output is tensor:
             return None  # by name, a block may be overwritten before it is sent: the long way copies
         nbytes = tensor.nbytes
-        kept = {} if call.by else {"apart": 0}  # the default reads a block before it overwrites it
+        kept = {} if call.by else {"input_offset": 0}  # the default reads a block before it overwrites it
         sizes = (nbytes // size,) * size**2
         return self.prepare(call, torch.uint8, sizes, exclusive=True, reach=(nbytes, nbytes), **kept)
 
@@ -284,7 +288,7 @@ class Moving(Builder):
         result = Result(output, "the output")
         out_rows = self._rows(output, output_splits, "output")
         in_rows = self._rows(tensor, input_splits, "input")
-        flat = apart(flat_input(tensor), [result.flat], -1)
+        flat = clone_if_overlapping(flat_input(tensor), [result.flat], -1)
         inputs, outputs = list(torch.split(flat, in_rows)), list(torch.split(result.flat, out_rows))
         pieces = [Result(part, "the output") for part in outputs]
         operation = self._all_to_all(pieces, inputs, outputs, inputs)
@@ -313,7 +317,7 @@ class Moving(Builder):
         prepared = self.all_to_all_lists(outputs, inputs)
         assert prepared is not None
         targets = [r.flat for r in results]
-        safe = [apart(flat, targets, -1) for flat in flats]
+        safe = [clone_if_overlapping(flat, targets, -1) for flat in flats]
         return Operation(prepared.call, [(prepared, Places(targets), Places(safe))], list(outputs), late(results))
 
 

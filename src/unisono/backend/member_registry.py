@@ -25,19 +25,19 @@ from typing import Any, NamedTuple
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.runtime.monitor import Loss
 from unisono.transport.host import Host, barred, unseen
-from unisono.transport.layout import ABSENT, FAREWELL, JOINED, LEFT, PID, Layout
+from unisono.transport.layout import ABSENT, EXIT_NOTE, JOINED, LEFT, PID, Layout
 from unisono.transport.process import Identity, alive, fate, ticks
 from unisono.transport.segment import Segment, StoreLike
 from unisono.units import show_nbytes
 from unisono.watch.exit_notes import lost, read_exit_note
-from unisono.watch.page import watch
 from unisono.watch.peer_state import REPLACED
+from unisono.watch.status_page import own_page
 
-__all__ = ["JobStore", "Roll", "default_nonce"]
+__all__ = ["JobStore", "MemberRegistry", "default_nonce"]
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC}
 _READING = 0.3  # s
-_default: "Roll | None" = None  # of the default group, where every process of the job is known
+_default: "MemberRegistry | None" = None  # of the default group, where every process of the job is known
 _seen: set[Identity] = set()  # processes that have lived beside this one
 _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
 
@@ -78,7 +78,7 @@ class JobStore:
         except RuntimeError as error:
             raise _gone(error) from None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The store is not needed any more: it may end, and what serves it with it."""
         self._store = None
 
@@ -143,24 +143,31 @@ def _short_of(error: OSError | MemoryError) -> bool:
     return isinstance(error, MemoryError) or error.errno in _LIMITS
 
 
-class Roll:
+class MemberRegistry:
     """The announcements of one group.
 
     ``epoch`` tells the groups of one default group from those of the next over the same store; ``label`` is torch's
-    name for the group, ``title`` ours, ``names`` are its global ranks, of which this process is number ``rank``. With
+    name for the group, ``title`` ours, this process is number ``rank`` of its ``global_ranks``. With
     ``counted``, several groups of the same members are told apart by their number.
     """
 
     def __init__(
-        self, store: StoreLike, epoch: str, label: str, title: str, names: Sequence[int], rank: int, counted: bool
+        self,
+        store: StoreLike,
+        epoch: str,
+        label: str,
+        title: str,
+        global_ranks: Sequence[int],
+        rank: int,
+        counted: bool,
     ) -> None:
         self._title = title
-        self._names, self._rank, self._label = list(names), rank, label
+        self._global_ranks, self._rank, self._label = list(global_ranks), rank, label
         self.counted = counted
-        number = _made[epoch, tuple(names)] if counted else 0
-        _made[epoch, tuple(names)] += counted
+        number = _made[epoch, tuple(global_ranks)] if counted else 0
+        _made[epoch, tuple(global_ranks)] += counted
         self._epoch = JobStore(store, f"unisono/{epoch}")
-        self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, names))}/{number}")
+        self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, global_ranks))}/{number}")
         """Where this group's ranks meet."""
         self.memory: Callable[[], Segment | None] = lambda: None
         """The memory of the default group, if this is its roll."""
@@ -169,7 +176,7 @@ class Roll:
         # In this order: who reads a name without a process takes it for another group's.
         with self.able():
             note = self._announce("", Identity.mine(), Host.mine().to_text())
-            self._epoch.set(f"named/{label}/{names[rank]}", json.dumps([self._names, note]))
+            self._epoch.set(f"named/{label}/{global_ranks[rank]}", json.dumps([self._global_ranks, note]))
 
     def _announce(self, trouble: str, me: Identity, place: str) -> _Note:
         note = _Note(me.pid, me.started, place, socket.gethostname(), trouble, ticks())
@@ -187,11 +194,11 @@ class Roll:
             if not _short_of(error):
                 raise
             words = (
-                f"can not share the memory of {self._title} ({show_nbytes(Layout(len(self._names)).total)}): {error}; "
+                f"can not share the memory of {self._title} ({show_nbytes(Layout(len(self._global_ranks)).total)}): {error}; "
                 "raise the limits of its processes (ulimit -v, -n, -f) or the memory of their container"
             )
             self.give_up(words)
-            raise UnisonoError(f"rank {self._names[self._rank]} {words}") from error
+            raise UnisonoError(f"rank {self._global_ranks[self._rank]} {words}") from error
 
     def give_up(self, trouble: str) -> None:
         """Lets the others know why this rank does not join: it ``trouble``."""
@@ -204,25 +211,27 @@ class Roll:
 
     def barred(self, pid: int) -> UsageError:
         """This rank may not open the memory of the first one, process ``pid``: the error, of which peers are told."""
-        return self._refusal(f"may not open the shared memory of rank {self._names[0]} (pid {pid}): {barred(pid)}")
+        return self._refusal(
+            f"may not open the shared memory of rank {self._global_ranks[0]} (pid {pid}): {barred(pid)}"
+        )
 
     def _refusal(self, words: str) -> UsageError:
         """This rank ``words``, and so does not join."""
         self.give_up(words)
-        return UsageError(f"rank {self._names[self._rank]} {words}")
+        return UsageError(f"rank {self._global_ranks[self._rank]} {words}")
 
     def serve_all(self, segment: Segment) -> None:
         """This is the default group's roll, over its memory: other groups look here for ranks that do not come."""
         global _default
         _default, self.memory = self, weakref.ref(segment)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The group is left: its store is not needed any more, and who was in it says nothing of later groups."""
         global _default
         if _default is self:
             _default = None
-        self._epoch.let_go()
-        self.store.let_go()
+        self._epoch.release()
+        self.store.release()
 
     def identity(self, rank: int) -> Identity:
         """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was."""
@@ -233,7 +242,7 @@ class Roll:
         if note is not None:
             return note.who
         if self.counted and _default is not None:
-            return _default.identity(self._names[rank])
+            return _default.identity(self._global_ranks[rank])
         return Identity(0, 0)
 
     def gone(self, rank: int) -> Loss:
@@ -247,9 +256,9 @@ class Roll:
             return Loss(words)
         dead, state, left = not alive(who), ABSENT, Loss("")
         world = _default.memory() if self.counted and _default is not None else None
-        name = self._names[rank]
+        name = self._global_ranks[rank]
         if world is not None and name < world.layout.world_size and world.identity(name) == who:
-            state, left = world.state(name), read_exit_note(world.text(name, FAREWELL))
+            state, left = world.state(name), read_exit_note(world.text(name, EXIT_NOTE))
         start = f"rank {name} (pid {who.pid} on {socket.gethostname()})"
         if note is not None and note.trouble:
             return Loss(f"{start} {note.trouble}")
@@ -257,7 +266,7 @@ class Roll:
             return Loss(f"{start} is dead{'; it ' + left.words if left.words else ': ' + fate(who)}", left.cause)
         if state == LEFT:
             return Loss(f"{start} {left.words}", left.cause)
-        replaced = state == JOINED and watch().replaced(who)
+        replaced = state == JOINED and own_page().replaced(who)
         # One that has left in the meantime has no page for that reason.
         return Loss(f"{start} {REPLACED}") if replaced and world and world.state(name) == JOINED else Loss("")
 
@@ -265,9 +274,9 @@ class Roll:
         """That ``note``, group rank ``rank``'s, is from another host; nothing if it is not."""
         if note is None or note.here():
             return ""
-        apart, remedy = Host.mine().apart(note.host)
-        mine = f"rank {self._names[self._rank]} (on {socket.gethostname()})"
-        return f"rank {self._names[rank]} (pid {note.pid} on {note.hostname}) {apart} than {mine}: {remedy}"
+        difference, remedy = Host.mine().difference(note.host)
+        mine = f"rank {self._global_ranks[self._rank]} (on {socket.gethostname()})"
+        return f"rank {self._global_ranks[rank]} (pid {note.pid} on {note.hostname}) {difference} than {mine}: {remedy}"
 
     def check_host(self) -> None:
         """Raises `UsageError` if a rank was announced from another host.
@@ -275,15 +284,15 @@ class Roll:
         Not before that rank, which may take this one's note for an old one, has had time to read a new one: the store
         may end with this process.
         """
-        for rank in range(len(self._names)):
+        for rank in range(len(self._global_ranks)):
             if words := self._elsewhere(rank, self._note(rank)):
                 self.give_up(f"does not join: {words}")
                 time.sleep(_READING)
-                raise UsageError(f"group {self._label} {self._names}: {words}" if self.counted else words)
+                raise UsageError(f"group {self._label} {self._global_ranks}: {words}" if self.counted else words)
 
     def absent(self) -> list[int]:
         """The global ranks that have not made this group."""
-        return [name for rank, name in enumerate(self._names) if self._note(rank) is None]
+        return [name for rank, name in enumerate(self._global_ranks) if self._note(rank) is None]
 
     def check(self) -> None:
         """Raises `MismatchError` if a rank made another group in place of this one.
@@ -295,20 +304,22 @@ class Roll:
         if words := self.complaint():
             raise MismatchError(words)
         if first.words:
-            raise lost(f"rank {self._names[self._rank]} can not join group {self._label} {self._names}", [first])
+            raise lost(
+                f"rank {self._global_ranks[self._rank]} can not join group {self._label} {self._global_ranks}", [first]
+            )
 
     def late(self) -> CollectiveTimeout:
         """The first rank of a default group has not come in time."""
         absent = ", ".join(map(str, self.absent())) or "0"
         return CollectiveTimeout(
-            f"rank {self._rank} of {len(self._names)} found no shared memory within its timeout: rank {absent} did "
+            f"rank {self._rank} of {len(self._global_ranks)} found no shared memory within its timeout: rank {absent} did "
             "not join. Are all started, with the same address, port or file?"
         )
 
     def complaint(self) -> str:
         """Which ranks made other groups at the point where this rank made this one, or nothing."""
-        me = self._names[self._rank]
-        others = {name: made for name in self.absent() if (made := self._named(name)) and made[0] != self._names}
+        me = self._global_ranks[self._rank]
+        others = {name: made for name in self.absent() if (made := self._named(name)) and made[0] != self._global_ranks}
         if not others:
             return ""
         if not self.counted:
@@ -316,10 +327,10 @@ class Roll:
                 f"rank {name} (pid {note.pid} on {note.hostname}) with {len(r)}" for name, (r, note) in others.items()
             ]
             mine = f"rank {me} (pid {os.getpid()} on {socket.gethostname()})"
-            return f"{mine} was started with world_size {len(self._names)}, {', '.join(words)}: give all ranks the same"
+            return f"{mine} was started with world_size {len(self._global_ranks)}, {', '.join(words)}: give all ranks the same"
         lines = [f"\n  rank {name} made one of {ranks}" for name, (ranks, _) in others.items()]
         return (
-            f"new_group was not called alike on all ranks: where rank {me} made a group of {self._names} (named "
+            f"new_group was not called alike on all ranks: where rank {me} made a group of {self._global_ranks} (named "
             f"{self._label!r}),{''.join(lines)}\nEvery rank must make every group, in one order, with the same ranks."
         )
 

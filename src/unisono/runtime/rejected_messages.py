@@ -17,18 +17,20 @@ from unisono.transport.layout import REFUSED
 from unisono.transport.ring import Refusal, Ring
 from unisono.transport.segment import Segment
 
-__all__ = ["Refusals"]
+__all__ = ["RejectedMessages"]
 
 _CODES = {name: code for code, name in enumerate(DTYPES, 1)}
 _NAMES = ("", *DTYPES)
 _KEPT = 64  # refusals kept until somebody asks
 
 
-class Refusals:
+class RejectedMessages:
     """Both sides of it for one rank in one group; ``out`` are its rings to all ranks."""
 
-    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str, out: Sequence[Ring]) -> None:
-        self._segment, self._rank, self._names, self._label, self._out = segment, rank, names, label, out
+    def __init__(
+        self, segment: Segment, rank: int, global_ranks: Sequence[int], label: str, out: Sequence[Ring]
+    ) -> None:
+        self._segment, self._rank, self._global_ranks, self._label, self._out = segment, rank, global_ranks, label, out
         at = segment.field(rank, REFUSED)
         self.word = segment.longs[at : at + 1]
         """One word, not 0 once a peer has refused a message of this rank: then `take` tells more."""
@@ -44,8 +46,8 @@ class Refusals:
         ring.refuse(Refusal(arriving.number, message.tag, arriving.numel, sent, call.numel, wanted))
         self._segment.longs[self._segment.field(source, REFUSED)] = 1
         return MismatchError(
-            f"rank {self._names[self._rank]} expects {call.describe()} ({call.numel} elements) from rank "
-            f"{self._names[source]}, which sent {arriving.numel} elements of {arriving.dtype} (tag {message.tag}, "
+            f"rank {self._global_ranks[self._rank]} expects {call.describe()} ({call.numel} elements) from rank "
+            f"{self._global_ranks[source]}, which sent {arriving.numel} elements of {arriving.dtype} (tag {message.tag}, "
             f"{self._label}); the message was dropped: give send and recv tensors of one size and dtype"
         )
 
@@ -70,7 +72,7 @@ class Refusals:
             return found[2], found[:2] == (peer, number)
 
     def _error(self, peer: int, refusal: Refusal, more: int) -> MismatchError:
-        sender, receiver = self._names[self._rank], self._names[peer]
+        sender, receiver = self._global_ranks[self._rank], self._global_ranks[peer]
         sent = _data(refusal.sent, refusal.sent_dtype)
         wanted = _data(refusal.wanted, refusal.wanted_dtype)
         others = f", and {more} earlier one{'s' * (more > 1)} too" if more else ""

@@ -1,6 +1,6 @@
-"""The arenas of the other ranks of a group (arena.py), mapped into this process as they are needed.
+"""The arenas of the other ranks of a group (shared_heap.py), mapped into this process as they are needed.
 
-A peer's arena is opened through ``/proc/<pid>/fd`` and mapped once, as a whole: that takes addresses, not memory. The
+A peer's shared_heap is opened through ``/proc/<pid>/fd`` and mapped once, as a whole: that takes addresses, not memory. The
 mapping serves all groups that both are in, and ends with the last of them.
 """
 
@@ -11,18 +11,18 @@ import weakref
 
 import torch
 
-from unisono.transport.arena import MAP_NORESERVE
 from unisono.transport.inference import outside_inference
-from unisono.transport.layout import ARENA, ARENA_NBYTES, ARENA_NONCE, PID
+from unisono.transport.layout import HEAP, HEAP_NBYTES, HEAP_NONCE, PID
 from unisono.transport.segment import Segment
+from unisono.transport.shared_heap import MAP_NORESERVE
 
-__all__ = ["Neighbours"]
+__all__ = ["PeerMappings"]
 
 _MOST = 32 << 40  # bytes of addresses that the arenas of one group may take here
 
 
 class _Mapped:
-    """A peer's arena: its address here, and all of it as bytes."""
+    """A peer's shared_heap: its address here, and all of it as bytes."""
 
     @outside_inference
     def __init__(self, pid: int, fd_there: int, nbytes: int, nonce: int) -> None:
@@ -42,7 +42,7 @@ class _Mapped:
 _mapped: "weakref.WeakValueDictionary[int, _Mapped]" = weakref.WeakValueDictionary()
 
 
-class Neighbours:
+class PeerMappings:
     """What one rank has mapped of its peers' arenas."""
 
     def __init__(self, segment: Segment, rank: int, world_size: int) -> None:
@@ -60,7 +60,7 @@ class Neighbours:
         for rank in range(self._size) if root in (-1, self._rank) else (root,):
             if rank == self._rank or self.bases[rank] or rank in self._refused:
                 continue
-            word = [self._segment.longs[self._segment.field(rank, k)] for k in (PID, ARENA, ARENA_NBYTES, ARENA_NONCE)]
+            word = [self._segment.longs[self._segment.field(rank, k)] for k in (PID, HEAP, HEAP_NBYTES, HEAP_NONCE)]
             pid, number, nbytes, nonce = word
             if not number:
                 continue

@@ -1,20 +1,20 @@
-"""How ranks agree on direct access: they publish where their tensors lie, and all come to one decision.
+"""How ranks decide on direct access: they publish where their tensors lie, and all come to one decision.
 
-With a call that may go from tensor to tensor every rank publishes an *offer* beside its header: where its tensor lies
-in its shared memory (transport/arena.py), if it lies there, whether it has mapped the memory of the peers it needs, and
-whether it *hopes* that the call will go directly, and so has staged nothing for the first meeting. After that meeting
-all ranks read the same offers, and so decide alike without another word:
+With a call that may go from tensor to tensor every rank publishes an *handle* beside its header: where its tensor lies
+in its shared memory (transport/shared_heap.py), if it lies there, whether it has mapped the memory of the peers it needs, and
+whether it *speculative* that the call will go directly, and so has staged nothing for the first meeting. After that meeting
+all ranks read the same handles, and so decide alike without another word:
 
     STAGED   some tensor is not shared, or some rank has not mapped a peer's memory: the call goes on as it began
-    AGAIN    the same, but a rank has hoped in vain: the staged program begins anew, one meeting later
+    RETRY_STAGED    the same, but a rank has speculated in vain: the staged program begins anew, one meeting later
     DIRECT   every rank reads its peers' tensors where they lie; a last meeting lets the tensors go
     PUSHED   a broadcast in which the root, too, writes a part of the data into its peers' tensors
 
-A rank maps what its peers offer once it has read of it (zero_copy.py), so that the first call of shared tensors is a
-staged one. It hopes where the last call of its kind went directly. An offer carries the number of its meeting: an older
+A rank maps what its peers handle once it has read of it (zero_copy.py), so that the first call of shared tensors is a
+staged one. It speculative where the last call of its kind went directly. An handle carries the number of its meeting: an older
 one, left in its place by a rank that makes none, counts for nothing.
 
-Two words an offer: ``4 * (meeting + 1) + 2 * hopes + ready`` and ``place + 1``, 0 if the tensor is not shared.
+Two words an handle: ``4 * (meeting + 1) + 2 * speculative + ready`` and ``place + 1``, 0 if the tensor is not shared.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,67 +24,69 @@ from unisono.runtime import words as w
 if TYPE_CHECKING:
     from unisono.runtime.interpreter import Primitives
 
-__all__ = ["AGAIN", "DIRECT", "PUSHED", "STAGED", "Agreement", "agreement"]
+__all__ = ["DIRECT", "PUSHED", "RETRY_STAGED", "STAGED", "ZeroCopy", "zero_copy"]
 
-STAGED, AGAIN, DIRECT, PUSHED = range(4)
+STAGED, RETRY_STAGED, DIRECT, PUSHED = range(4)
 
 
-class Agreement(NamedTuple):
+class ZeroCopy(NamedTuple):
     """The functions of it, made of primitives; see interpreter.py."""
 
-    lay: Any
-    agree: Any
+    publish: Any
+    decide: Any
     abandoned: Any
 
 
-def agreement(p: "Primitives") -> Agreement:
+def zero_copy(p: "Primitives") -> ZeroCopy:
     """The agreement of interpreters that are made of primitives."""
-    words, offer_at = p.words, _offers(p)
+    words, handle_at = p.words, _handles(p)
     ready, extent = _mapping(p), _extents(p)
 
     @p.inner
-    def lay(call: Any, control: Any, bases: Any, meeting: int) -> Any:
-        """Publishes the offer of a call for its first meeting; whether this rank hopes."""
+    def publish(call: Any, control: Any, bases: Any, meeting: int) -> Any:
+        """Publishes the handle of a call for its first meeting; whether this rank speculative."""
         root, rank, bounds = call[w.ROOT], control[w.RANK], words(control[w.BOUNDS], 2)
         address, nbytes = bases[0], extent(call, control, bases)
         inside = nbytes > 0 and bounds[0] <= address and address + nbytes <= bounds[1]
         mapped = ready(control, root)
-        hopes = call[w.HOPES] > 0 and call[w.DIRECT] > 0 and inside and (mapped if root < 0 else root == rank)
-        offer = words(offer_at(control, meeting, rank), 2)
-        offer[0] = (meeting + 1) * 4 + (2 if hopes else 0) + (1 if mapped else 0)
-        offer[1] = address - bounds[0] + 1 if inside else 0
-        return hopes
+        speculative = (
+            call[w.SPECULATIVE] > 0 and call[w.DIRECT] > 0 and inside and (mapped if root < 0 else root == rank)
+        )
+        handle = words(handle_at(control, meeting, rank), 2)
+        handle[0] = (meeting + 1) * 4 + (2 if speculative else 0) + (1 if mapped else 0)
+        handle[1] = address - bounds[0] + 1 if inside else 0
+        return speculative
 
     @p.inner
-    def agree(call: Any, control: Any, bases: Any, meeting: int) -> int:
-        """What follows from the offers at ``meeting``; peers' tensors get their bases where it is direct."""
+    def decide(call: Any, control: Any, bases: Any, meeting: int) -> int:
+        """What follows from the handles at ``meeting``; peers' tensors get their bases where it is direct."""
         root, rank, size = call[w.ROOT], control[w.RANK], control[w.SIZE]
-        hoped = False
+        speculated = False
         placed = able = complete = True  # those who are read; those who read; everybody's tensor
         for peer in range(size):
-            offer = words(offer_at(control, meeting, peer), 2)
-            there = offer[0] >> 2 == meeting + 1
-            hoped = hoped or (there and offer[0] & 2 != 0)
-            shared = there and offer[1] > 0
+            handle = words(handle_at(control, meeting, peer), 2)
+            there = handle[0] >> 2 == meeting + 1
+            speculated = speculated or (there and handle[0] & 2 != 0)
+            shared = there and handle[1] > 0
             complete = complete and shared
             if root < 0 or root == peer:
                 placed = placed and shared
             if peer != root:
-                able = able and there and offer[0] & 1 != 0
+                able = able and there and handle[0] & 1 != 0
         possible = placed and call[w.DIRECT] > 0
         if possible and able:
-            call[w.HOPES] = call[w.LARGE]
+            call[w.SPECULATIVE] = call[w.LARGE]
             mapped = words(control[w.MAPPED], size)
             for peer in range(size):
-                at = mapped[peer] + words(offer_at(control, meeting, peer), 2)[1] - 1
+                at = mapped[peer] + words(handle_at(control, meeting, peer), 2)[1] - 1
                 bases[control[w.PEER_INPUTS] + peer] = at
                 bases[control[w.PEER_OUTPUTS] + peer] = at
-            pushes = root >= 0 and complete and words(offer_at(control, meeting, root), 2)[0] & 1 != 0
+            pushes = root >= 0 and complete and words(handle_at(control, meeting, root), 2)[0] & 1 != 0
             return PUSHED if pushes and call[w.PUSHED] > 0 else DIRECT
-        call[w.HOPES] = 0
+        call[w.SPECULATIVE] = 0
         if possible and (root != rank or complete) and not ready(control, root):
             control[w.UNMAPPED] = 1
-        return AGAIN if hoped else STAGED
+        return RETRY_STAGED if speculated else STAGED
 
     @p.inner
     def abandoned(control: Any, number: int) -> bool:
@@ -94,18 +96,18 @@ def agreement(p: "Primitives") -> Agreement:
                 return True
         return False
 
-    return Agreement(lay, agree, abandoned)
+    return ZeroCopy(publish, decide, abandoned)
 
 
-def _offers(p: "Primitives") -> Any:
-    """What tells where offers lie."""
+def _handles(p: "Primitives") -> Any:
+    """What tells where handles lie."""
 
     @p.inner
-    def offer_at(control: Any, meeting: int, rank: int) -> Any:
-        """Where a rank's offer for a meeting lies."""
-        return control[w.OFFERS] + 64 * ((meeting & 1) * control[w.SIZE] + rank)
+    def handle_at(control: Any, meeting: int, rank: int) -> Any:
+        """Where a rank's handle for a meeting lies."""
+        return control[w.HANDLES] + 64 * ((meeting & 1) * control[w.SIZE] + rank)
 
-    return offer_at
+    return handle_at
 
 
 def _mapping(p: "Primitives") -> Any:

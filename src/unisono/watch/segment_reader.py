@@ -15,7 +15,7 @@ from unisono.runtime.header import SIGNATURE, Header, read_header
 from unisono.transport.layout import (
     COMPLETED,
     COMPLETED_AT,
-    FAREWELL,
+    EXIT_NOTE,
     HEADER,
     ISSUED,
     ISSUED_AT,
@@ -33,10 +33,10 @@ from unisono.transport.layout import (
     Layout,
 )
 from unisono.transport.process import Identity
-from unisono.watch.exit_notes import spoken
-from unisono.watch.page import PAGE_NAME, Glance
+from unisono.watch.exit_notes import as_sentence
+from unisono.watch.status_page import PAGE_NAME, PageView
 
-__all__ = ["Findings", "Member", "Memory", "look"]
+__all__ = ["Findings", "Member", "SegmentView", "read_segments"]
 
 _DELETED = " (deleted)"
 _PAGE_NBYTES = 64 * 1024
@@ -55,7 +55,7 @@ class Member:
     completed_at: int
     moments: tuple[int, ...]
     header: Header | None
-    farewell: str
+    exit_note: str
 
     def issued_at(self, number: int) -> int:
         """When call ``number`` was issued; 0 if that is not known any more, or yet."""
@@ -68,14 +68,14 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Memory:
+class SegmentView:
     """One group: its label and its members, by group rank."""
 
     label: str
     members: tuple[Member, ...]
 
     @property
-    def names(self) -> list[int]:
+    def global_ranks(self) -> list[int]:
         """The members' global ranks."""
         return [member.rank for member in self.members]
 
@@ -109,14 +109,14 @@ class Memory:
 class Findings:
     """All groups and pages of this user's processes on this host."""
 
-    memories: tuple[Memory, ...]
-    pages: dict[Identity, Glance]
+    memories: tuple[SegmentView, ...]
+    pages: dict[Identity, PageView]
 
 
-def look() -> Findings:
+def read_segments() -> Findings:
     """Looks through the open files of every process of this user. Takes no locks, wakes nobody, writes nothing."""
-    memories: dict[tuple[int, int], Memory] = {}
-    pages: dict[Identity, Glance] = {}
+    memories: dict[tuple[int, int], SegmentView] = {}
+    pages: dict[Identity, PageView] = {}
     for path, name in _memory_files():
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -126,7 +126,7 @@ def look() -> Findings:
             status = os.fstat(fd)
             file = (status.st_dev, status.st_ino)
             if name == PAGE_NAME:
-                page = Glance(os.pread(fd, _PAGE_NBYTES, 0))
+                page = PageView(os.pread(fd, _PAGE_NBYTES, 0))
                 if page.valid():
                     pages[page.identity()] = page
             elif file not in memories and (memory := _read(fd, name.removeprefix(MEMORY_NAME))) is not None:
@@ -158,39 +158,39 @@ def _memory_files() -> Iterator[tuple[str, str]]:
                 yield f"{folder}/{name}", target.removeprefix("/memfd:").removesuffix(_DELETED)
 
 
-def _names(label: str, world_size: int) -> list[int]:
+def _global_ranks(label: str, world_size: int) -> list[int]:
     """The global ranks that a label ends with; without any, the group's own numbering: it is the default group."""
     found = re.search(r"\[([\d, ]+)\]$", label)
-    names = [int(name) for name in found[1].split(",")] if found else []
-    return names if len(names) == world_size else list(range(world_size))
+    global_ranks = [int(name) for name in found[1].split(",")] if found else []
+    return global_ranks if len(global_ranks) == world_size else list(range(world_size))
 
 
-def _farewell(fd: int, at: int, nbytes: int) -> str:
+def _read_note(fd: int, at: int, nbytes: int) -> str:
     """A rank's last words; nothing while it writes them."""
     said = os.pread(fd, nbytes, at)
     state = int.from_bytes(said[:8], "little")
     whole = not state & WRITING and os.pread(fd, 8, at) == said[:8]
-    return spoken(said[8 : 8 + (state & LENGTH)].decode("utf-8", "replace")) if whole else ""
+    return as_sentence(said[8 : 8 + (state & LENGTH)].decode("utf-8", "replace")) if whole else ""
 
 
-def _read(fd: int, label: str) -> Memory | None:
+def _read(fd: int, label: str) -> SegmentView | None:
     magic, world_size, mark = struct.unpack("<3Q", os.pread(fd, 24, 0))
     layout = Layout(world_size)
     if magic != MAGIC or mark != layout.mark:
         return None
     data = os.pread(fd, layout.RECORD * world_size, layout.records)
-    names = _names(label, world_size)
+    global_ranks = _global_ranks(label, world_size)
     words = struct.Struct(f"<{layout.RECORD // 8}Q")
     members = []
     for rank, record in enumerate(words.iter_unpack(data)):
         at = record[HEADER]
         header = read_header(os.pread(fd, SIGNATURE.size + 16 * world_size, at)) if at else None
-        farewell = ""
+        exit_note = ""
         if record[STATE] > JOINED:
-            farewell = _farewell(fd, layout.texts + rank * layout.TEXTS + FAREWELL * layout.TEXT, layout.TEXT)
+            exit_note = _read_note(fd, layout.texts + rank * layout.TEXTS + EXIT_NOTE * layout.TEXT, layout.TEXT)
         members.append(
             Member(
-                rank=record[NAME] if record[PID] else names[rank],
+                rank=record[NAME] if record[PID] else global_ranks[rank],
                 who=Identity(record[PID], record[STARTED]),
                 state=record[STATE],
                 meetings=record[MEETINGS],
@@ -199,7 +199,7 @@ def _read(fd: int, label: str) -> Memory | None:
                 completed_at=record[COMPLETED_AT],
                 moments=record[ISSUED_AT : ISSUED_AT + MOMENTS],
                 header=header,
-                farewell=farewell,
+                exit_note=exit_note,
             )
         )
-    return Memory(label, tuple(members))
+    return SegmentView(label, tuple(members))

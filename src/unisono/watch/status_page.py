@@ -4,7 +4,7 @@ The page is an anonymous memory file that the process keeps open; whoever runs a
 descriptors in ``/proc/<pid>/fd``. A process writes its own page; others write three places of it: the request bell,
 the verdict of a deadlock that they found it in, and the directory that its flight record is asked into. A sleeping
 thread answers requests, so that a process that waits in unisono, sleeps or computes outside the interpreter lock can be
-asked where its Python stands. Looking at a page (`Glance`) changes nothing in it and needs no answer.
+asked where its Python stands. Looking at a page (`PageView`) changes nothing in it and needs no answer.
 """
 
 import ctypes
@@ -17,12 +17,22 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 from unisono.errors import UnisonoError
-from unisono.runtime.site import is_inner, is_standard
+from unisono.runtime.call_site import is_inner, is_standard
 from unisono.transport import futex
 from unisono.transport.process import Identity, OwnThread, alive, stopped
 from unisono.watch.flight import dump_flight_record
 
-__all__ = ["PAGE_NAME", "Glance", "Page", "Watch", "close_watch", "find_page", "records", "stacks", "watch"]
+__all__ = [
+    "PAGE_NAME",
+    "OwnPage",
+    "PageView",
+    "PeerPage",
+    "close_own_page",
+    "find_page",
+    "own_page",
+    "records",
+    "stacks",
+]
 
 PAGE_NAME = "unisono-watch"
 """The memory file's name."""
@@ -33,13 +43,13 @@ _SILENT = "it does not answer: it is stopped, or busy outside Python with the in
 _BELL = 16  # 32-bit word
 _STACKS, _RECORD = (16, 17), (18, 19)  # two kinds of requests: how often made, how often answered
 _SINCE = 20
-_WAIT, _LOOKS, _COUNT, _EDGES, _MOST = 24, 25, 26, 27, 200
+_WAIT, _CHECKS, _COUNT, _EDGES, _MOST = 24, 25, 26, 27, 200
 # Places of texts, in bytes: a length in 8 bytes, then UTF-8.
 _TEXT, _VERDICT, _FOLDER, _FILE, _ANSWER = 4096, 8192, 12800, 14592, 16384
 _LIMITS = {_TEXT: 4088, _VERDICT + 8: 4088, _FOLDER: 1784, _FILE: 1784, _ANSWER: _SIZE - _ANSWER - 8}
 
 
-class Glance:
+class PageView:
     """A page as somebody sees it, who may not or will not write: a copy of its bytes, or the mapped page itself."""
 
     def __init__(self, raw: bytes | mmap.mmap) -> None:
@@ -56,7 +66,7 @@ class Glance:
 
     def wait(self) -> tuple[int, int]:
         """The number of the wait the process is in (0: none) and how often it has looked around in it."""
-        return self.longs[_WAIT], self.longs[_LOOKS]
+        return self.longs[_WAIT], self.longs[_CHECKS]
 
     def since(self) -> int:
         """When this wait began (``time.monotonic_ns``)."""
@@ -76,7 +86,7 @@ class Glance:
         return self.raw[at + 8 : at + 8 + size].decode("utf-8", "replace")
 
 
-class Page(Glance):
+class PeerPage(PageView):
     """A page mapped by anybody of the same user."""
 
     raw: mmap.mmap
@@ -96,7 +106,7 @@ class Page(Glance):
         except OSError:
             return False
 
-    def sentence(self, wait: int, text: str) -> None:
+    def set_verdict(self, wait: int, text: str) -> None:
         """Tells the process that its wait can never end."""
         self._write(_VERDICT + 8, text)
         self.longs[_VERDICT // 8] = wait
@@ -140,7 +150,7 @@ class Page(Glance):
         self.longs[at // 8] = len(data)
 
 
-class Watch(Page):
+class OwnPage(PeerPage):
     """This process's own page, and the thread that answers for it."""
 
     def __init__(self) -> None:
@@ -151,7 +161,7 @@ class Watch(Page):
         self.me = Identity.mine()
         self.longs[1], self.longs[2], self.longs[0] = self.me.pid, self.me.started, _MAGIC
         self._waits = 0
-        self._known: dict[Identity, Page | None] = {}
+        self._known: dict[Identity, PeerPage | None] = {}
         self._ended = False
         self._main = threading.main_thread().ident
         self._thread = OwnThread(target=self._answer_requests, name="unisono watch", daemon=True)
@@ -167,26 +177,26 @@ class Watch(Page):
             return 0
         self._waits += 1
         self._write(_TEXT, text)
-        self.longs[_COUNT], self.longs[_LOOKS], self.longs[_SINCE] = 0, 0, time.monotonic_ns()
+        self.longs[_COUNT], self.longs[_CHECKS], self.longs[_SINCE] = 0, 0, time.monotonic_ns()
         self.longs[_WAIT] = self._waits
         return self._waits
 
-    def say(self, text: str) -> None:
+    def set_text(self, text: str) -> None:
         """Publishes the wait in other words."""
         self._write(_TEXT, text)
 
-    def look(self, edges: Sequence[Identity]) -> None:
+    def publish_edges(self, edges: Sequence[Identity]) -> None:
         """Publishes for whom the wait certainly waits, as of now."""
         for k, peer in enumerate(edges[:_MOST]):
             self.longs[_EDGES + 2 * k], self.longs[_EDGES + 2 * k + 1] = peer.pid, peer.started
         self.longs[_COUNT] = min(len(edges), _MOST)
-        self.longs[_LOOKS] += 1
+        self.longs[_CHECKS] += 1
 
     def end(self) -> None:
         """The wait is over."""
         self.longs[_WAIT] = 0
 
-    def peer(self, identity: Identity) -> Page | None:
+    def peer(self, identity: Identity) -> PeerPage | None:
         """Another process's page, if it has one, or the last that it had: it closes it with the last group it is in."""
         if identity == self.me:
             return self
@@ -270,7 +280,7 @@ class Watch(Page):
         return "\n".join(lines)
 
 
-def find_page(identity: Identity) -> Page | None:
+def find_page(identity: Identity) -> PeerPage | None:
     """The page of a process of this user; None if it has none or may not be read."""
     folder = f"/proc/{identity.pid}/fd"
     try:
@@ -284,16 +294,16 @@ def find_page(identity: Identity) -> Page | None:
     return None
 
 
-def _map(path: str) -> Page | None:
+def _map(path: str) -> PeerPage | None:
     """The page in a file; None if its process has just made it, and given it no size yet."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return Page(fd, path) if os.fstat(fd).st_size == _SIZE else None
+        return PeerPage(fd, path) if os.fstat(fd).st_size == _SIZE else None
     finally:
         os.close(fd)
 
 
-def _pages(identities: Mapping[int, Identity]) -> dict[int, Page]:
+def _pages(identities: Mapping[int, Identity]) -> dict[int, PeerPage]:
     found = {rank: find_page(who) for rank, who in identities.items() if not stopped(who)}
     return {rank: page for rank, page in found.items() if page is not None}
 
@@ -314,18 +324,18 @@ def records(identities: Mapping[int, Identity], folder: str, seconds: float = 5.
     return {rank: answers.get(rank, "") or f"! {_SILENT}" for rank in identities}
 
 
-_mine: Watch | None = None
+_mine: OwnPage | None = None
 
 
-def watch() -> Watch:
-    """This process's watch, made with its first group, and again after `close_watch`."""
+def own_page() -> OwnPage:
+    """This process's watch, made with its first group, and again after `close_own_page`."""
     global _mine
     if _mine is None:
-        _mine = Watch()
+        _mine = OwnPage()
     return _mine
 
 
-def close_watch() -> None:
+def close_own_page() -> None:
     """Ends this process's watch, if there is one: it is in no group any more."""
     global _mine
     if _mine is not None:
