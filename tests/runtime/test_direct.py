@@ -112,10 +112,10 @@ def test_the_bits_of_staged_calls(world_size: int, tmp_path: Path) -> None:
     dtype = (torch.float32, torch.bfloat16, torch.int64)[world_size % 3]
     results = ranks(world_size, group=False).run(alike, str(tmp_path / "meeting"), dtype, [everybody, everybody[1:]])
     if world_size > 1:
-        together, input_offset = results[1]  # rank 1 does without the loops
+        together, separate = results[1]  # rank 1 does without the loops
         assert set(together) <= {DIRECT, PUSHED}
         assert PUSHED in together
-        assert [how for how in input_offset if how >= DIRECT] == [DIRECT]  # a broadcast, whose root shares
+        assert [how for how in separate if how >= DIRECT] == [DIRECT]  # a broadcast, whose root shares
         assert len(together) > 8
 
 

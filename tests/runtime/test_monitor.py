@@ -16,7 +16,7 @@ from unisono.runtime.collectives import CollectiveQueue, CollectiveTask
 from unisono.runtime.message import Message, prepare_message
 from unisono.runtime.messages import MessageQueue
 from unisono.runtime.monitor import CallLog, Loss, Monitor
-from unisono.runtime.prepared import Kind, Places
+from unisono.runtime.prepared import Kind, AddressTable
 from unisono.transport.board import Board
 from unisono.transport.process import Identity
 from unisono.transport.segment import Segment, create
@@ -197,7 +197,7 @@ def test_a_collective_is_met_with_headers_that_differ(segment: Segment) -> None:
     def make(rank: int, op: str) -> None:
         choice = by_default("barrier", 0, 2, 0, False)
         prepared = queue[rank].preparer.prepare(Kind(Call(op), choice, torch.uint8, (0,)))
-        task = CollectiveTask(prepared.call, [(prepared, Places([]), Places([]))], [], 10.0)
+        task = CollectiveTask(prepared.call, [(prepared, AddressTable([]), AddressTable([]))], [], 10.0)
         try:
             queue[rank].submit(task, background=False)
         except UnisonoError as error:

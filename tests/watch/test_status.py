@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hangs.job import Job, tell
 from unisono.runtime.header import Header
-from unisono.transport.layout import JOINED, MOMENTS
+from unisono.transport.layout import ISSUE_TIMES, JOINED
 from unisono.transport.process import Identity
 from unisono.watch import status, status_page
 from unisono.watch.segment_reader import Findings, Member, Memory
@@ -115,9 +115,9 @@ def test_a_dead_rank_and_one_that_has_left() -> None:
 
 
 def _member(rank: int, moments: list[int], completed: int) -> Member:
-    ring = [0] * MOMENTS
+    ring = [0] * ISSUE_TIMES
     for number, moment in enumerate(moments, 1):
-        ring[number % MOMENTS] = moment
+        ring[number % ISSUE_TIMES] = moment
     return Member(rank, Identity(rank + 10, 1), JOINED, completed, len(moments), completed, 7, tuple(ring), None, "")
 
 

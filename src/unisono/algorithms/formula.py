@@ -32,7 +32,7 @@ class Formula:
 
     @property
     def is_bound(self) -> bool:
-        """Whether the value is an upper bound rather than exact."""
+        """True if the value is an upper bound rather than exact."""
         return self.text.startswith("<=")
 
     def __call__(self, world_size: int, chunks: int = 1) -> float:

@@ -172,7 +172,7 @@ SCHEDULES: dict[str, Callable[..., PipelineSchedule]] = {
 
 
 def usual_stages_per_rank(name: str) -> int:
-    """How many stages a schedule puts on each rank unless told: 1, or 2 for `interleaved` and `zb-v`.
+    """The default number of stages per rank of a schedule: 1, or 2 for `interleaved` and `zb-v`.
 
     Raises UsageError for a name that is not in SCHEDULES.
     """

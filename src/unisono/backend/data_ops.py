@@ -9,7 +9,7 @@ from unisono.backend.tensors import Result, as_bytes, check, flat_input, late, s
 from unisono.errors import UsageError
 from unisono.runtime.call import Call, name_of_dtype, piece
 from unisono.runtime.choice import by_default
-from unisono.runtime.prepared import Kind, Places, Prepared
+from unisono.runtime.prepared import Kind, AddressTable, Prepared
 
 __all__ = ["DataOps"]
 
@@ -18,7 +18,7 @@ class DataOps(Builder):
     """Builds the operations that move data, and the calls of those whose pieces may differ by rank."""
 
     def all_gather_call(self, outputs: Tensors, tensor: torch.Tensor) -> Call:
-        """What `all_gather` shall mean."""
+        """The call of `all_gather`."""
         return self.moving(
             "all_gather",
             tensor.dtype,
@@ -28,7 +28,7 @@ class DataOps(Builder):
         )
 
     def gather_call(self, outputs: Tensors, tensor: torch.Tensor, root: int) -> Call:
-        """What `gather` shall mean; ``outputs``: none but at the root."""
+        """The call of `gather`; ``outputs``: none but at the root."""
         return self.moving(
             "gather",
             tensor.dtype,
@@ -41,7 +41,7 @@ class DataOps(Builder):
         )
 
     def scatter_call(self, output: torch.Tensor, inputs: Tensors, root: int) -> Call:
-        """What `scatter` shall mean; ``inputs``: none but at the root."""
+        """The call of `scatter`; ``inputs``: none but at the root."""
         return self.moving(
             "scatter",
             output.dtype,
@@ -54,7 +54,7 @@ class DataOps(Builder):
         )
 
     def all_to_all_call(self, outputs: Tensors, inputs: Tensors) -> Call:
-        """What `all_to_all` shall mean."""
+        """The call of `all_to_all`."""
         dtype = inputs[0].dtype
         return self.moving(
             "all_to_all",
@@ -99,7 +99,7 @@ class DataOps(Builder):
         prepared = self.all_gather_lists(outputs, [tensor])
         assert prepared is not None
         mine = clone_if_overlapping(flat_input(tensor), [r.flat for r in results], self.rank)
-        part = (prepared, Places([r.flat for r in results]), mine)
+        part = (prepared, AddressTable([r.flat for r in results]), mine)
         return Operation(prepared.call, [part], list(outputs), late(results))
 
     def all_gather_kind(self, output: torch.Tensor, tensor: torch.Tensor, key: None = None) -> Prepared | None:
@@ -186,7 +186,7 @@ class DataOps(Builder):
         prepared = self.gather_lists(outputs if results else [], [tensor], root)
         assert prepared is not None
         mine = clone_if_overlapping(flat_input(tensor), [r.flat for r in results], self.rank)
-        into = Places([r.flat for r in results])
+        into = AddressTable([r.flat for r in results])
         return Operation(prepared.call, [(prepared, into, mine)], list(outputs) if results else [], late(results))
 
     def scatter_lists(self, outputs: Tensors, inputs: Tensors, root: int) -> Prepared | None:
@@ -215,7 +215,7 @@ class DataOps(Builder):
             for r, t in enumerate(inputs)
             if sending
         ]
-        source = Places(flats) if sending else NOTHING
+        source = AddressTable(flats) if sending else NOTHING
         return Operation(prepared.call, [(prepared, result.flat, source)], [output], late([result]))
 
     def _expected_calls(self, call: Call, tensor: torch.Tensor, root: int, gathers: bool) -> tuple[Call, ...]:
@@ -318,7 +318,9 @@ class DataOps(Builder):
         assert prepared is not None
         targets = [r.flat for r in results]
         safe = [clone_if_overlapping(flat, targets, -1) for flat in flats]
-        return Operation(prepared.call, [(prepared, Places(targets), Places(safe))], list(outputs), late(results))
+        return Operation(
+            prepared.call, [(prepared, AddressTable(targets), AddressTable(safe))], list(outputs), late(results)
+        )
 
 
 def _rows(packed: torch.Tensor, results: Sequence[Result], size: int) -> Callable[[], None]:

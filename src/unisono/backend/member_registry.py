@@ -65,7 +65,7 @@ class JobStore:
             return store.add(f"{self._prefix}/{key}", value)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all these keys have values."""
+        """True if all these keys have values."""
         with self._open() as store:
             return store.check([f"{self._prefix}/{key}" for key in keys])
 
@@ -123,7 +123,7 @@ class _Note(NamedTuple):
         return Host.from_text(self.place) if self.place else Host.mine()
 
     def here(self) -> bool:
-        """Whether on this host, if that is known."""
+        """True if on this host, if that is known."""
         return self.host == Host.mine()
 
 
@@ -139,7 +139,7 @@ def _fresh(found: Sequence[Any]) -> _Note | None:
 
 
 def _short_of(error: OSError | MemoryError) -> bool:
-    """Whether an error says that this process may not have more of something; a `TimeoutError` is a handler's."""
+    """True if an error says that this process may not have more of something; a `TimeoutError` is a handler's."""
     return isinstance(error, MemoryError) or error.errno in _LIMITS
 
 

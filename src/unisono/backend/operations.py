@@ -1,7 +1,7 @@
-"""Every collective: torch's arguments checked and turned into a call (what peers compare) and what carries it out.
+"""Every collective: torch's arguments, checked and turned into a call, which peers compare, and its prepared programs.
 
 A mistake in the arguments raises `UsageError`; the process group still lets that call meet its peers (`refused`), so
-that they hear of it instead of waiting. Calls are cached: training repeats itself.
+that they raise too instead of waiting. Calls are cached: training repeats itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from unisono.errors import UsageError
 from unisono.runtime.call import Call, name_of_dtype, piece
 from unisono.runtime.choice import MEASURED, Choice, by_default, by_measurement, by_name, table_mark
 from unisono.runtime.collectives import Part
-from unisono.runtime.prepared import Kind, Places, Prepared, Preparer
+from unisono.runtime.prepared import Kind, AddressTable, Prepared, Preparer
 from unisono.watch.exit_notes import short
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
 Tensors = Sequence[torch.Tensor]
 Shape = Sequence[int]
 _KEPT = 4096  # calls kept for reuse
-NOTHING = Places([])
+NOTHING = AddressTable([])
 """The memory of a call that has none."""
 _BY_MEASUREMENT = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
 _TOLD = 300  # characters of a call's parts that people read
@@ -43,7 +43,7 @@ _TOLD = 300  # characters of a call's parts that people read
 
 @dataclass(slots=True)
 class Operation:
-    """A call ready to be carried out: its programs, and what brings results to tensors that no program fills."""
+    """A call ready to run: its programs, and functions that copy results to tensors that no program fills."""
 
     call: Call
     parts: list[Part]
@@ -52,7 +52,7 @@ class Operation:
 
 
 class Builder:
-    """What the builders of all operations share: the ranks, the calls made and prepared before."""
+    """The base of the builders of all operations: the ranks, the calls made and prepared before."""
 
     def __init__(
         self, preparer: Preparer, global_ranks: Sequence[int], oversubscribed: bool, options: Options | None = None
@@ -66,13 +66,13 @@ class Builder:
         preparer.subscribe(self._forget)
 
     def _forget(self) -> None:
-        """Prepares anew, with what runs calls now."""
+        """Drops all prepared calls: a faster interpreter is there."""
         self._prepared = {}
 
     def prepare(self, call: Call, dtype: torch.dtype, sizes: Sequence[int], **kind: Any) -> Prepared:
         """The call, prepared; the rest as in `Kind`. Cached with the call."""
         key = (id(call), dtype, kind.get("listed"), kind.get("guarded"), kind.get("completes"))
-        kept = self._prepared  # which others may begin anew meanwhile
+        kept = self._prepared  # another thread may replace it meanwhile
         found = kept.get(key)
         if found is None or found.call is not call:
             if len(kept) >= _KEPT:
@@ -214,7 +214,7 @@ def several(tensors: Tensors) -> str:
 
 
 def clone_if_overlapping(mine: torch.Tensor, others: Sequence[torch.Tensor], own: int) -> torch.Tensor:
-    """``mine``, copied if it shares memory with a result other than the one it ends up in itself, at its own place."""
+    """``mine``, cloned if it overlaps a result; number ``own`` may be the same memory."""
     for rank, other in enumerate(others):
         if overlap(mine, other) and not (rank == own and mine.data_ptr() == other.data_ptr()):
             return mine.clone()

@@ -112,7 +112,7 @@ def chosen(group: Options | None) -> Options | None:
 
 
 def pinned(group: Options | None) -> bool:
-    """Whether the ranks of a default group with these options keep to cores of their own."""
+    """True if the ranks of a default group with these options keep to cores of their own."""
     wanted = _switched_on("UNISONO_PIN")
     return wanted or (group is not None and group.pin)
 

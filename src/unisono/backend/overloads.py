@@ -1,7 +1,7 @@
-"""The other forms of a process group's methods, turned into the one that torch.distributed's functions use.
+"""The other overloads of a process group's methods, turned into the one that torch.distributed's functions use.
 
 torch's own groups have several of most: ``allreduce(tensor, op)`` beside ``allreduce([tensor], options)``. Tensors come
-in lists, of one tensor per rank; what is left of them must be said by name or in torch's order of places.
+in lists, of one tensor per rank; other arguments by name or in torch's order.
 """
 
 from collections.abc import Sequence

@@ -44,7 +44,7 @@ _applied: set[str] = set()
 
 
 def _wanted(name: str) -> bool:
-    """Whether a patch is applied. Raises `UsageError` for a value of the variable that names another."""
+    """True if a patch is applied. Raises `UsageError` for a value of the variable that names another."""
     text = os.environ.get(VARIABLE)
     names = list(_PATCHES) if text is None else [part.strip() for part in text.split(",") if part.strip() != "none"]
     if unknown := set(names) - _PATCHES.keys():
@@ -149,7 +149,7 @@ def _refuse(op: str, found: Sequence[Any]) -> None:
 
 
 def _is_root(given: dict[str, Any]) -> bool:
-    """Whether this rank is the one that a call's ``src`` or ``group_src`` names; torch's own check follows.
+    """True if this rank is the one that a call's ``src`` or ``group_src`` names; torch's own check follows.
 
     A rank is asked of the group itself, as torch does: a group whose members have no default group in common numbers
     them otherwise than theirs do.

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.backend.data_ops import DataOps
-from unisono.backend.fast_path import Maker
+from unisono.backend.fast_path import KindMaker
 from unisono.backend.operations import NOTHING
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.backend.reduce_ops import ReduceOps, reduce_op
@@ -19,12 +19,12 @@ from unisono.runtime.task import Task
 
 __all__ = ["PersistentCall", "prepared"]
 
-_ONE: dict[str, Maker] = {
+_ONE: dict[str, KindMaker] = {
     "all_reduce": ReduceOps.all_reduce_kind,
     "reduce": ReduceOps.reduce_kind,
     "broadcast": DataOps.broadcast_kind,
 }
-_TWO: dict[str, Maker] = {
+_TWO: dict[str, KindMaker] = {
     "all_gather": DataOps.all_gather_kind,
     "reduce_scatter": ReduceOps.reduce_scatter_kind,
     "all_to_all": DataOps.all_to_all_kind,
@@ -79,12 +79,12 @@ class PersistentCall:
         self._part: Part
         self._around = contextvars.copy_context()  # with the algorithm of the block that this is made in
         self._prepare()
-        self._queue.preparer.subscribe(self._again)
+        self._queue.preparer.subscribe(self._prepare_again)
 
     def __repr__(self) -> str:
         return f"<persistent {self._part[0].call.describe(self._pg._group.global_ranks)}>"
 
-    def _again(self) -> None:
+    def _prepare_again(self) -> None:
         """Faster ways of running calls are there. Where they can not be used (the group has been left, a tensor has
         lost its memory) the next call says so, not whoever brings them.
         """

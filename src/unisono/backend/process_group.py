@@ -1,8 +1,8 @@
 """torch.distributed's process group on unisono: one short method per operation, torch's names on the outside.
 
-A Python process group replaces torch's own at once, so everything torch asks of one is here, or in membership.py.
-Methods that torch's C++ calls (DDP's reducer, functional collectives) and methods that its Python calls by name are the
-same to us; older spellings are aliases. Every method returns a Work; for a synchronous call it is done.
+A Python process group replaces torch's own, so every method that torch calls is here, or in membership.py, whether
+torch's C++ calls it (DDP's reducer, functional collectives) or its Python; older spellings are aliases. Every method
+returns a Work; that of a synchronous call is complete.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from torch.autograd import profiler
 from unisono.backend import overloads
 from unisono.backend.caller_frame import keep_from_dynamo, waited_for
 from unisono.backend.data_ops import DataOps
-from unisono.backend.fast_path import Maker
+from unisono.backend.fast_path import KindMaker
 from unisono.backend.membership import Membership
 from unisono.backend.operations import NOTHING, Operation, Tensors
 from unisono.backend.reduce_ops import ReduceOps, reduce_op, scaled
@@ -44,21 +44,21 @@ from unisono.transport.inference import outside_inference
 __all__ = ["UnisonoProcessGroup"]
 
 _MISTAKES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MemoryError, Warning)
-"""What torch raises for arguments that it can not use; all else comes from a signal handler."""
+"""Errors that torch raises for invalid arguments; all others come from a signal handler."""
 
 
 def _one_list(lists: list[Tensors], tensors: Tensors) -> bool:
-    """Whether these are one list of tensors in a list, and one tensor in a list."""
+    """Returns True for one list of tensors in a list, and one tensor in a list."""
     return type(tensors) is list and len(tensors) == 1 == len(lists) and type(lists[0]) is list
 
 
 class UnisonoProcessGroup(Membership):
     """A process group over shared memory for CPU tensors."""
 
-    # Carrying a call out
+    # Issuing a call
 
     def _seconds(self, options: Any) -> float:
-        """The call's own timeout if it has one, else the group's."""
+        """The timeout of the call if it has one, else of the group."""
         seconds = options.timeout.total_seconds() if options is not None else 0.0
         return seconds if seconds > 0 else self._group.timeout
 
@@ -72,7 +72,7 @@ class UnisonoProcessGroup(Membership):
             operation = build()
         except UsageError as error:
             operation = operations.refused(op, error)
-        except _MISTAKES as error:  # whatever went wrong here, the peers must not wait for this rank
+        except _MISTAKES as error:  # the peers must not wait for this rank, whatever failed
             operation = operations.refused(op, UsageError(f"{type(error).__name__}: {error}"))
         task = CollectiveTask(
             operation.call, operation.parts, operation.outputs, self._seconds(options), operation.deliver
@@ -85,8 +85,8 @@ class UnisonoProcessGroup(Membership):
             queue.submit(task, background)
         return PendingWork(queue, task) if background else DONE
 
-    def _fast(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
-        """The work of a call that takes the fast path (see fast_path.py); None if it takes the long way."""
+    def _fast(self, make: KindMaker, key: Any, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
+        """The Work of a call on the fast path (see fast_path.py); None if it needs the general path."""
         group = self._group
         if options is None or not group.joined:
             return None
@@ -96,7 +96,7 @@ class UnisonoProcessGroup(Membership):
         into_at = source_at = output.data_ptr()
         if output is not tensor:
             source_at = tensor.data_ptr()
-        if not into_at or not source_at:  # empty, or freed: that is refused the long way
+        if not into_at or not source_at:  # empty, or freed: refused on the general path
             return None
         if output is not tensor and not prepared.fits(into_at, source_at):
             return None
@@ -130,7 +130,7 @@ class UnisonoProcessGroup(Membership):
         return self._start(found, found[1].data_ptr(), found[2].data_ptr(), list(outputs), options)
 
     def _overload(self, op: str, method: Callable[..., Work], form: Callable[..., overloads.Form], *given: Any) -> Work:
-        """A call in another form than that of torch.distributed's functions (see overloads.py)."""
+        """A call by another overload than torch.distributed's functions use (see overloads.py)."""
         try:
             arguments = form(*given)
         except Exception as error:
@@ -281,7 +281,7 @@ class UnisonoProcessGroup(Membership):
         return self._do("barrier", opts, lambda: group.operations.barrier())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names every rank that did not come: every barrier here does."""
+        """A barrier whose error names every rank that did not arrive: every barrier of unisono does."""
         opts = overloads.timed(BarrierOptions, timeout, None)
         opts.asyncOp = False
         self.barrier(opts)
@@ -304,7 +304,7 @@ class UnisonoProcessGroup(Membership):
         return self._message("recv", overloads.one(tensors)[0], None, tag)
 
     def _message_now(self, op: str, tensor: torch.Tensor, peer: int, tag: int) -> Work | None:
-        """The work of a message on an ordinary tensor; None if it takes the long way."""
+        """The Work of a message on an ordinary tensor; None if it needs the general path."""
         group = self._group
         if not group.joined or profiler._is_profiler_enabled:
             return None

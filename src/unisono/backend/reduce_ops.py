@@ -10,7 +10,7 @@ from unisono.backend.tensors import Result, check, flat_input, late, ordinary, o
 from unisono.errors import UsageError
 from unisono.runtime.call import Call
 from unisono.runtime.collectives import Part
-from unisono.runtime.prepared import Places, Prepared
+from unisono.runtime.prepared import AddressTable, Prepared
 from unisono.runtime.reduce import reducer
 
 __all__ = ["ReduceOps", "reduce_op", "scaled"]
@@ -113,7 +113,7 @@ class ReduceOps(Builder):
             clone_if_overlapping(flat, [result.flat], 0 if rank == self.rank else -1) for rank, flat in enumerate(flats)
         ]
         prepared = self._scattered_kind(self.call("reduce_scatter", inputs[0], op, parts=inputs), inputs)
-        return Operation(prepared.call, [(prepared, result.flat, Places(mine))], [output], late([result]))
+        return Operation(prepared.call, [(prepared, result.flat, AddressTable(mine))], [output], late([result]))
 
     def reduce_scatter_kind(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Prepared | None:
         """A reduce_scatter of one tensor like this into outputs like that."""
@@ -121,8 +121,8 @@ class ReduceOps(Builder):
             return None
         call, nbytes = self.call("reduce_scatter", tensor, op), output.nbytes
         sizes = (output.numel(),) * self.size
-        clone_if_overlapping, reach = -self.rank * nbytes, (nbytes, nbytes * self.size)
-        return self.prepare(call, tensor.dtype, sizes, clone_if_overlapping=clone_if_overlapping, reach=reach)
+        input_offset, reach = -self.rank * nbytes, (nbytes, nbytes * self.size)
+        return self.prepare(call, tensor.dtype, sizes, input_offset=input_offset, reach=reach)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, op: str, factor: float) -> Operation:
         """As `reduce_scatter`, the inputs side by side in one tensor."""

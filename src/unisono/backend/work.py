@@ -93,11 +93,11 @@ class PendingWork(Work):
         return queue.poll(self._task) if queue is not None else self._task.done
 
     def is_completed(self) -> bool:
-        """Whether the call has ended, well or not."""
+        """True if the call has ended, well or not."""
         return self._ended()
 
     def is_success(self) -> bool:
-        """Whether the call has ended well."""
+        """True if the call has ended well."""
         return self._ended() and self._task.error is None
 
     def exception(self) -> BaseException | None:

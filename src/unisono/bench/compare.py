@@ -48,7 +48,7 @@ class Change:
 
 
 def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
-    """How often chance alone sets two samples of one distribution so far apart, or further: the two-sided p-value.
+    """The two-sided p-value: the probability that two samples of one distribution differ as much, or more.
 
     Exact without ties for up to 20 values a side, else by the normal approximation with the correction for ties.
     """

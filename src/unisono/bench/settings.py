@@ -181,7 +181,7 @@ class Settings:
 
     @property
     def by_mpiexec(self) -> bool:
-        """Whether MPI is among the contenders, so that mpiexec must start the ranks."""
+        """True if MPI is among the contenders, so that mpiexec must start the ranks."""
         return any(contender.backend == "mpi" for contender in self.contenders)
 
     @property

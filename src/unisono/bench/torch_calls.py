@@ -71,7 +71,7 @@ def torch_callers(
 
 
 def _built_in(backend: str) -> bool:
-    """Whether this torch has the backend at all."""
+    """True if this torch has the backend at all."""
     return backend == "unisono" or bool(getattr(dist, f"is_{backend}_available")())
 
 

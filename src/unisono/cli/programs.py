@@ -52,7 +52,7 @@ class Placed:
 
 
 def is_oversubscribed(ranks: int) -> bool:
-    """Whether so many ranks have to share the cores of this machine."""
+    """True if so many ranks have to share the cores of this machine."""
     return ranks > cores()
 
 

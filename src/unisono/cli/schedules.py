@@ -50,7 +50,7 @@ class Asked:
 
     @property
     def is_name(self) -> bool:
-        """Whether the source is an algorithm, a pipeline schedule, or the default, rather than a file."""
+        """True if the source is an algorithm, a pipeline schedule, or the default, rather than a file."""
         return self.source in (DEFAULT, *names(), *SCHEDULES)
 
     def find(self) -> Schedule | PipelineSchedule:

@@ -1,4 +1,4 @@
-"""A Gantt chart, in SVG and in text: a row per rank with one or two tracks, a bar for what it does, gaps where it waits.
+"""A Gantt chart, in SVG and in text: a row per rank with one or two tracks, a bar for work, a gap for a wait.
 
 The same chart shows the messages of a collective (what a rank sends above what it receives) and the actions of a
 pipeline; drawing/charts.py says what is in it.
@@ -128,7 +128,7 @@ def _bar(bar: Bar, x: float, y: float, per: float, height: float) -> list[str]:
 
 
 def gantt_text(chart: Chart, width: int) -> Drawing:
-    """A line per track: `c3━━━` is a bar with its name; a bar has a character at least, of two the later one is seen."""
+    """A line per track: `c3━━━` is a bar with its name; a bar has at least a character, the later of two covers."""
     shown = chart.rows if len(chart.rows) <= _MAX_LINES else [*chart.rows[: _MAX_LINES - 1], chart.rows[-1]]
     name, mark = max(len(row.name) for row in shown) + 1, max(len(track.mark) for row in shown for track in row.tracks)
     left = name + max(mark, 1)

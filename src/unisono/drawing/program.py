@@ -114,7 +114,7 @@ def _segments(program: Program) -> list[list[list[Row]]]:
 
 
 def _alike(a: Row, b: Row) -> bool:
-    """Whether two rows have the same shape; sums must also name the same ranks."""
+    """True if two rows have the same shape; sums must also name the same ranks."""
     if (a.kind, a.complete, a.peer, len(a.to), len(a.parts)) != (b.kind, b.complete, b.peer, len(b.to), len(b.parts)):
         return False
     pairs = zip(a.to + a.parts, b.to + b.parts, strict=True)
@@ -197,7 +197,7 @@ def _words(rows: list[Row]) -> list[str]:
 
 
 def _terms(places: list[list[Place]], rows: list[Row]) -> list[str]:
-    """Places of a row, each as it goes through the rows; neighbours that differ in their rank alone are one."""
+    """AddressTable of a row, each as it goes through the rows; neighbours that differ in their rank alone are one."""
     runs: list[list[list[Place]]] = []
     for each in places:
         if runs and _next_rank(runs[-1][-1], each):

@@ -64,7 +64,7 @@ def place(group: Group) -> Place:
 
 
 def split_evenly(total: int, world_size: int, what: str = "") -> tuple[int, ...]:
-    """How many elements each rank holds, in rank order; they add up to `total` and differ by at most one.
+    """The number of elements each rank holds, in rank order; they add up to `total` and differ by at most one.
 
     With `what` (the name of the thing that is split) each rank must get at least one: raises UsageError otherwise.
     """
@@ -93,7 +93,7 @@ def ask_shapes(tensor: Tensor, group: Group) -> list[tuple[int, ...]]:
 
 
 def ask_lengths(tensor: Tensor, dim: int, group: Group) -> tuple[int, ...]:
-    """How many elements of `dim` each rank passes, in rank order: one small all_gather.
+    """The number of elements of `dim` each rank passes, in rank order: one small all_gather.
 
     Raises UsageError, on every rank, if the other dims differ.
     """

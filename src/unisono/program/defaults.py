@@ -3,8 +3,8 @@
 Every rank asks with the same arguments, so ranks agree without a word. `unisono plan --default` prints the table,
 `unisono draw default all_reduce -n 4 --bytes 1MiB` what it chooses.
 
-Sizes were measured (benchmarks/speed_against_gloo, benchmarks/many_ranks). A group is *oversubscribed* if its host has more of
-its ranks than cores: there a meeting costs a slice of the scheduler, so that few meetings of much data win.
+Sizes were measured (benchmarks/speed_against_gloo, benchmarks/many_ranks). A group is *oversubscribed* if its host has
+more of its ranks than cores: there a meeting costs a slice of the scheduler, so that few meetings of much data win.
 """
 
 from dataclasses import dataclass, replace
@@ -28,9 +28,9 @@ class Default:
     """A row of the table: what a collective uses up to a size.
 
     ``upto``: bytes of the tensor, or of one rank's piece where each has one, times the ranks if ``times_ranks``.
-    ``oversubscribed``: whether the row is for oversubscribed groups, None: for both. ``chunks``: pieces per block, 0 for as many as
-    there are ranks. ``cap``: bytes of a chunk, at most, that go between two meetings. ``directly``: the placement
-    between shared tensors, of more than ``directly_above`` bytes.
+    ``oversubscribed``: whether the row is for oversubscribed groups, None: for both. ``chunks``: pieces per block, 0
+    for as many as there are ranks. ``cap``: bytes of a chunk, at most, that go between two meetings. ``directly``: the
+    placement between shared tensors, of more than ``directly_above`` bytes.
     """
 
     collective: str
@@ -49,7 +49,7 @@ class Default:
         return _built(self.schedule, self.collective, world_size, root, self.chunks or world_size)
 
     def reaches(self, nbytes: int, world_size: int) -> bool:
-        """Whether the row serves calls of ``nbytes``."""
+        """True if the row serves calls of ``nbytes``."""
         return nbytes * (world_size if self.times_ranks else 1) <= self.upto
 
     def describe(self) -> str:

@@ -86,7 +86,7 @@ class _Lowering:
         )
 
     def _partial(self) -> bool:
-        """Whether any rank keeps a partial sum."""
+        """True if any rank keeps a partial sum."""
         complete = self.complete
         if complete is None or not self.c.reduces or self.c.idempotent:
             return False
@@ -104,7 +104,7 @@ class _Lowering:
         return id_ % self.c.num_chunks
 
     def finished(self, step: int, id_: int) -> bool:
-        """Whether what lands on a chunk in a step is complete: nothing will be added to it."""
+        """True if what lands on a chunk in a step is complete: nothing will be added to it."""
         if not self.c.reduces or self.c.idempotent or self.complete is None:
             return True
         return (step, self.rank, id_) in self.complete
@@ -217,7 +217,7 @@ class _Lowering:
         return []
 
     def _needed_later(self, step: int, id_: int) -> bool:
-        """Whether this rank reads the sum of a step again, unreduced from the slot that it is forwarded to."""
+        """True if this rank reads the sum of a step again, apart from the slot that it is forwarded to."""
         for number, moved in enumerate(self.plan.steps[step + 1 :]):
             if number > 0 and id_ in _ids(moved.staged):
                 return True
@@ -353,7 +353,7 @@ def _readers(step: Traffic, rank: int) -> dict[int, list[int]]:
 
 
 def _has_mailboxes(moves: Sequence[Traffic]) -> bool:
-    """Whether every chunk spread in the second of two steps was summed in the first, out of parts that only its
+    """True if every chunk spread in the second of two steps was summed in the first, out of parts that only its
     spreader read, and goes to ranks that gave such a part.
     """
     if len(moves) != 2:

@@ -63,7 +63,7 @@ class Proof:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """True if nothing was found."""
         return not self.findings
 
     def __bool__(self) -> bool:
@@ -197,7 +197,7 @@ def _check(call: Call) -> None:
 
 
 def _orders(results: Sequence[tuple[int, int, Tree]]) -> tuple[bool, bool]:
-    """Whether each element has one tree everywhere, and whether that is the fold in rank order."""
+    """True if each element has one tree everywhere, and whether that is the fold in rank order."""
     rank_order = all(isinstance(tree, int) or list(tree) == sorted(_leaves(tree)) for _, _, tree in results)
     reached, last, ordered = 0, None, True
     for begin, end, tree in sorted(results, key=lambda r: (r[0], r[1])):

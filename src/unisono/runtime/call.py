@@ -1,4 +1,4 @@
-"""A call as data: what one rank asks for, in the bytes that its peers compare and in the words that people read.
+"""A call as data: the arguments of one rank, as bytes that its peers compare and as words for people.
 
 A call's header (header.py) is made once per kind of call and cached with it.
 """
@@ -35,7 +35,7 @@ class Call:
 
     ``sends`` and ``expects`` hold a `piece` per rank of the group for operations whose sizes may differ by rank
     (gather, scatter, all_gather, all_to_all). ``rest`` is any other text that must agree.
-    ``refused`` is the caller's mistake: such a call still meets its peers, so that they hear of it.
+    ``refused`` is the caller's mistake: such a call still meets its peers, so that they raise too.
     """
 
     op: str
@@ -95,7 +95,7 @@ class Call:
         return UsageError(f"{op}rank {rank}: {self.refused}")
 
     def describe(self, global_ranks: Sequence[int] | None = None) -> str:
-        """As a person would write it: ``all_reduce(float32 [2, 3], SUM)``; ``global_ranks``: of the group, for the root."""
+        """The call in words: ``all_reduce(float32 [2, 3], SUM)``; ``global_ranks``: of the group, for the root."""
         data = self.words or (f"{name_of_dtype(self.dtype)} {list(self.shape)}" if self.dtype else "")
         root = global_ranks[self.root] if global_ranks and self.root >= 0 else self.root
         text = words_of_call(self.op, data, self.reduce_op, root, self.by)

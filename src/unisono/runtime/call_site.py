@@ -35,12 +35,12 @@ _INNER = (
 
 
 def is_inner(file: str) -> bool:
-    """Whether a file's code is torch's, unisono's or glue of the standard library: nobody's call site."""
+    """True if a file's code is torch's, unisono's or glue of the standard library: nobody's call site."""
     return file.startswith(_INNER)
 
 
 def is_standard(file: str) -> bool:
-    """Whether a file belongs to Python's standard library, beside which packages may be installed."""
+    """True if a file belongs to Python's standard library, beside which packages may be installed."""
     return file.startswith(_LIBRARY) and "-packages" + os.sep not in file
 
 

@@ -13,22 +13,22 @@ from unisono.runtime.call import Call, Site
 from unisono.runtime.call_site import call_site
 from unisono.runtime.control import Control
 from unisono.runtime.monitor import Loss, Monitor
-from unisono.runtime.prepared import Places, Prepared, Preparer
+from unisono.runtime.prepared import AddressTable, Prepared, Preparer
 from unisono.runtime.queue import CallQueue
 from unisono.runtime.task import Agreed, Task, brief, broken, in_listener, interruption, keep_shared
-from unisono.runtime.words import ABANDONED as LOST
+from unisono.runtime.words import ABORTED as LOST
 from unisono.runtime.words import DIFFERS, DONE, UNREADY, WAITS
 from unisono.runtime.worker import INLINE, AsyncProgress
 from unisono.transport.board import Board
 from unisono.transport.futex import SPIN_NS
 from unisono.transport.inference import outside_inference
-from unisono.transport.layout import ABANDONED, ISSUED
+from unisono.transport.layout import ABORTED, ISSUED
 from unisono.transport.peer_mappings import PeerMappings
 from unisono.transport.process import Identity
 
 __all__ = ["CollectiveQueue", "CollectiveTask", "Part"]
 
-_Memory = torch.Tensor | Places
+_Memory = torch.Tensor | AddressTable
 Part = tuple[Prepared, _Memory, _Memory]
 """A program of a call, its output and its input."""
 
@@ -62,7 +62,7 @@ class CollectiveQueue(CallQueue):
         self._numbers = itertools.count(1)
         self.calls = 0  # completed
         self._longs, self._issued = board.segment.longs, 0
-        self._abandoned_at = board.segment.field(board.rank, ABANDONED)
+        self._aborted_at = board.segment.field(board.rank, ABORTED)
         self._call_log = monitor.call_log
         self.mappings = PeerMappings(board.segment, board.rank, board.size)
         self._control = Control(board, monitor.call_log, self.mappings.bases)
@@ -72,7 +72,7 @@ class CollectiveQueue(CallQueue):
         self.ahead = self._async.on
 
     def busy(self) -> bool:
-        """Whether any collective is under way."""
+        """True if any collective is under way."""
         return bool(self._queue or self._incoming)
 
     def _enqueue(self, task: Task) -> None:
@@ -108,7 +108,7 @@ class CollectiveQueue(CallQueue):
         self._worker.wake()
 
     def _makes_progress(self) -> bool:
-        """Whether calls of the background are left to the worker at once."""
+        """True if calls of the background are left to the worker at once."""
         if not self._async.decided:
             self._async.decide()
             self.ahead = self._async.on
@@ -221,7 +221,7 @@ class CollectiveQueue(CallQueue):
                 outcome = None
                 continue
             if outcome == LOST:
-                self._check_abandoned(task.call)
+                self._check_aborted(task.call)
             elif outcome == UNREADY:
                 self.mappings.map_peers(prepared.root_read)
             outcome = None
@@ -279,13 +279,13 @@ class CollectiveQueue(CallQueue):
             raise Agreed(error)
         task.parts[0][0].adapt(headers)
 
-    def _check_abandoned(self, call: Call) -> None:
+    def _check_aborted(self, call: Call) -> None:
         """Raises `PeerLostError` if a peer has given up the call that has just been carried out directly.
 
         It has come to the last meeting, but its tensor was its user's again before all had read it.
         """
         number, field = self.calls + 1, self._segment.field
-        gone = [rank for rank in range(self._board.size) if self._longs[field(rank, ABANDONED)] == number]
+        gone = [rank for rank in range(self._board.size) if self._longs[field(rank, ABORTED)] == number]
         if gone:
             what = (
                 f"{call.describe(self._global_ranks)}, call no. {number} of {self._label}, has no result to be trusted"
@@ -353,7 +353,7 @@ class CollectiveQueue(CallQueue):
         self._give_up(error)
 
     def _fail_all(self, error: UnisonoError) -> None:
-        self._longs[self._abandoned_at] = self.calls + 1
+        self._longs[self._aborted_at] = self.calls + 1
         with self._issuing:
             self._take_in()
         while self._queue:

@@ -11,14 +11,14 @@ from unisono.runtime import words as w
 from unisono.runtime.monitor import CallLog
 from unisono.transport.board import Board
 from unisono.transport.futex import OVERSUBSCRIBED_UNTIL
-from unisono.transport.layout import ABANDONED, COMPLETED, COMPLETED_AT, HEADER, ISSUED, ISSUED_AT, MEETINGS, MOMENTS
+from unisono.transport.layout import ABORTED, COMPLETED, COMPLETED_AT, HEADER, ISSUE_TIMES, ISSUED, ISSUED_AT, MEETINGS
 from unisono.transport.shared_heap import BOUNDS
 
 __all__ = ["Control"]
 
 _SPINS, _OVERSUBSCRIBED_SPINS = 500, 2
-"""How often a counter is read before the core is yielded: for some ten microseconds where every rank has a core, for a
-yield may hand it to another program for a slice of the scheduler's; hardly at all where ranks share cores."""
+"""Polls of a counter before the core is yielded: some ten microseconds where every rank has a core, since a yield may
+hand it to another program for a slice of the scheduler's; next to none where ranks share cores."""
 
 
 class Control:
@@ -37,17 +37,20 @@ class Control:
         words[w.RANK], words[w.SIZE], words[w.BASE] = board.rank, size, base
         words[w.COUNTERS], words[w.POSITION] = base + layout.counters, board.position.buffer_info()[0]
         words[w.HEADERS], words[w.HEADER] = base + layout.headers, layout.header
-        words[w.HEADER_PLACE], words[w.BEGUN] = record + 8 * HEADER, record + 8 * MEETINGS
+        words[w.HEADER_OFFSET], words[w.MEETINGS_BEGUN] = record + 8 * HEADER, record + 8 * MEETINGS
         words[w.ISSUED], words[w.COMPLETED] = record + 8 * ISSUED, record + 8 * COMPLETED
         words[w.COMPLETED_AT] = record + 8 * COMPLETED_AT
-        words[w.ISSUED_AT], words[w.ISSUED_KEPT] = record + 8 * ISSUED_AT, MOMENTS
-        words[w.MOMENTS], words[w.ENDS] = call_log.moments.buffer_info()[0], call_log.ends.buffer_info()[0]
-        words[w.KEPT] = len(call_log.moments)
+        words[w.ISSUED_AT], words[w.ISSUED_KEPT] = record + 8 * ISSUED_AT, ISSUE_TIMES
+        words[w.ISSUE_TIMES], words[w.END_TIMES] = (
+            call_log.issue_times.buffer_info()[0],
+            call_log.end_times.buffer_info()[0],
+        )
+        words[w.KEPT] = len(call_log.issue_times)
         words[w.SCRATCH] = self._scratch.ctypes.data
         words[w.PLACES] = words[w.SCRATCH] + 16 * w.BLOCK
         words[w.HANDLES], words[w.BASES] = base + layout.handles, self._bases.buffer_info()[0]
         words[w.BOUNDS], words[w.MAPPED] = ctypes.addressof(BOUNDS), ctypes.addressof(mapped)
-        words[w.ABANDONED_AT], words[w.RECORD] = base + 8 * segment.field(0, ABANDONED), layout.RECORD
+        words[w.ABORTED_AT], words[w.RECORD] = base + 8 * segment.field(0, ABORTED), layout.RECORD
         words[w.OUTPUT_BASE], words[w.TEMP_BASE], words[w.STAGE_BASES] = bases.output(), bases.temp, bases.stages
         words[w.PEER_INPUTS], words[w.PEER_OUTPUTS] = bases.peer_input(0), bases.peer_output(0)
         words[w.BASES_COUNT] = bases.length
@@ -57,7 +60,7 @@ class Control:
     @property
     def mode(self) -> int:
         """How the call that ran last went; see zero_copy.py."""
-        return self._words[w.MODE]
+        return self._words[w.PATH]
 
     def temp(self, nbytes: int) -> int:
         """The address of temporary memory of ``nbytes`` at least, which all calls share: one is under way at a time.

@@ -1,10 +1,10 @@
 """When compiled loops are loaded: with the first call, or, where they must be compiled, in the background.
 
 Loading what lies on disk (object_code.py) takes hundredths of a second; the first call that it serves waits for that.
-Compiling a dtype takes seconds. So where nothing is kept yet a group begins with torch's operations; after `COMPILE_AFTER` calls
-a thread compiles what the calls need, for other processes as well, and the group changes over. ``UNISONO_FUSED=0``
-never uses the loops, ``UNISONO_FUSED=now`` waits even for compiling. ``python -m unisono.runtime.loaded`` compiles all
-of them, so that no process has to: for images of containers.
+Compiling a dtype takes seconds. So where nothing is kept yet a group begins with torch's operations; after
+`COMPILE_AFTER` calls a thread compiles what the calls need, for other processes as well, and the group changes over.
+``UNISONO_FUSED=0`` never uses the loops, ``UNISONO_FUSED=now`` waits even for compiling. ``python -m
+unisono.runtime.loaded`` compiles all of them, so that no process has to: for images of containers.
 """
 
 import fcntl
@@ -59,7 +59,7 @@ class Loops:
     """The loops of this process: what is loaded, and the thread that compiles more."""
 
     def __init__(self) -> None:
-        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # told when there is more
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # words when there is more
         self._ready: dict[str, dict[str, Callable[..., int]]] = {}
         self._looked: set[str] = set()
         self._asked: list[str] = []
@@ -69,7 +69,7 @@ class Loops:
         self.loading = threading.Lock()  # held while something is compiled: a fork waits for it
 
     def kept(self, kind: str) -> bool:
-        """Whether the loops of a kind are there: in this process or, when this was first asked, on disk."""
+        """True if the loops of a kind are there: in this process or, when this was first asked, on disk."""
         if kind not in self._ready and kind not in self._looked and self.loading.acquire(blocking=False):
             try:
                 self._looked.add(kind)
@@ -83,7 +83,7 @@ class Loops:
         return self._ready[kind]
 
     def serve(self, kind: str, at_once: bool) -> bool:
-        """Whether the loops of a kind are there; if not they will be, or, ``at_once``, are when this returns."""
+        """True if the loops of a kind are there; if not they will be, or, ``at_once``, are when this returns."""
         if kind in self._ready:
             return True
         if at_once:
@@ -108,8 +108,8 @@ class Loops:
                 self._load(kind)
             except Exception as error:
                 self._failed.add(kind)
-                told = "torch's operations go on without compiled loops for %s: %s: %s"
-                logging.getLogger("unisono").warning(told, kind, type(error).__name__, error)
+                words = "torch's operations go on without compiled loops for %s: %s: %s"
+                logging.getLogger("unisono").warning(words, kind, type(error).__name__, error)
             with self._guard:
                 self._asked.remove(kind)
             for user in list(self.users):

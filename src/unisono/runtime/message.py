@@ -82,7 +82,7 @@ class Message(Task):
 
     @property
     def sends(self) -> bool:
-        """Whether it is a send."""
+        """True if it is a send."""
         return self.call.op == "send"
 
     def address(self) -> int:
@@ -99,7 +99,7 @@ class Message(Task):
 
 @dataclass
 class Arriving:
-    """The message at the reading end of a ring: whom it is for, or where it is set ``aside``; else it is dropped."""
+    """The message at the reading end of a ring: whom it is for, or where it is set ``unexpected``; else it is dropped."""
 
     tag: int
     nbytes: int
@@ -107,13 +107,13 @@ class Arriving:
     dtype: str
     number: int = 0
     message: Message | None = None
-    aside: Any = None  # its bytes, as a NumPy array
+    unexpected: Any = None  # its bytes, as a NumPy array
     moved: int = 0
     refused: bool = False  # taken without a receive, for its sender waits
 
     @property
     def taken(self) -> bool:
-        """Whether anybody needs the rest of it to come."""
+        """True if anybody needs the rest of it to come."""
         return self.refused or self.message is not None
 
 
@@ -123,13 +123,16 @@ class Inbox:
 
     ring: Ring
     current: Arriving | None = None
-    aside: deque[Arriving] = field(default_factory=deque)
+    unexpected: deque[Arriving] = field(default_factory=deque)
 
     def unclaimed(self) -> list[Arriving]:
         """What was taken out of the ring because a receive with another tag waits behind it."""
-        return [*self.aside, *([self.current] if self.current is not None and self.current.aside is not None else [])]
+        return [
+            *self.unexpected,
+            *([self.current] if self.current is not None and self.current.unexpected is not None else []),
+        ]
 
-    def lying(self) -> list[Arriving]:
+    def in_ring(self) -> list[Arriving]:
         """What is still in the ring, whole or in part."""
         found, here, there = [], 0, self.ring.there()
         if self.current is not None:
@@ -142,8 +145,8 @@ class Inbox:
 
     @property
     def occupied(self) -> bool:
-        """Whether the next receive may have to do with what has come before."""
-        return self.current is not None or bool(self.aside)
+        """True if the next receive may have to do with what has come before."""
+        return self.current is not None or bool(self.unexpected)
 
 
 def _padded(nbytes: int) -> int:

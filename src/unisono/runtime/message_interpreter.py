@@ -1,12 +1,12 @@
 """The interpreter of messages between two ranks: one loop, which numba compiles and Python runs as it is.
 
-It is made of the same primitives as that of programs (interpreter.py). A loop carries several messages, one for each
-end of a ring at most, in turn, piece by piece: a rank that waits for what it receives sends meanwhile. It comes back
-when a message is done, where the peers keep it waiting for ``patience`` ns, or when it has moved for `_LONGEST`: nobody
-looks for lost peers, or serves others, in here. What has moved by then counts; the queue goes on from there.
+It is built from the same primitives as that of programs (interpreter.py). A loop moves several messages, at most one
+for each end of a ring, in turn, piece by piece: a rank that waits for what it receives sends meanwhile. It returns when
+a message is complete, when no peer makes progress for ``patience`` ns, or after `_LONGEST`: it does not check for lost
+peers. The bytes moved so far count; the queue resumes from there.
 
-A message that nobody has looked at yet is received by the head that it has to have. Another head, or none that would do
-(a receive from any rank), stops the loop: the queue reads it (messages.py).
+A message that has not begun is matched by its expected head. Another head, or none (a receive from any rank), stops
+the loop: the queue reads it (messages.py).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from unisono.transport.ring import UNIT
 __all__ = ["message_loops"]
 
 _UNIT, _WORDS, _CONTROL = UNIT, w.JOB_WORDS, w.CONTROL_WORDS
-_PIECE = 64 * 1024  # bytes moved before the peer is before
+_PIECE = 64 * 1024  # bytes moved between two notifications of the peer
 _LONGEST = 50_000_000  # ns
 
 
@@ -29,7 +29,7 @@ def message_loops(p: Primitives) -> dict[str, Callable[..., int]]:
 
     @p.inner
     def single(control: Any, sends: int, peer: int, head: int, data: int, nbytes: int, patience: int) -> Any:
-        """Carries one message that has not begun; returns its job."""
+        """Moves one message that has not begun; returns its job."""
         job = words(control[w.JOB], _WORDS)
         job[w.SENDS], job[w.PEER], job[w.HEAD], job[w.DATA] = sends, peer, head, data
         job[w.NBYTES], job[w.MOVED], job[w.BEGUN] = nbytes, 0, 0
@@ -37,7 +37,7 @@ def message_loops(p: Primitives) -> dict[str, Callable[..., int]]:
         return job
 
     def progress(control_at: int, jobs_at: int, count: int, patience: int) -> int:
-        """Carries the ``count`` jobs at ``jobs_at``, none of them done, until one is, or has met `OTHER`."""
+        """Moves the ``count`` jobs at ``jobs_at``, none of them complete, until one is, or has met `OTHER`."""
         move(words(control_at, _CONTROL), words(jobs_at, count * _WORDS), count, patience)
         return 0
 
@@ -58,8 +58,8 @@ def message_loops(p: Primitives) -> dict[str, Callable[..., int]]:
     def recv(control_at: int, peer: int, head_at: int, target: int, nbytes: int, patience: int) -> Any:
         """Takes the next message from ``peer``, if its head is the one at ``head_at``, to ``target``.
 
-        Returns how many bytes of the payload have been taken, or `NOTHING_MOVED`, or `OTHER`. A receive of which there is a
-        rest stays counted among those that are out.
+        Returns how many bytes of the payload have been taken, or `NOTHING_MOVED`, or `OTHER`. A receive that is not
+        complete stays counted as posted.
         """
         control = words(control_at, _CONTROL)
         wanted = place(control, peer, control[w.RANK]) + 64 + 16
@@ -84,7 +84,7 @@ def _adding(p: Primitives) -> Any:
 
     @p.inner
     def add(address: int, value: int) -> Any:
-        """Adds to a word that this rank single writes."""
+        """Adds to a word that this rank alone writes."""
         total = load(address) + value
         store(address, total)
         return total
@@ -95,7 +95,7 @@ def _adding(p: Primitives) -> Any:
 def _placing(p: Primitives) -> Any:
     @p.inner
     def place(control: Any, source: int, target: int) -> Any:
-        """Where the counts of a ring lie."""
+        """The address of the counts of a ring."""
         return control[w.CONTROLS] + (source * control[w.SIZE] + target) * control[w.RING_CONTROL]
 
     return place
@@ -179,7 +179,7 @@ def _moving(p: Primitives) -> Any:
 
     @p.inner
     def move(control: Any, jobs: Any, count: int, patience: int) -> None:
-        """Carries all jobs, a piece of each in turn, until one needs the queue's attention or none can go on."""
+        """Moves all jobs, a piece of each in turn, until one needs the queue or none makes progress."""
         bell, until, limit, spins = control[w.BELLS] + 64 * control[w.RANK], now() + _LONGEST, 0, 0
         most = control[w.SPINS] // slowness
         while True:
@@ -192,7 +192,7 @@ def _moving(p: Primitives) -> Any:
                 if begun == w.OTHER or (begun == 1 and jobs[k + w.MOVED] == jobs[k + w.NBYTES]):
                     ended = True
             if ended or (moved and now() > until):
-                control[w.BELL_SEEN] -= 1  # for there may be more to do at once
+                control[w.BELL_SEEN] -= 1  # there may be more to do at once
                 return
             if moved:
                 spins = limit = 0

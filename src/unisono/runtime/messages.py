@@ -2,8 +2,8 @@
 
 Messages to one peer leave in order; messages from one peer arrive in order and meet the oldest receive that names
 their source (or any) and their tag. A message nobody has asked for stays in the ring, unless a receive with another
-tag waits behind it: then it is set aside in this rank's own memory. A send is done when its last byte is in the ring,
-so that small messages need no receiver; longer ones flow as the receiver takes them.
+tag waits behind it: then it is set unexpected in this rank's own memory. A send is done when its last byte is in the
+ring, so that small messages need no receiver; longer ones flow as the receiver takes them.
 
 A message on an ordinary tensor goes in one run of a loop (message_interpreter.py) if its peer comes at once. What is
 not waited for goes as far as it can when it is issued; whoever waits then carries all that is under way together, both
@@ -37,7 +37,7 @@ from unisono.transport.segment import Segment
 
 __all__ = ["MessageQueue"]
 
-_NAP = 0.05  # s: how long a receive sleeps before it is queued, where all is looked after
+_SLEEP = 0.05  # s: how long a receive sleeps before it is queued, where all is looked after
 
 
 class MessageQueue(CallQueue):
@@ -53,7 +53,7 @@ class MessageQueue(CallQueue):
         self._seen = 0  # this rank's bell as it was before the last look into the rings
 
     def busy(self) -> bool:
-        """Whether any message is under way."""
+        """True if any message is under way."""
         return self._pending.busy()
 
     # At once
@@ -66,8 +66,8 @@ class MessageQueue(CallQueue):
         Else, and if only a part has moved by then, it is under way like any other: in the ``background``, or until it
         is done.
         """
-        naps = prepared.call.op == "recv" and not background and timeout > 2 * _NAP
-        end = time.monotonic() + _NAP * naps
+        sleeps = prepared.call.op == "recv" and not background and timeout > 2 * _SLEEP
+        end = time.monotonic() + _SLEEP * sleeps
         while True:
             seen = self._bells[self._rank].value()
             message = self._run(prepared, peer, tensor, timeout, background)
@@ -84,8 +84,8 @@ class MessageQueue(CallQueue):
     def _run(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message | None:
-        """What has become of a message by the end of a loop's patience: `_NOTHING_MOVED` if its peer did not stir, None if
-        others are before it.
+        """What has become of a message by the end of a loop's patience: `_NOTHING_MOVED` if its peer did not stir, None
+        if others are before it.
         """
         if self.entered():
             self._refuse_reentry(prepared.call)
@@ -96,7 +96,7 @@ class MessageQueue(CallQueue):
                 return None
             patience = SPIN_NS
             if background:
-                patience = 0 if sends else BRIEFLY if inbox.ring.silent() else brief(prepared.call)
+                patience = 0 if sends else BRIEFLY if inbox.ring.idle() else brief(prepared.call)
             try:
                 began = time.monotonic_ns()
                 moved = self._control.progress(prepared, peer, tensor.data_ptr(), patience)
@@ -145,7 +145,7 @@ class MessageQueue(CallQueue):
             assert task.peer is not None
             self._out[task.peer].post()
             self._sends[task.peer].append(task)
-        elif not any(self._taken_aside(peer, task) for peer in self._pending.sources(task)):
+        elif not any(self._take_unexpected(peer, task) for peer in self._pending.sources(task)):
             self._posted.append(task)
             self._pending.want(task, 1)
 
@@ -158,13 +158,13 @@ class MessageQueue(CallQueue):
 
     @outside_inference
     def _progress(self, spin: bool) -> None:
-        patience, again = SPIN_NS if spin else 0, True
-        while again and (jobs := self._pending.jobs(self._place, self._place_of)):
-            told, self._seen = self._control.progress_all([job for _, job in jobs], patience)
-            again = False
-            for (each, _), job in zip(jobs, told, strict=True):
+        patience, repeat = SPIN_NS if spin else 0, True
+        while repeat and (jobs := self._pending.jobs(self._place, self._place_of)):
+            results, self._seen = self._control.progress_all([job for _, job in jobs], patience)
+            repeat = False
+            for (each, _), job in zip(jobs, results, strict=True):
                 ended = self._moved(each, job)
-                again = again or (ended and not spin)  # who lingers looks first whether that was his
+                repeat = again or (ended and not spin)  # who lingers looks first whether that was his
 
     def _place(self, message: Message) -> int:
         """Where the bytes of a message lie; -1, and the message has failed, if that is nowhere any more."""
@@ -180,7 +180,7 @@ class MessageQueue(CallQueue):
             if (at := self._place(arriving.message)) >= 0:
                 return at
             self._drain(arriving, ring)
-        return int(arriving.aside.ctypes.data) if arriving.aside is not None else 0
+        return int(arriving.unexpected.ctypes.data) if arriving.unexpected is not None else 0
 
     def _moved(self, each: Message | Arriving, job: Job) -> bool:
         """Takes note of what a loop has done; whether anything has ended, or begun for somebody else."""
@@ -216,7 +216,7 @@ class MessageQueue(CallQueue):
         arriving = inbox.current = Arriving(tag, nbytes, numel, dtype, inbox.ring.opened())
         message = next((m for m in wanting if m.tag == tag), None)
         if message is None:
-            arriving.aside = np.empty(nbytes, np.uint8)
+            arriving.unexpected = np.empty(nbytes, np.uint8)
         else:
             self._posted.remove(message)
             message.source = peer
@@ -235,21 +235,21 @@ class MessageQueue(CallQueue):
             inbox.ring.want(-1)
         if arriving.message is not None:
             self._end_message(arriving.message)
-        elif arriving.aside is not None:
-            inbox.aside.append(arriving)
-            for message in self._posted:  # a receive may have come while its message was set aside
-                if message.peer in (None, peer) and self._taken_aside(peer, message):
+        elif arriving.unexpected is not None:
+            inbox.unexpected.append(arriving)
+            for message in self._posted:  # a receive may have come while its message was set unexpected
+                if message.peer in (None, peer) and self._take_unexpected(peer, message):
                     self._posted.remove(message)
                     return
 
-    def _taken_aside(self, peer: int, task: Message) -> bool:
-        """Hands over a message that was set aside, if there is one that ``task`` receives."""
-        for waiting in self._in[peer].aside:
+    def _take_unexpected(self, peer: int, task: Message) -> bool:
+        """Hands over a message that was set unexpected, if there is one that ``task`` receives."""
+        for waiting in self._in[peer].unexpected:
             if waiting.tag == task.tag:
-                self._in[peer].aside.remove(waiting)
+                self._in[peer].unexpected.remove(waiting)
                 task.source = peer
                 if self._match(waiting, task):
-                    self._end_message(task, waiting.aside)
+                    self._end_message(task, waiting.unexpected)
                 return True
         return False
 
@@ -260,7 +260,7 @@ class MessageQueue(CallQueue):
         self._worker.wake()
 
     def _match(self, arriving: Arriving, message: Message) -> bool:
-        """Whether sender and receiver agree; if not, the receive ends with the reason and the data is dropped."""
+        """True if sender and receiver agree; if not, the receive ends with the reason and the data is dropped."""
         call = message.call
         if arriving.numel == call.numel and arriving.dtype == name_of_dtype(call.dtype):
             return True
@@ -273,12 +273,12 @@ class MessageQueue(CallQueue):
         return False
 
     @outside_inference
-    def _end_message(self, message: Message, aside: Any = None) -> None:
-        """All of a message is through; a received one lies in its tensor, or ``aside``."""
+    def _end_message(self, message: Message, unexpected: Any = None) -> None:
+        """All of a message is through; a received one lies in its tensor, or ``unexpected``."""
         error: UnisonoError | None = None
         try:
-            if aside is not None:
-                ctypes.memmove(message.address(), aside.ctypes.data, aside.nbytes)
+            if unexpected is not None:
+                ctypes.memmove(message.address(), unexpected.ctypes.data, unexpected.nbytes)
             if message.after is not None:
                 message.after()
         except UnisonoError as reason:
@@ -354,7 +354,7 @@ class MessageQueue(CallQueue):
             f"{task.call.describe()} {way} (tag {task.tag}, {self._label}){task.place() if placed else ''} {what}: "
             f"{pending.progress(task)} of {task.prepared.nbytes} bytes moved"
         )
-        if not task.sends and (others := pending.unclaimed(peers, self._global_ranks, lying=False)):
+        if not task.sends and (others := pending.unclaimed(peers, self._global_ranks, in_ring=False)):
             text += f", while {listed(others)} {'are' if len(others) > 1 else 'is'} there"
         return text if briefly else text + self.monitor.lateness(peers)
 
@@ -364,9 +364,9 @@ class MessageQueue(CallQueue):
         Told once: by the rank that leaves last.
         """
         with self._lock:
-            others = self._pending.unclaimed(range(len(self._in)), self._global_ranks, lying=True)
+            others = self._pending.unclaimed(range(len(self._in)), self._global_ranks, in_ring=True)
             for inbox in self._in:
-                inbox.ring.opened(len(inbox.lying()))
+                inbox.ring.opened(len(inbox.in_ring()))
             mine = [
                 f"{ring.unopened()} to rank {self._global_ranks[peer]}"
                 for peer, ring in enumerate(self._out)

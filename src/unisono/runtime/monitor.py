@@ -32,13 +32,13 @@ class Loss(NamedTuple):
 class CallLog(NamedTuple):
     """The last collectives of this rank: no. k, counted from 1, has its place ``k % len(calls)`` in each.
 
-    The queue notes ``calls``, interpreters note ``moments`` and ``ends``: when a call was issued and when it ended, by
-    ``time.monotonic_ns``.
+    The queue notes ``calls``, interpreters note ``issue_times`` and ``end_times``: when a call was issued and when it
+    ended, by ``time.monotonic_ns``.
     """
 
     calls: "list[Call | None]"
-    moments: "array[int]"
-    ends: "array[int]"
+    issue_times: "array[int]"
+    end_times: "array[int]"
 
 
 class Wait(Protocol):

@@ -41,7 +41,7 @@ class _Span:
         return self.stop - self.start
 
     def leads_to(self, other: "_Span") -> bool:
-        """Whether the other one goes on where this one ends."""
+        """True if the other one goes on where this one ends."""
         return (self.tensor, self.stop) == (other.tensor, other.start)
 
     def of(self, memory: Tensors) -> torch.Tensor:

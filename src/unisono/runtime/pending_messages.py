@@ -30,7 +30,7 @@ class PendingMessages:
         self.posted: list[Message] = []
 
     def busy(self) -> bool:
-        """Whether any message is under way."""
+        """True if any message is under way."""
         return bool(self.posted) or any(self.sends) or any(i.current and i.current.taken for i in self.inboxes)
 
     def all(self) -> list[Message]:
@@ -53,7 +53,7 @@ class PendingMessages:
             self.inboxes[peer].ring.want(change)
 
     def unmoved(self, message: Message) -> bool:
-        """Whether nothing of a message has moved yet."""
+        """True if nothing of a message has moved yet."""
         waits = message.peer is not None and message in self.sends[message.peer] and not message.started
         return message in self.posted or waits
 
@@ -63,7 +63,7 @@ class PendingMessages:
         if message.sends:
             certain = self.outgoing[peers[0]].unwanted()
         else:
-            certain = message in self.posted and all(self.inboxes[p].ring.silent() for p in self.sources(message))
+            certain = message in self.posted and all(self.inboxes[p].ring.idle() for p in self.sources(message))
         return peers[0] if certain and len(peers) == 1 else None
 
     def remove(self, message: Message) -> bool:
@@ -86,12 +86,12 @@ class PendingMessages:
             return message.moved
         return next((i.current.moved for i in self.inboxes if i.current and i.current.message is message), 0)
 
-    def unclaimed(self, peers: Sequence[int], global_ranks: Sequence[int], lying: bool) -> list[str]:
+    def unclaimed(self, peers: Sequence[int], global_ranks: Sequence[int], in_ring: bool) -> list[str]:
         """The messages from ``peers`` that no receive has taken; those that lie in the rings too, if wanted."""
         return [
             f"a message with tag {each.tag} from rank {global_ranks[peer]} ({each.numel} elements of {each.dtype})"
             for peer in peers
-            for each in (*self.inboxes[peer].unclaimed(), *(self.inboxes[peer].lying() if lying else ()))
+            for each in (*self.inboxes[peer].unclaimed(), *(self.inboxes[peer].in_ring() if in_ring else ()))
         ]
 
     def jobs(

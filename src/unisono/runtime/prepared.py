@@ -30,7 +30,7 @@ from unisono.runtime.reduce import reducer
 from unisono.runtime.torch_ops import TORCH
 from unisono.transport.board import Board
 
-__all__ = ["Kind", "Places", "Prepared", "Preparer"]
+__all__ = ["Kind", "AddressTable", "Prepared", "Preparer"]
 
 _FLOATING = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM")
 _WHOLE, _BITS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG"), ("BAND", "BOR", "BXOR")
@@ -62,7 +62,7 @@ _OPS = {"SUM": 0, "PREMUL_SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, 
 _NOWHERE = -(1 << 62)
 
 
-class Places:
+class AddressTable:
     """Where several tensors lie, in a table that interpreters read; takes the place of a tensor of a call."""
 
     __slots__ = ("_address", "_table", "tensors")
@@ -82,10 +82,10 @@ class Kind:
     """What a prepared call is made from.
 
     ``dtype``, ``sizes``: of elements, and how many there are in every block, as far as this rank knows; ``listed``:
-    whether input and output are a tensor per block; ``expected_calls``: the calls of all ranks as they are expected, if they
-    are not all like this rank's; ``exclusive``: whether the output must lie input_offset for the call to go directly.
-    ``input_offset``: bytes from the output to the input, where these may overlap; ``reach``: bytes of output and input.
-    ``guarded``, ``completes``: whether it is the first, the last program of its call.
+    whether input and output are a tensor per block; ``expected_calls``: the calls of all ranks as they are expected, if
+    they are not all like this rank's; ``exclusive``: whether the output must share no memory with the input for direct
+    access. ``input_offset``: bytes from output to input if they may overlap there; ``reach``: bytes of output and
+    input. ``guarded``, ``completes``: whether it is the first, the last program of its call.
     """
 
     call: Call
@@ -110,13 +110,13 @@ class Prepared:
     """A kind of call, ready to be run: ``run(address, control, ...)``, see `Interpreter`."""
 
     __slots__ = (
-        "_adapted", "_input_offset", "_kept", "_kind", "_maker", "_reach", "_words", "address", "call", "nbytes", "root_read",
+        "_adapted", "_input_offset", "_kept", "_kind", "_preparer", "_reach", "_words", "address", "call", "nbytes", "root_read",
         "run",
     )  # fmt: skip
 
-    def __init__(self, kind: Kind, maker: "Preparer", run: Callable[..., int]) -> None:
+    def __init__(self, kind: Kind, preparer: "Preparer", run: Callable[..., int]) -> None:
         self.call, self.run, self.root_read = kind.call, run, kind.choice.direct_root
-        self._kind, self._maker = kind, maker
+        self._kind, self._preparer = kind, preparer
         self.nbytes = sum(kind.sizes) * kind.dtype.itemsize
         self._input_offset, self._reach = kind.input_offset, kind.reach
         self._adapted: dict[bytes, tuple[tuple[int, ...], Any]] = {}
@@ -127,16 +127,16 @@ class Prepared:
         words[w.ROOT] = self.root_read
         words[w.LISTED] = kind.listed[0] * w.INPUTS | kind.listed[1] * w.OUTPUTS
         words[w.EXCLUSIVE], words[w.COMPLETES] = kind.exclusive, kind.completes
-        bound, self._kept = maker.tables(kind, kind.sizes)
+        bound, self._kept = preparer.tables(kind, kind.sizes)
         self._write_words(bound)
         if kind.guarded:
             calls = kind.expected_calls or (kind.call,)
-            headers = b"".join(call.header(maker.size, maker.header_nbytes) for call in calls)
+            headers = b"".join(call.header(preparer.size, preparer.header_nbytes) for call in calls)
             if len(calls) == 1 and len({*kind.call.sends, *kind.call.expects}) > 1:
                 # the same header on all ranks would not fit together: the guard has to look at any
-                nothing = bytes(maker.header_nbytes)
-                headers = b"".join(headers if rank == maker.rank else nothing for rank in range(maker.size))
-            self._expect(headers, len(headers) > maker.header_nbytes)
+                nothing = bytes(preparer.header_nbytes)
+                headers = b"".join(headers if rank == preparer.rank else nothing for rank in range(preparer.size))
+            self._expect(headers, len(headers) > preparer.header_nbytes)
 
     def _write_words(self, bound: Sequence[int]) -> None:
         for word, value in zip(_BOUND, bound, strict=True):
@@ -146,10 +146,10 @@ class Prepared:
         expected = np.frombuffer(headers, np.uint8)
         self._kept = (*self._kept, expected)
         self._words[w.HEADER_AT] = _address(expected)
-        self._words[w.STRIDE] = self._maker.header_nbytes if each else 0
+        self._words[w.STRIDE] = self._preparer.header_nbytes if each else 0
 
     def fits(self, output: int, tensor: int) -> bool:
-        """Whether output and input, at these addresses, lie where the call can take them: input_offset, or as it asks."""
+        """Returns True if output and input, at these addresses, are disjoint or at the call's ``input_offset``."""
         distance, (out, into) = tensor - output, self._reach
         return distance == self._input_offset or not -into < distance < out
 
@@ -161,13 +161,13 @@ class Prepared:
         if found is None:
             if len(self._adapted) >= 16:
                 self._adapted.clear()
-            found = self._adapted[headers] = self._maker.tables(self._kind, self._sizes_in(headers))
+            found = self._adapted[headers] = self._preparer.tables(self._kind, self._sizes_in(headers))
         bound, self._kept = found
         self._write_words(bound)
         self._expect(headers, True)
 
     def _sizes_in(self, headers: bytes) -> tuple[int, ...]:
-        n, each, kind = self._maker.size, self._maker.header_nbytes, self._kind
+        n, each, kind = self._preparer.size, self._preparer.header_nbytes, self._kind
         scale = (kind.call.dtype.itemsize if kind.call.dtype else 1) // kind.dtype.itemsize
         rows = []
         for rank in range(n):
@@ -238,7 +238,7 @@ class Preparer:
         return partial(TORCH.run, sample=sample)
 
     def meeting(self) -> Prepared:
-        """A program of one meeting, input_offset from any call."""
+        """A program of one meeting that belongs to no call."""
         choice = by_default("barrier", 0, self.size, 0, False)
         return self.prepare(Kind(Call("barrier"), choice, torch.uint8, (0,), guarded=False, completes=False))
 
@@ -280,7 +280,7 @@ class Preparer:
         return bound, (in_sizes, *arrays)
 
     def _long(self, call: Call, choice: Choice) -> bool:
-        """Whether this rank itself sends or takes a large piece: then nobody takes the call for one of small pieces."""
+        """True if this rank itself sends or takes a large piece: then nobody takes the call for one of small pieces."""
         pairs = [pair for rank, pair in enumerate(zip(call.sends, call.expects, strict=True)) if rank != self.rank]
         longest = max(map(piece_numel, sum(pairs, ())), default=0)
         return call.dtype is not None and longest * call.dtype.itemsize > choice.directly_above

@@ -41,9 +41,9 @@ from unisono.transport.segment import Segment
 __all__ = ["CallQueue", "any_listeners"]
 
 _queues: "weakref.WeakSet[CallQueue]" = weakref.WeakSet()
-_SLICE = 0.05  # s: how long anybody sleeps before looking around
-_GLANCE = 0.0002  # s: how often somebody who waits for the lock looks whether the call is done
-_SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
+_CHECK_INTERVAL = 0.05  # s: how long anybody sleeps before looking around
+_LOCK_INTERVAL = 0.0002  # s: how often somebody who waits for the lock looks whether the call is done
+_SHARED_INTERVAL = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
 
 
 class CallQueue(ABC):
@@ -61,7 +61,7 @@ class CallQueue(ABC):
         self._closed = False
         self._waited: tuple[Task, Wait] | None = None  # the wait of the thread that looks around
         self.ahead = False
-        """Whether cores are free for the worker: it carries calls of the background from the first moment on."""
+        """True if cores are free for the worker: it carries calls of the background from the first moment on."""
         self.rejected: RejectedMessages | None = None
         at = segment.field(rank, REFUSED)
         self.refused = segment.longs[at : at + 1]
@@ -72,7 +72,7 @@ class CallQueue(ABC):
         self._lock = threading.RLock()
         self._marking = threading.RLock()  # held while a call is marked as done, or its waiters are counted
         self.entered: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
-        """Whether this thread holds the queue; true where a signal handler or finalizer asks in the midst of a call."""
+        """True if this thread holds the queue; true where a signal handler or finalizer asks in the midst of a call."""
 
     def _refuse_reentry(self, call: Call, what: str = "") -> None:
         """Raises `UsageError` if this thread is in the midst of another call of this queue."""
@@ -81,7 +81,7 @@ class CallQueue(ABC):
 
     @abstractmethod
     def busy(self) -> bool:
-        """Whether any call is under way."""
+        """True if any call is under way."""
 
     @abstractmethod
     def _progress(self, spin: bool) -> None:
@@ -97,7 +97,7 @@ class CallQueue(ABC):
 
     @abstractmethod
     def _check_peers(self) -> None:
-        """Called about every `_SLICE` of waiting: deadlines, lost peers. Fails calls by `_fail`. Lock held."""
+        """Called about every `_CHECK_INTERVAL` of waiting: deadlines, lost peers. Fails calls by `_fail`. Lock held."""
 
     @abstractmethod
     def _fail(self, task: Task, error: UnisonoError) -> None:
@@ -205,7 +205,7 @@ class CallQueue(ABC):
     def _progress_until(self, task: Task, timeout: float | None) -> UnisonoError | None:
         """Returns once ``task`` is done, or with an error of this wait alone. What it raises comes from elsewhere."""
         limit = None if timeout is None else time.monotonic() + timeout
-        check_at = time.monotonic() + _SLICE
+        check_at = time.monotonic() + _CHECK_INTERVAL
         wait: Wait | None = None
         waiting = 0
         try:
@@ -226,11 +226,11 @@ class CallQueue(ABC):
                             self._waited = task, wait
                             self._check_peers()
                             self._waited = None
-                        check_at = time.monotonic() + _SLICE
+                        check_at = time.monotonic() + _CHECK_INTERVAL
                 self._settle()
                 if task.done:
                     return None
-                slice_ = _SLICE if self._waiters == 1 else _SHORT
+                slice_ = _CHECK_INTERVAL if self._waiters == 1 else _SHARED_INTERVAL
                 if limit is not None:
                     left = limit - time.monotonic()
                     if left <= 0:
@@ -251,7 +251,7 @@ class CallQueue(ABC):
 
     def _enter(self, task: Task) -> bool:
         """Takes the lock, or returns False once the worker, which may hold it for long, has done ``task``."""
-        while not self._lock.acquire(timeout=_GLANCE):
+        while not self._lock.acquire(timeout=_LOCK_INTERVAL):
             if task.done:
                 return False
         return True
@@ -366,7 +366,7 @@ class CallQueue(ABC):
         _queues.discard(self)
 
     def idle(self) -> bool:
-        """Whether there is nothing here for the worker."""
+        """True if there is nothing here for the worker."""
         return bool(self._waiters) or self._closed or not self.busy()
 
     def work(self, check_at: float) -> float:
@@ -379,10 +379,10 @@ class CallQueue(ABC):
                 self._progress(spin=False)  # a worker that spins takes a part of the core from who computes
                 if self.busy() and time.monotonic() >= check_at:
                     self._check_peers()
-                    check_at = time.monotonic() + _SLICE
+                    check_at = time.monotonic() + _CHECK_INTERVAL
             self._settle()
             if not self.idle():
-                self._sleep(_SLICE)
+                self._sleep(_CHECK_INTERVAL)
         except Exception as error:
             with self._lock:
                 self._give_up(UnisonoError(f"the worker broke off: {type(error).__name__}: {error}"))
@@ -390,7 +390,7 @@ class CallQueue(ABC):
         return check_at
 
     def _has_listeners(self) -> bool:
-        """Whether the end of a call under way may make this process issue others."""
+        """True if the end of a call under way may make this process issue others."""
         return bool(self._settled) or any(task.listeners for task in self._under_way())
 
     @abstractmethod

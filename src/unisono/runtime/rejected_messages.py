@@ -36,7 +36,7 @@ class RejectedMessages:
         """One word, not 0 once a peer has refused a message of this rank: then `take` tells more."""
         self._taking = threading.RLock()
         self._counts = [0] * len(out)
-        self._untold: deque[tuple[int, int, MismatchError]] = deque(maxlen=_KEPT)
+        self._unraised: deque[tuple[int, int, MismatchError]] = deque(maxlen=_KEPT)
 
     def refuse(self, ring: Ring, arriving: Arriving, message: Message) -> MismatchError:
         """Lets the sender know that this rank refused what came in ``ring``; the error of its receive, ``message``."""
@@ -61,13 +61,13 @@ class RejectedMessages:
                 count, last = ring.refusal()
                 if count > self._counts[rank]:
                     error = self._error(rank, last, count - self._counts[rank] - 1)
-                    self._untold.append((rank, last.number, error))
+                    self._unraised.append((rank, last.number, error))
                     self._counts[rank] = count
-            if not self._untold:
+            if not self._unraised:
                 return None
-            found = next((each for each in self._untold if each[:2] == (peer, number)), self._untold[0])
-            self._untold.remove(found)
-            if self._untold:
+            found = next((each for each in self._unraised if each[:2] == (peer, number)), self._unraised[0])
+            self._unraised.remove(found)
+            if self._unraised:
                 self.word[0] = 1
             return found[2], found[:2] == (peer, number)
 

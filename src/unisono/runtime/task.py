@@ -18,20 +18,8 @@ if TYPE_CHECKING:
     from unisono.runtime.queue import CallQueue
 
 __all__ = [
-    "BRIEFLY",
-    "Access",
-    "Agreed",
-    "Task",
-    "brief",
-    "broken",
-    "first_line",
-    "in_listener",
-    "interruption",
-    "keep_shared",
-    "others_in_listeners",
-    "reentered",
-    "run_listeners",
-    "same",
+    "BRIEFLY", "Access", "Agreed", "Task", "brief", "broken", "first_line", "in_listener", "interruption",
+    "keep_shared", "others_in_listeners", "reentered", "run_listeners", "same",
 ]  # fmt: skip
 
 BRIEFLY, _SLOWLY = 20_000, 0.25  # ns, ns per byte
@@ -85,7 +73,7 @@ _listener_threads: set[int] = set()  # threads for which it is
 
 
 def in_listener() -> bool:
-    """Whether this thread runs a listener: its calls are not left to the background."""
+    """True if this thread runs a listener: its calls are not left to the background."""
     return _listening.on
 
 
@@ -104,7 +92,7 @@ def run_listeners(task: Task) -> None:
 
 
 def others_in_listeners() -> bool:
-    """Whether another thread than this one runs listeners, which may issue calls."""
+    """True if another thread than this one runs listeners, which may issue calls."""
     return bool(_listener_threads - {threading.get_ident()})
 
 

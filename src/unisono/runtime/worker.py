@@ -37,7 +37,7 @@ class Flag:
         self._set = False
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """True if it is set."""
         return self._set
 
     def set(self) -> None:
@@ -173,7 +173,7 @@ class Worker:
 
 
 class AsyncProgress:
-    """Whether calls of the background make progress beside computation: decided once all ranks of a group are there.
+    """True if calls of the background make progress beside computation: decided once all ranks of a group are there.
 
     ``UNISONO_ASYNC_PROGRESS`` 1 or 0 says so instead; raises `UsageError` for another value.
     """
@@ -187,7 +187,7 @@ class AsyncProgress:
         self.decided = bool(wish)
 
     def decide(self) -> None:
-        """Whether this rank has a core beyond those that its threads compute on, to be asked until it is decided.
+        """True if this rank has a core beyond those that its threads compute on, to be asked until it is decided.
 
         Ranks that may use the same cores have equal shares of them.
         """

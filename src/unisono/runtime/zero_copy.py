@@ -1,20 +1,21 @@
-"""How ranks decide on direct access: they publish where their tensors lie, and all come to one decision.
+"""Zero-copy: ranks publish where their tensors lie, and all of them decide alike whether to read them there.
 
-With a call that may go from tensor to tensor every rank publishes an *handle* beside its header: where its tensor lies
-in its shared memory (transport/shared_heap.py), if it lies there, whether it has mapped the memory of the peers it needs, and
-whether it *speculative* that the call will go directly, and so has staged nothing for the first meeting. After that meeting
-all ranks read the same handles, and so decide alike without another word:
+With a call that may be zero-copy every rank publishes a *handle* beside its header: the place of its tensor in its
+shared heap (transport/shared_heap.py), whether it has mapped the heaps of the peers that it needs, and whether it runs
+*speculatively*: it expects direct access, and has staged nothing for the first meeting. After that meeting all ranks
+read the same handles, so they come to the same decision without another message:
 
-    STAGED   some tensor is not shared, or some rank has not mapped a peer's memory: the call goes on as it began
-    RETRY_STAGED    the same, but a rank has speculated in vain: the staged program begins anew, one meeting later
-    DIRECT   every rank reads its peers' tensors where they lie; a last meeting lets the tensors go
-    PUSHED   a broadcast in which the root, too, writes a part of the data into its peers' tensors
+    STAGED        a tensor is not shared, or a heap is not mapped: the call goes on as it began
+    RETRY_STAGED  the same, but a rank has speculated in vain: the staged program starts again, one meeting later
+    DIRECT        every rank reads its peers' tensors where they lie; a last meeting releases the tensors
+    PUSHED        a broadcast in which the root, too, writes a part of the data into its peers' tensors
 
-A rank maps what its peers handle once it has read of it (zero_copy.py), so that the first call of shared tensors is a
-staged one. It speculative where the last call of its kind went directly. An handle carries the number of its meeting: an older
-one, left in its place by a rank that makes none, counts for nothing.
+A rank maps the heaps of its peers once it has read their handles (transport/peer_mappings.py), so that the first call
+on shared tensors is a staged one. It speculates if the last call of its kind was direct. A handle carries the number
+of its meeting: an older one, left by a call that publishes none, is ignored.
 
-Two words an handle: ``4 * (meeting + 1) + 2 * speculative + ready`` and ``place + 1``, 0 if the tensor is not shared.
+A handle is two words: ``4 * (meeting + 1) + 2 * speculative + mapped`` and ``offset + 1``, 0 if the tensor is not
+shared.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,25 +31,25 @@ STAGED, RETRY_STAGED, DIRECT, PUSHED = range(4)
 
 
 class ZeroCopy(NamedTuple):
-    """The functions of it, made of primitives; see interpreter.py."""
+    """The steps of the decision, built from primitives; see interpreter.py."""
 
     publish: Any
     decide: Any
-    abandoned: Any
+    aborted: Any
 
 
 def zero_copy(p: "Primitives") -> ZeroCopy:
-    """The agreement of interpreters that are made of primitives."""
+    """Builds them for the interpreters that use these primitives."""
     words, handle_at = p.words, _handles(p)
-    ready, extent = _mapping(p), _extents(p)
+    peers_mapped, extent = _mapped_peers(p), _extents(p)
 
     @p.inner
     def publish(call: Any, control: Any, bases: Any, meeting: int) -> Any:
-        """Publishes the handle of a call for its first meeting; whether this rank speculative."""
+        """Publishes the handle of a call for its first meeting; returns whether this rank speculates."""
         root, rank, bounds = call[w.ROOT], control[w.RANK], words(control[w.BOUNDS], 2)
         address, nbytes = bases[0], extent(call, control, bases)
         inside = nbytes > 0 and bounds[0] <= address and address + nbytes <= bounds[1]
-        mapped = ready(control, root)
+        mapped = peers_mapped(control, root)
         speculative = (
             call[w.SPECULATIVE] > 0 and call[w.DIRECT] > 0 and inside and (mapped if root < 0 else root == rank)
         )
@@ -59,10 +60,10 @@ def zero_copy(p: "Primitives") -> ZeroCopy:
 
     @p.inner
     def decide(call: Any, control: Any, bases: Any, meeting: int) -> int:
-        """What follows from the handles at ``meeting``; peers' tensors get their bases where it is direct."""
+        """Decides by the handles at ``meeting``; sets the bases of the peers' tensors if access is direct."""
         root, rank, size = call[w.ROOT], control[w.RANK], control[w.SIZE]
         speculated = False
-        placed = able = complete = True  # those who are read; those who read; everybody's tensor
+        placed = able = complete = True  # tensors that are read; ranks that read; all tensors
         for peer in range(size):
             handle = words(handle_at(control, meeting, peer), 2)
             there = handle[0] >> 2 == meeting + 1
@@ -84,39 +85,39 @@ def zero_copy(p: "Primitives") -> ZeroCopy:
             pushes = root >= 0 and complete and words(handle_at(control, meeting, root), 2)[0] & 1 != 0
             return PUSHED if pushes and call[w.PUSHED] > 0 else DIRECT
         call[w.SPECULATIVE] = 0
-        if possible and (root != rank or complete) and not ready(control, root):
+        if possible and (root != rank or complete) and not peers_mapped(control, root):
             control[w.UNMAPPED] = 1
         return RETRY_STAGED if speculated else STAGED
 
     @p.inner
-    def abandoned(control: Any, number: int) -> bool:
-        """Whether a peer has given up call ``number``, to whose last meeting it has come."""
+    def aborted(control: Any, number: int) -> bool:
+        """Returns True if a peer aborted call ``number`` after it came to its last meeting."""
         for peer in range(control[w.SIZE]):
-            if words(control[w.ABANDONED_AT] + control[w.RECORD] * peer, 1)[0] == number:
+            if words(control[w.ABORTED_AT] + control[w.RECORD] * peer, 1)[0] == number:
                 return True
         return False
 
-    return ZeroCopy(publish, decide, abandoned)
+    return ZeroCopy(publish, decide, aborted)
 
 
 def _handles(p: "Primitives") -> Any:
-    """What tells where handles lie."""
+    """Builds ``handle_at``."""
 
     @p.inner
     def handle_at(control: Any, meeting: int, rank: int) -> Any:
-        """Where a rank's handle for a meeting lies."""
+        """The address of a rank's handle for a meeting."""
         return control[w.HANDLES] + 64 * ((meeting & 1) * control[w.SIZE] + rank)
 
     return handle_at
 
 
-def _mapping(p: "Primitives") -> Any:
-    """What tells whether peers' memory is mapped."""
+def _mapped_peers(p: "Primitives") -> Any:
+    """Builds ``peers_mapped``."""
     words = p.words
 
     @p.inner
-    def ready(control: Any, root: int) -> bool:
-        """Whether the memory that this rank needs is mapped: the root's, or everybody's (root -1, or this rank)."""
+    def peers_mapped(control: Any, root: int) -> bool:
+        """Returns True if the heaps this rank needs are mapped: the root's, or all (root -1, or this rank)."""
         rank, size = control[w.RANK], control[w.SIZE]
         mapped = words(control[w.MAPPED], size)
         for peer in range(size):
@@ -125,17 +126,17 @@ def _mapping(p: "Primitives") -> Any:
                 return False
         return True
 
-    return ready
+    return peers_mapped
 
 
 def _extents(p: "Primitives") -> Any:
-    """What tells how much memory is offered."""
+    """Builds ``extent``."""
     words = p.words
 
     @p.inner
     def extent(call: Any, control: Any, bases: Any) -> Any:
-        """Bytes of the memory from the first input block on that peers read on this rank; 0 where it does not lie
-        together, or where results are written to it before peers have read it.
+        """Bytes from the first input block on that peers read on this rank; 0 if the blocks are not contiguous, or if
+        results overwrite them before peers have read them.
         """
         output, count = control[w.OUTPUT_BASE], call[w.IN_BLOCKS]
         sizes = words(call[w.IN_SIZES], count)

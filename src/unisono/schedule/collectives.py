@@ -100,17 +100,17 @@ class Collective:
 
     @property
     def rooted(self) -> bool:
-        """Whether one rank plays a part of its own."""
+        """True if one rank plays a part of its own."""
         return self.name in ROOTED
 
     @property
     def reduces(self) -> bool:
-        """Whether contributions of several ranks are summed."""
+        """True if contributions of several ranks are summed."""
         return self.name in _ALL_CONTRIBUTE
 
     @property
     def idempotent(self) -> bool:
-        """Whether a contribution may arrive more than once (only the empty token of a barrier may)."""
+        """True if a contribution may arrive more than once (only the empty token of a barrier may)."""
         return self.name == "barrier"
 
     @property

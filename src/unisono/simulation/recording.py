@@ -49,7 +49,7 @@ class EventLog:
         self._room = EVENT_LIMIT
 
     def wants(self, messages: int) -> bool:
-        """Whether they still fit; from the first time they do not, nothing is collected."""
+        """True if they still fit; from the first time they do not, nothing is collected."""
         self._room = self._room - messages if 0 <= messages <= self._room else -1
         return self._room >= 0
 

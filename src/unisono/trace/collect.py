@@ -286,7 +286,7 @@ class Collector:
 
 
 def _ended(raiser: Any) -> bool:
-    """Whether an error ends the call: one that a wait raises need not, if the wait has a timeout of its own."""
+    """True if an error ends the call: one that a wait raises need not, if the wait has a timeout of its own."""
     task = getattr(raiser, "_task", None)
     return task is None or task.done
 

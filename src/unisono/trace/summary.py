@@ -166,7 +166,7 @@ def _rank(record: RankRecord, window: Interval) -> RankSum:
 
 
 def _clearly(slowest: RankSum, ranks: Sequence[RankSum]) -> bool:
-    """Whether it comes last half as often again as by chance, and is a quarter more behind than the others are."""
+    """True if it comes last half as often again as by chance, and is a quarter more behind than the others are."""
     others = [rank.late for rank in ranks if rank is not slowest]
     return bool(others) and slowest.last >= 1.5 / len(ranks) and slowest.late >= 1.25 * fmean(others)
 

@@ -44,7 +44,7 @@ class Host(NamedTuple):
         return "/".join(map(str, self))
 
     def sees(self, other: "Host") -> bool:
-        """Whether processes there can be looked up by their pids here, be they another user's."""
+        """True if processes there can be looked up by their pids here, be they another user's."""
         return self[:2] == other[:2]
 
     def difference(self, other: "Host") -> tuple[str, str]:

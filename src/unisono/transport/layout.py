@@ -4,40 +4,10 @@ import zlib
 from dataclasses import dataclass
 
 __all__ = [
-    "ABANDONED",
-    "ABSENT",
-    "AFFINITY",
-    "CALL",
-    "COMPLETED",
-    "COMPLETED_AT",
-    "EXIT_NOTE",
-    "FIELDS",
-    "GAVE_UP",
-    "HEADER",
-    "HEAP",
-    "HEAP_NBYTES",
-    "HEAP_NONCE",
-    "ISSUED",
-    "ISSUED_AT",
-    "JOINED",
-    "KIB",
-    "LEFT",
-    "LENGTH",
-    "LINE",
-    "MAGIC",
-    "MEETINGS",
-    "MEMORY_NAME",
-    "MIB",
-    "MOMENTS",
-    "NAME",
-    "PAGE",
-    "PID",
-    "REFUSED",
-    "STARTED",
-    "STATE",
-    "TROUBLE",
-    "WRITING",
-    "Layout",
+    "ABORTED", "ABSENT", "AFFINITY", "CALL", "COMPLETED", "COMPLETED_AT", "EXIT_NOTE", "FIELDS", "GAVE_UP", "HEADER",
+    "HEAP", "HEAP_NBYTES", "HEAP_NONCE", "ISSUED", "ISSUED_AT", "ISSUE_TIMES", "JOINED", "KIB", "LEFT", "LENGTH",
+    "LINE", "MAGIC", "MEETINGS", "MEMORY_NAME", "MIB", "NAME", "PAGE", "PID", "REFUSED", "STARTED", "STATE", "TROUBLE",
+    "WRITING", "Layout",
 ]  # fmt: skip
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -49,11 +19,11 @@ PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER, NAME, RE
 """Words of a rank's record: its process; whether it is there; meetings begun; calls issued and completed; when the last
 one was (``time.monotonic_ns``); where in the segment its newest header lies; its global rank; whether a peer refused a
 message of its."""
-HEAP, HEAP_NBYTES, HEAP_NONCE, ABANDONED, AFFINITY = range(10, 15)
+HEAP, HEAP_NBYTES, HEAP_NONCE, ABORTED, AFFINITY = range(10, 15)
 """More of them: the descriptor, plus 1, of the memory of its process's shared tensors (0: none), its bytes, the number
 it begins with; the collective call that the rank has given up, counted from 1; a mark of the cores it may use."""
-ISSUED_AT, MOMENTS = 16, 16
-"""Words ``ISSUED_AT + k % MOMENTS`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
+ISSUED_AT, ISSUE_TIMES = 16, 16
+"""Words ``ISSUED_AT + k % ISSUE_TIMES`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)
 """States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
 CALL, EXIT_NOTE, TROUBLE = range(3)

@@ -1,6 +1,6 @@
-"""What compiled loops (runtime/compiled.py) ask of the C library and the kernel.
+"""Functions of the C library and the kernel, for compiled loops (runtime/compiled.py).
 
-Needs numba. The loops are compiled with these inside, and cached: whoever changes something here changes them too.
+Needs numba. The loops are compiled with these inside, and cached: a change here changes them too.
 """
 
 import platform
@@ -68,7 +68,7 @@ def now() -> Any:
 
 @inner
 def wake(address: int) -> None:
-    """Wakes whoever sleeps on the 32-bit word at an address, which `fetch_add` has just changed. See `Counter`."""
+    """Wakes the sleepers on the 32-bit word at an address, which `fetch_add` has just changed. See `Counter`."""
     if load_seq_cst32(address + 4) != 0:
         _syscall(_NUMBER, address, _WAKE, _ALL, 0, 0, 0)
 
@@ -88,8 +88,8 @@ def sleep(address: int, seen: int, nanoseconds: int) -> None:
 
 @inner
 def pause(address: int, seen: int, limit: int, oversubscribed: int) -> None:
-    """Gives way once to others who want this core, or sleeps as `sleep` does, but not beyond ``limit``: see OVERSUBSCRIBED_UNTIL in
-    futex.py, which lies at ``oversubscribed``.
+    """Yields the core once; or sleeps as `sleep` does, not beyond ``limit``, while `OVERSUBSCRIBED_UNTIL` of futex.py,
+    which lies at ``oversubscribed``, is still to come.
     """
     begun = now()
     if begun < load_acquire64(oversubscribed):

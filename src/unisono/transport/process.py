@@ -38,7 +38,7 @@ class Identity:
 
 @cache
 def cores() -> int:
-    """How many cores the ranks of this host have, as it was when this was first asked.
+    """The number of cores the ranks of this host have, as it was when this was first asked.
 
     They are those of this process or, if it has been given a share of them, of its parent.
     """
@@ -96,7 +96,7 @@ def fate(identity: Identity) -> str:
 
 
 def stopped(identity: Identity) -> bool:
-    """Whether the process is stopped, by a signal or in a debugger."""
+    """True if the process is stopped, by a signal or in a debugger."""
     try:
         return _stat(identity.pid)[0] in (b"T", b"t")
     except TimeoutError:  # a signal handler's
@@ -106,7 +106,7 @@ def stopped(identity: Identity) -> bool:
 
 
 def uncollected(identity: Identity) -> bool:
-    """Whether the process has ended and its parent, another than this one, has yet to ask how: it is a zombie."""
+    """True if the process has ended and its parent, another than this one, has yet to ask how: it is a zombie."""
     try:
         fields = _stat(identity.pid)
     except OSError:
@@ -115,7 +115,7 @@ def uncollected(identity: Identity) -> bool:
 
 
 def alive(identity: Identity) -> bool:
-    """Whether that very process still runs (a stopped one does; a zombie does not), as far as can be told."""
+    """True if that very process still runs (a stopped one does; a zombie does not), as far as can be told."""
     try:
         return identity.started != 0 and start_time(identity.pid) == identity.started
     except TimeoutError:  # a signal handler's

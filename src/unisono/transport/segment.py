@@ -87,7 +87,7 @@ class Segment:
 
     @property
     def oversubscribed(self) -> bool:
-        """Whether the ranks outnumber the cores of the host, as the first rank counts them."""
+        """True if the ranks outnumber the cores of the host, as the first rank counts them."""
         return bool(self.longs[3])
 
     def text(self, rank: int, kind: int) -> str:
@@ -122,7 +122,7 @@ class Segment:
         return (self.layout.records + rank * self.layout.RECORD) // 8 + index
 
     def state(self, rank: int) -> int:
-        """Whether the rank is there: ABSENT, JOINED, LEFT or GAVE_UP."""
+        """The state of a rank: ABSENT, JOINED, LEFT or GAVE_UP."""
         return int(self.longs[self.field(rank, STATE)])
 
     def identity(self, rank: int) -> Identity:

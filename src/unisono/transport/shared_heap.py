@@ -1,6 +1,6 @@
-"""The memory of this process's shared tensors: one anonymous file, its *shared_heap*, that other ranks may map as a whole.
+"""The shared heap of this process: one anonymous file of shared tensors, which other ranks may map as a whole.
 
-The shared_heap is as large as the host's memory in addresses, and takes memory only where a tensor lies: a page is there once
+The heap is as large as the host's memory in addresses, and takes memory only where a tensor lies: a page is there once
 it is touched, and is given back (``MADV_REMOVE``, in every process that maps it) as soon as its tensor dies. So one
 descriptor and one mapping per peer serve any number of tensors, for the life of the process, and whether a tensor is
 shared is a comparison of addresses. The file has no name, its mode is 0600, and nothing is left of it however the
@@ -8,7 +8,7 @@ process ends.
 
 A forked child keeps what its parent had when it was forked: what dies in the parent later is not used again, nor given
 back, until that child has ended, which the parent learns from a pipe whose other end the child never closes. Shared
-tensors that the child makes lie in an shared_heap of its own. Never imports torch.
+tensors that the child makes lie in a heap of its own. Never imports torch.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ __all__ = ["BOUNDS", "MAP_NORESERVE", "SharedHeap", "announce", "keep", "place",
 
 MAP_NORESERVE = 0x4000
 BOUNDS = (ctypes.c_int64 * 2)(0, 0)
-"""First address of this process's shared_heap, and the one after its last; compiled loops read them too."""
+"""First address of this process's heap, and the one after its last; compiled loops read them too."""
 _MOST = 256 << 30  # bytes of addresses
 
 _segments: "weakref.WeakKeyDictionary[Segment, int]" = weakref.WeakKeyDictionary()
@@ -70,7 +70,7 @@ class SharedHeap:
         self._births = 0
 
     def allocate(self, nbytes: int) -> ctypes.Array[ctypes.c_char] | None:
-        """Memory of ``nbytes``, more than 0, ended by the last reference to the array; None if there is no room.
+        """Memory of ``nbytes``, more than 0, freed with the last reference to the array; None if there is no room.
 
         None, too, in a signal handler or finalizer that interrupts this.
         """
@@ -98,13 +98,13 @@ class SharedHeap:
             self._withheld.append((start, stop, birth))
             return
         try:
-            with suppress(OSError):  # where that can not be, the memory is kept, for the next tensor
+            with suppress(OSError):  # then the memory is kept, for the next tensor
                 self._raw.madvise(mmap.MADV_REMOVE, start, stop - start)
         finally:
             self._returned.append((start, stop))
 
     def _collect(self) -> None:
-        """Makes what has been released free. Lock held."""
+        """Returns released ranges to the free list. Lock held."""
         self._children = [child for child in self._children if _lives(child[0])]
         for _ in range(len(self._withheld)):
             self._release(*self._withheld.popleft())
@@ -131,13 +131,13 @@ class SharedHeap:
 
 
 def _entered(lock: Any) -> bool:
-    """Whether this thread holds an RLock already: it has been interrupted there."""
+    """Returns True if this thread holds an RLock already: it has been interrupted there."""
     held: bool = lock._is_owned()
     return held
 
 
 def _lives(pipe: int) -> bool:
-    """Whether anybody holds the other end of a pipe; closes this one otherwise."""
+    """Returns True if a process holds the other end of a pipe; closes this one otherwise."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     if not poll.poll(0):
@@ -147,7 +147,7 @@ def _lives(pipe: int) -> bool:
 
 
 def shared_heap() -> SharedHeap | None:
-    """This process's shared_heap, made at the first call and announced to all its groups; None if the system refuses it.
+    """This process's heap, made at the first call and announced to all its groups; None if the system refuses it.
 
     None, too, in a signal handler or finalizer that interrupts the making.
     """
@@ -167,7 +167,7 @@ def shared_heap() -> SharedHeap | None:
 
 
 def announce(segment: "Segment", rank: int) -> None:
-    """Tells the peers in ``segment`` where this process's shared_heap is, now or as soon as there is one."""
+    """Publishes this process's heap to the peers in ``segment``, now or as soon as there is one."""
     with _making:
         _segments[segment] = rank
         if _heap is not None:
@@ -181,12 +181,12 @@ def _write(made: SharedHeap, segment: "Segment", rank: int) -> None:
 
 
 def place(address: int, nbytes: int) -> int:
-    """Where in this process's shared_heap the bytes lie, or -1 if they do not."""
+    """The offset of the bytes in this process's heap, or -1 if they do not lie there."""
     return address - BOUNDS[0] if BOUNDS[0] <= address and address + nbytes <= BOUNDS[1] else -1
 
 
 def keep(*things: object) -> None:
-    """Keeps things as long as this process lives: memory that a peer, late in a call that failed, may still write."""
+    """Keeps things for the life of this process: memory that a peer, late in a failed call, may still write."""
     _kept.extend(things)
 
 

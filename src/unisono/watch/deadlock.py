@@ -1,8 +1,9 @@
 """Deadlocks: a cycle in the graph of who waits for whom.
 
 Every process that is blocked in unisono publishes, each time it looks around, the processes without which its wait can
-never end (watch/status_page.py). An edge is published only if it is certain: the peer has not issued what is waited for, and
-nothing that would do is on its way. A process publishes edges only if no other thread of its own could issue calls.
+never end (watch/status_page.py). An edge is published only if it is certain: the peer has not issued what is waited
+for, and nothing that would do is on its way. A process publishes edges only if no other thread of its own could issue
+calls.
 
 Pages are read one after another, so a cycle seen once may be made of moments that never met. It is believed only when
 every process in it is still in the same wait and has looked around at least twice since: then each of them was blocked
@@ -145,7 +146,7 @@ class LongWait:
 
 
 def others_could_call() -> bool:
-    """Whether another thread than this one could issue calls."""
+    """True if another thread than this one could issue calls."""
     frames, threads = sys._current_frames(), threading.enumerate()
     me = threading.get_ident()
     del frames[me]  # a frame that refers to itself would keep all of this stack's variables
@@ -155,7 +156,7 @@ def others_could_call() -> bool:
 
 
 def _harmless(frame: FrameType | None) -> bool:
-    """Whether the thread that is in ``frame`` could not issue a call; None: it runs no Python, and nothing is known."""
+    """True if the thread that is in ``frame`` could not issue a call; None: it runs no Python, and nothing is known."""
     return frame is not None and (_idle(frame) or f"{_root(frame)}.".startswith(_HARMLESS))
 
 
@@ -171,7 +172,7 @@ def _root(frame: FrameType) -> str:
 
 
 def _idle(frame: FrameType) -> bool:
-    """Whether it is a ThreadPoolExecutor's thread that waits for work, and there is none."""
+    """True if it is a ThreadPoolExecutor's thread that waits for work, and there is none."""
     if frame.f_globals.get("__name__") != "concurrent.futures.thread" or frame.f_code.co_name != "_worker":
         return False
     queue = frame.f_locals.get("work_queue")

@@ -65,8 +65,8 @@ def _capacity() -> int:
 class QueueRecord(ABC):
     """The last calls of one rank in one queue of a group.
 
-    ``global_ranks`` are those of the group; ``memory`` is the nonce of its shared memory, by which all ranks can tell it
-    from any other group, of the same label too.
+    ``global_ranks`` are those of the group; ``memory`` is the nonce of its shared memory, by which all ranks can tell
+    it from any other group, of the same label too.
     """
 
     def __init__(self, label: str, global_ranks: Sequence[int], rank: int, memory: str = "") -> None:
@@ -77,7 +77,7 @@ class QueueRecord(ABC):
     @property
     @abstractmethod
     def overflows(self) -> bool:
-        """Whether there were more calls than are kept."""
+        """True if there were more calls than are kept."""
 
     @abstractmethod
     def entries(self) -> Iterator[Entry]:
@@ -118,7 +118,11 @@ class CollectiveRecord(QueueRecord):
     def entries(self) -> Iterator[Entry]:  # noqa: D102
         for _ in range(_TRIES):  # the counts and the rings are not written at one moment
             counts = self._counts()
-            calls, moments, ends = list(self.call_log.calls), list(self.call_log.moments), list(self.call_log.ends)
+            calls, issue_times, end_times = (
+                list(self.call_log.calls),
+                list(self.call_log.issue_times),
+                list(self.call_log.end_times),
+            )
             sites = dict(self._sites)
             time.sleep(_STILL)
             if self._counts() == counts:
@@ -129,8 +133,10 @@ class CollectiveRecord(QueueRecord):
             call = calls[place]
             if call is not None and number > issued - self.capacity:
                 late = "started" if number == completed + 1 else "scheduled"
-                state, end = ("completed", ends[place]) if number <= completed else (late, 0)
-                yield Entry(self.label, self.global_ranks, number, call, state, moments[place], end, sites.get(number))
+                state, end = ("completed", end_times[place]) if number <= completed else (late, 0)
+                yield Entry(
+                    self.label, self.global_ranks, number, call, state, issue_times[place], end, sites.get(number)
+                )
 
 
 @dataclass(slots=True)

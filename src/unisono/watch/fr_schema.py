@@ -87,7 +87,7 @@ def _status(label: str, entries: Sequence[Entry]) -> dict[str, int]:
 
 @cache
 def _elder() -> bool:
-    """Whether torch's analyzer is that of before 2.13, which knows no Gloo, no barrier, no pieces of unequal sizes."""
+    """True if torch's analyzer is that of before 2.13, which knows no Gloo, no barrier, no pieces of unequal sizes."""
     major, minor = version("torch").split(".")[:2]
     return (int(major), int(minor)) < (2, 13)
 

@@ -17,6 +17,7 @@ from unisono.transport.layout import (
     COMPLETED_AT,
     EXIT_NOTE,
     HEADER,
+    ISSUE_TIMES,
     ISSUED,
     ISSUED_AT,
     JOINED,
@@ -24,7 +25,6 @@ from unisono.transport.layout import (
     MAGIC,
     MEETINGS,
     MEMORY_NAME,
-    MOMENTS,
     NAME,
     PID,
     STARTED,
@@ -53,13 +53,17 @@ class Member:
     issued: int
     completed: int
     completed_at: int
-    moments: tuple[int, ...]
+    issue_times: tuple[int, ...]
     header: Header | None
     exit_note: str
 
     def issued_at(self, number: int) -> int:
         """When call ``number`` was issued; 0 if that is not known any more, or yet."""
-        return self.moments[number % MOMENTS] if self.issued - MOMENTS < number <= self.issued and number > 0 else 0
+        return (
+            self.issue_times[number % ISSUE_TIMES]
+            if self.issued - ISSUE_TIMES < number <= self.issued and number > 0
+            else 0
+        )
 
     @property
     def since(self) -> int:
@@ -89,7 +93,7 @@ class SegmentView:
         """How many of the last calls all ranks have issued, and each rank's mean delay behind the first, in seconds."""
         here = [member for member in self.members if member.who.pid]
         newest = min((member.issued for member in here), default=0)
-        oldest = max((member.issued for member in here), default=0) - MOMENTS + 1
+        oldest = max((member.issued for member in here), default=0) - ISSUE_TIMES + 1
         numbers = [n for n in range(max(1, oldest), newest + 1) if all(m.issued_at(n) for m in here)]
         if not numbers or len(here) < 2:
             return 0, {}
@@ -99,7 +103,7 @@ class SegmentView:
 
     def pace(self, now: int) -> float:
         """Calls per second over the last calls of the first member; 0 if it has made none in a while."""
-        times = sorted(filter(None, self.members[0].moments))
+        times = sorted(filter(None, self.members[0].issue_times))
         if len(times) < 2 or now - times[-1] > max(1e9, 4 * max(b - a for a, b in pairwise(times))):
             return 0.0
         return (len(times) - 1) / max(1e-9, (times[-1] - times[0]) / 1e9)
@@ -197,7 +201,7 @@ def _read(fd: int, label: str) -> SegmentView | None:
                 issued=record[ISSUED],
                 completed=record[COMPLETED],
                 completed_at=record[COMPLETED_AT],
-                moments=record[ISSUED_AT : ISSUED_AT + MOMENTS],
+                issue_times=record[ISSUED_AT : ISSUED_AT + ISSUE_TIMES],
                 header=header,
                 exit_note=exit_note,
             )

@@ -1,7 +1,7 @@
 """What every job of this user on this host is doing: the snapshot that `unisono ps` shows.
 
-It is put together from what the ranks write anyway (segment_reader.py) and what the kernel tells of their processes, so that
-it disturbs nobody and works on jobs that hang, and on ranks that are stopped. Never imports torch.
+It is put together from what the ranks write anyway (segment_reader.py) and what the kernel tells of their processes, so
+that it disturbs nobody and works on jobs that hang, and on ranks that are stopped. Never imports torch.
 """
 
 import os

@@ -39,12 +39,12 @@ PAGE_NAME = "unisono-watch"
 _SIZE = 64 * 1024
 _MAGIC = 0x3147_4150_4F53_494E
 _SILENT = "it does not answer: it is stopped, or busy outside Python with the interpreter lock held"
-# Places, in 64-bit words unless said otherwise.
+# AddressTable, in 64-bit words unless said otherwise.
 _BELL = 16  # 32-bit word
 _STACKS, _RECORD = (16, 17), (18, 19)  # two kinds of requests: how often made, how often answered
 _SINCE = 20
 _WAIT, _CHECKS, _COUNT, _EDGES, _MOST = 24, 25, 26, 27, 200
-# Places of texts, in bytes: a length in 8 bytes, then UTF-8.
+# AddressTable of texts, in bytes: a length in 8 bytes, then UTF-8.
 _TEXT, _VERDICT, _FOLDER, _FILE, _ANSWER = 4096, 8192, 12800, 14592, 16384
 _LIMITS = {_TEXT: 4088, _VERDICT + 8: 4088, _FOLDER: 1784, _FILE: 1784, _ANSWER: _SIZE - _ANSWER - 8}
 
@@ -57,7 +57,7 @@ class PageView:
         self.longs = memoryview(raw).cast("Q")
 
     def valid(self) -> bool:
-        """Whether this is a page at all, of this version, and complete."""
+        """True if this is a page at all, of this version, and complete."""
         return len(self.raw) == _SIZE and self.longs[0] == _MAGIC
 
     def identity(self) -> Identity:
@@ -98,7 +98,7 @@ class PeerPage(PageView):
         self.bell = futex.Counter(words, _BELL, address)
 
     def open(self) -> bool:
-        """Whether the process keeps it open."""
+        """True if the process keeps it open."""
         try:
             return os.stat(self._path).st_ino == self._file
         except TimeoutError:  # a signal handler's
@@ -206,7 +206,7 @@ class OwnPage(PeerPage):
         return known
 
     def replaced(self, identity: Identity) -> bool:
-        """Whether a process that had a page, and lives, runs another program now (exec), with none of its memory."""
+        """True if a process that had a page, and lives, runs another program now (exec), with none of its memory."""
         page = self.peer(identity)
         if page is self or (page is not None and page.open()):
             return False

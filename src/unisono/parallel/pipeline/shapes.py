@@ -52,7 +52,7 @@ class Shapes:
     entering: tuple[tuple[Form, ...], ...]
 
     def has_gradient(self, stage: int) -> bool:
-        """Whether what enters a stage has a gradient that goes back to the stage before."""
+        """True if what enters a stage has a gradient that goes back to the stage before."""
         dtype = self.entering[stage][0].dtype
         return stage > 0 and (dtype.is_floating_point or dtype.is_complex)
 

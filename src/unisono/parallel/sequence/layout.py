@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """How many positions each rank holds."""
+        """The number of positions each rank holds."""
         return tuple(sum(self.chunks(rank)) for rank in range(self.world_size))
 
     def order(self) -> Tensor:
