@@ -77,8 +77,8 @@ def test_every_default_holds_around_every_border(row: Default, n: int) -> None:
             for in_place in (False, True):
                 for parity in (0, 1) if n == 2 else ((k + in_place) & 1,):
                     proofs = prove_default(
-                        row.collective, nbytes, n, area=Layout(n).stage, root=root, oversubscribed=bool(row.oversubscribed),
-                        in_place=in_place, first_meeting=parity,
+                        row.collective, nbytes, n, area=Layout(n).stage, root=root,
+                        oversubscribed=bool(row.oversubscribed), in_place=in_place, first_meeting=parity,
                     )  # fmt: skip
                     placements |= proofs.keys()
                     for proof in proofs.values():

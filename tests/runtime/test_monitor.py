@@ -16,7 +16,7 @@ from unisono.runtime.collectives import CollectiveQueue, CollectiveTask
 from unisono.runtime.message import Message, prepare_message
 from unisono.runtime.messages import MessageQueue
 from unisono.runtime.monitor import CallLog, Loss, Monitor
-from unisono.runtime.prepared import Kind, AddressTable
+from unisono.runtime.prepared import AddressTable, Kind
 from unisono.transport.board import Board
 from unisono.transport.process import Identity
 from unisono.transport.segment import Segment, create

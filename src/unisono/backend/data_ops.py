@@ -9,7 +9,7 @@ from unisono.backend.tensors import Result, as_bytes, check, flat_input, late, s
 from unisono.errors import UsageError
 from unisono.runtime.call import Call, name_of_dtype, piece
 from unisono.runtime.choice import by_default
-from unisono.runtime.prepared import Kind, AddressTable, Prepared
+from unisono.runtime.prepared import AddressTable, Kind, Prepared
 
 __all__ = ["DataOps"]
 

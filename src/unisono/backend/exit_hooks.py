@@ -65,7 +65,7 @@ def _exit_words() -> str:
 
 
 def call_at_exit(leave_note: Callable[[str], None]) -> None:
-    """Calls ``leave_note(words)`` once when this process ends; ``words`` quote an uncaught exception, else are empty."""
+    """Calls ``leave_note(words)`` once at exit; ``words`` quote an uncaught exception, else are empty."""
     global _leave_note
     if _leave_note is not None:
         _leave_note = leave_note

@@ -193,9 +193,10 @@ class MemberRegistry:
         except (OSError, MemoryError) as error:
             if not _short_of(error):
                 raise
+            nbytes = show_nbytes(Layout(len(self._global_ranks)).total)
             words = (
-                f"can not share the memory of {self._title} ({show_nbytes(Layout(len(self._global_ranks)).total)}): {error}; "
-                "raise the limits of its processes (ulimit -v, -n, -f) or the memory of their container"
+                f"can not share the memory of {self._title} ({nbytes}): {error}; raise the limits of its processes "
+                "(ulimit -v, -n, -f) or the memory of their container"
             )
             self.give_up(words)
             raise UnisonoError(f"rank {self._global_ranks[self._rank]} {words}") from error
@@ -312,8 +313,8 @@ class MemberRegistry:
         """The first rank of a default group has not come in time."""
         absent = ", ".join(map(str, self.absent())) or "0"
         return CollectiveTimeout(
-            f"rank {self._rank} of {len(self._global_ranks)} found no shared memory within its timeout: rank {absent} did "
-            "not join. Are all started, with the same address, port or file?"
+            f"rank {self._rank} of {len(self._global_ranks)} found no shared memory within its timeout: rank "
+            f"{absent} did not join. Are all started, with the same address, port or file?"
         )
 
     def complaint(self) -> str:
@@ -327,7 +328,8 @@ class MemberRegistry:
                 f"rank {name} (pid {note.pid} on {note.hostname}) with {len(r)}" for name, (r, note) in others.items()
             ]
             mine = f"rank {me} (pid {os.getpid()} on {socket.gethostname()})"
-            return f"{mine} was started with world_size {len(self._global_ranks)}, {', '.join(words)}: give all ranks the same"
+            size = len(self._global_ranks)
+            return f"{mine} was started with world_size {size}, {', '.join(words)}: give all ranks the same"
         lines = [f"\n  rank {name} made one of {ranks}" for name, (ranks, _) in others.items()]
         return (
             f"new_group was not called alike on all ranks: where rank {me} made a group of {self._global_ranks} (named "

@@ -17,7 +17,7 @@ from unisono.errors import UsageError
 from unisono.runtime.call import Call, name_of_dtype, piece
 from unisono.runtime.choice import MEASURED, Choice, by_default, by_measurement, by_name, table_mark
 from unisono.runtime.collectives import Part
-from unisono.runtime.prepared import Kind, AddressTable, Prepared, Preparer
+from unisono.runtime.prepared import AddressTable, Kind, Prepared, Preparer
 from unisono.watch.exit_notes import short
 
 __all__ = [

@@ -197,7 +197,7 @@ def _words(rows: list[Row]) -> list[str]:
 
 
 def _terms(places: list[list[Place]], rows: list[Row]) -> list[str]:
-    """AddressTable of a row, each as it goes through the rows; neighbours that differ in their rank alone are one."""
+    """Places of a row, each as it goes through the rows; neighbours that differ in their rank alone are one."""
     runs: list[list[list[Place]]] = []
     for each in places:
         if runs and _next_rank(runs[-1][-1], each):

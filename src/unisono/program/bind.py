@@ -237,7 +237,7 @@ class _Binding:
             self.part = longest or LINE  # chunks side by side, so that neighbours become one row
         self.step = self.part
 
-    # AddressTable
+    # Places
 
     def place(self, at: Place, lagging: bool) -> list[int]:
         """Base, offset, and how far it moves from piece to piece."""

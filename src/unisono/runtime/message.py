@@ -99,7 +99,7 @@ class Message(Task):
 
 @dataclass
 class Arriving:
-    """The message at the reading end of a ring: whom it is for, or where it is set ``unexpected``; else it is dropped."""
+    """The message at the reading end of a ring: its receive, or its bytes if it is ``unexpected``; else it is dropped."""
 
     tag: int
     nbytes: int

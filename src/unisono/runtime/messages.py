@@ -164,7 +164,7 @@ class MessageQueue(CallQueue):
             repeat = False
             for (each, _), job in zip(jobs, results, strict=True):
                 ended = self._moved(each, job)
-                repeat = again or (ended and not spin)  # who lingers looks first whether that was his
+                repeat = repeat or (ended and not spin)  # a waiter first checks whether its own message has ended
 
     def _place(self, message: Message) -> int:
         """Where the bytes of a message lie; -1, and the message has failed, if that is nowhere any more."""

@@ -30,7 +30,7 @@ from unisono.runtime.reduce import reducer
 from unisono.runtime.torch_ops import TORCH
 from unisono.transport.board import Board
 
-__all__ = ["Kind", "AddressTable", "Prepared", "Preparer"]
+__all__ = ["AddressTable", "Kind", "Prepared", "Preparer"]
 
 _FLOATING = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM")
 _WHOLE, _BITS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG"), ("BAND", "BOR", "BXOR")
@@ -110,8 +110,8 @@ class Prepared:
     """A kind of call, ready to be run: ``run(address, control, ...)``, see `Interpreter`."""
 
     __slots__ = (
-        "_adapted", "_input_offset", "_kept", "_kind", "_preparer", "_reach", "_words", "address", "call", "nbytes", "root_read",
-        "run",
+        "_adapted", "_input_offset", "_kept", "_kind", "_preparer", "_reach", "_words", "address", "call", "nbytes",
+        "root_read", "run",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, preparer: "Preparer", run: Callable[..., int]) -> None:

@@ -65,7 +65,7 @@ class CallQueue(ABC):
         self.rejected: RejectedMessages | None = None
         at = segment.field(rank, REFUSED)
         self.refused = segment.longs[at : at + 1]
-        """One word, not 0 if a peer has refused a message of this rank: the call that sees it shall `raise_rejected`."""
+        """One word, not 0 if a peer has rejected a message of this rank: the next call then runs `raise_rejected`."""
         _queues.add(self)
 
     def _new_locks(self) -> None:

@@ -47,8 +47,9 @@ class RejectedMessages:
         self._segment.longs[self._segment.field(source, REFUSED)] = 1
         return MismatchError(
             f"rank {self._global_ranks[self._rank]} expects {call.describe()} ({call.numel} elements) from rank "
-            f"{self._global_ranks[source]}, which sent {arriving.numel} elements of {arriving.dtype} (tag {message.tag}, "
-            f"{self._label}); the message was dropped: give send and recv tensors of one size and dtype"
+            f"{self._global_ranks[source]}, which sent {arriving.numel} elements of {arriving.dtype} "
+            f"(tag {message.tag}, {self._label}); the message was dropped: give send and recv tensors of one size and "
+            "dtype"
         )
 
     def take(self, peer: int = -1, number: int = 0) -> tuple[MismatchError, bool] | None:

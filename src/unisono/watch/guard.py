@@ -56,7 +56,8 @@ def disagreement(call: Call, headers: bytes, size: int, global_ranks: Sequence[i
                 there, here = piece_numel(sends[a][b]), piece_numel(expects[b][a])
                 shapes = " in another shape" if there == here else ""
                 lines.append(
-                    f"rank {global_ranks[a]} sends {there} elements to rank {global_ranks[b]}, which expects {here}{shapes}"
+                    f"rank {global_ranks[a]} sends {there} elements to rank {global_ranks[b]}, "
+                    f"which expects {here}{shapes}"
                 )
                 odd += [a, b]
     if lines:
@@ -96,7 +97,8 @@ def compare_words(
         silent = [r for r in range(board.size) if r != board.rank and board.segment.state(r) == GAVE_UP]
     rows = [_row(board, rank, global_ranks, number, parity) for rank in range(board.size)]
     lines = "".join(f"\n  {line}" for line in found.lines)
-    text = f"the ranks of {label} disagree about call no. {number}:\n{table(rows, [global_ranks[r] for r in found.odd])}{lines}\n"
+    listing = table(rows, [global_ranks[r] for r in found.odd])
+    text = f"the ranks of {label} disagree about call no. {number}:\n{listing}{lines}\n"
     if not silent:
         text += "Nothing was changed and the group can still be used; all ranks must make the same call."
         return text, True

@@ -39,12 +39,12 @@ PAGE_NAME = "unisono-watch"
 _SIZE = 64 * 1024
 _MAGIC = 0x3147_4150_4F53_494E
 _SILENT = "it does not answer: it is stopped, or busy outside Python with the interpreter lock held"
-# AddressTable, in 64-bit words unless said otherwise.
+# Places, in 64-bit words unless said otherwise.
 _BELL = 16  # 32-bit word
 _STACKS, _RECORD = (16, 17), (18, 19)  # two kinds of requests: how often made, how often answered
 _SINCE = 20
 _WAIT, _CHECKS, _COUNT, _EDGES, _MOST = 24, 25, 26, 27, 200
-# AddressTable of texts, in bytes: a length in 8 bytes, then UTF-8.
+# Places of texts, in bytes: a length in 8 bytes, then UTF-8.
 _TEXT, _VERDICT, _FOLDER, _FILE, _ANSWER = 4096, 8192, 12800, 14592, 16384
 _LIMITS = {_TEXT: 4088, _VERDICT + 8: 4088, _FOLDER: 1784, _FILE: 1784, _ANSWER: _SIZE - _ANSWER - 8}
 
