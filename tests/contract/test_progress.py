@@ -31,7 +31,7 @@ def begin(rank: int, world_size: int, path: str, wish: str = "1", timeout: float
     os.environ["UNISONO_ASYNC_PROGRESS"] = wish
     try:
         init(path, rank, world_size, timeout)
-        assert queue().ahead == (wish == "1")
+        assert queue().async_progress == (wish == "1")
     finally:
         del os.environ["UNISONO_ASYNC_PROGRESS"]
 
@@ -396,7 +396,7 @@ def by_the_cores(rank: int, world_size: int, path: str) -> tuple[bool, int, floa
         init(path, rank, world_size)
         x = torch.ones(LARGE)
         dist.all_reduce(x, async_op=True).wait()
-        return queue().ahead, len(os.sched_getaffinity(0)), x.max().item()
+        return queue().async_progress, len(os.sched_getaffinity(0)), x.max().item()
     finally:
         dist.destroy_process_group()
         worker._sharers = seen

@@ -125,8 +125,8 @@ def results(rank: int, world_size: int, path: str, modes: list[str]) -> tuple[li
             x = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
         found.append(hashlib.blake2b(x.view(torch.uint8).numpy()).digest())
 
-    unusual, do = [], group._do
-    group._do = lambda op, *args: unusual.append(op) or do(op, *args)
+    unusual, do = [], group._general
+    group._general = lambda op, *args: unusual.append(op) or do(op, *args)
     ways = loops.of
     loops.of = lambda kind: seen(ways(kind), unusual)  # type: ignore[method-assign]
     for dtype, ops in OPS.items():

@@ -15,7 +15,7 @@ from unisono.runtime.header import Header
 from unisono.transport.layout import ISSUE_TIMES, JOINED
 from unisono.transport.process import Identity
 from unisono.watch import status, status_page
-from unisono.watch.segment_reader import Findings, Member, Memory
+from unisono.watch.segment_reader import Findings, Member, SegmentView
 from unisono.watch.status import RankStatus, snapshot, span
 
 
@@ -124,7 +124,7 @@ def _member(rank: int, moments: list[int], completed: int) -> Member:
 def test_delays_are_taken_over_the_calls_that_all_ranks_still_know() -> None:
     early = _member(0, [1_000_000 * k for k in range(1, 21)], 19)
     late = _member(1, [1_000_000 * k + 500_000 for k in range(1, 20)], 18)
-    memory = Memory("the default group", (early, late))
+    memory = SegmentView("the default group", (early, late))
     compared, delays = memory.lateness()
     assert compared == 15  # calls 5 to 19: the first rank has forgotten call 4, the second has not issued call 20
     assert delays == {0: 0.0, 1: 0.0005}
@@ -134,8 +134,8 @@ def test_delays_are_taken_over_the_calls_that_all_ranks_still_know() -> None:
 
 def test_jobs_are_groups_that_share_processes() -> None:
     a, b, c = (_member(rank, [1], 1) for rank in range(3))
-    pair, whole, other = Memory("g [0, 1]", (a, b)), Memory("the default group", (a, b, c)), _member(0, [1], 1)
-    stranger = Memory("the default group", (Member(**{**vars(other), "who": Identity(99, 2)}),))
+    pair, whole, other = SegmentView("g [0, 1]", (a, b)), SegmentView("the default group", (a, b, c)), _member(0, [1], 1)
+    stranger = SegmentView("the default group", (Member(**{**vars(other), "who": Identity(99, 2)}),))
     found = status._together([pair, stranger, whole])
     assert [[m.label for m in job] for job in found] == [["the default group"], ["the default group", "g [0, 1]"]]
     assert snapshot(find=lambda: Findings((stranger,), {})) == []  # none of its processes lives

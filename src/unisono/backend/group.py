@@ -19,7 +19,7 @@ from unisono.backend.stores import keep_inherited
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.runtime.collectives import CollectiveQueue
 from unisono.runtime.messages import MessageQueue
-from unisono.runtime.task import first_line, reentered
+from unisono.runtime.task import first_line, reentry_error
 from unisono.transport.board import Board
 from unisono.transport.layout import ABSENT, AFFINITY, EXIT_NOTE, JOINED, LEFT, NAME, PID, STATE
 from unisono.transport.process import Identity, affinity_mark
@@ -34,7 +34,7 @@ __all__ = ["Group", "Operations"]
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
 _ENDED = "ended (its program came to an end, at its last line or by sys.exit) without destroy_process_group"
-_watching = threading.RLock()  # held while it is found out whether this process needs its watch
+_page_lock = threading.RLock()  # held while it is found out whether this process needs its watch
 _trouble: UnisonoError | None = None  # what a group of this process has failed with, until the next one is made
 
 
@@ -81,7 +81,7 @@ class Group:
     def join(self, op: str = "") -> None:
         """Maps the segment if that is still to be done, for call ``op``; raises if the group is closed."""
         if self._joining._is_owned():  # type: ignore[attr-defined]
-            raise reentered("a call", self.label)
+            raise reentry_error("a call", self.label)
         with self._joining:
             if not self.joined:
                 try:
@@ -99,25 +99,25 @@ class Group:
         self._refuse_if_closed()
         segment = self._segment = self._segment or self._attach(op)
         segment.absentees = self._members
-        with self._or_told(), _watching:
+        with self._or_notify(), _page_lock:
             own_page()  # first: who has joined can be asked where it is
         self._claim(segment)  # if that fails another process is this rank
-        with self._or_told():
+        with self._or_notify():
             self._make_queues(segment)
         self.joined = True
         if self._closed:  # by a signal handler, meanwhile
             self.joined = False
-            self._say_left(segment, _exit_note(self._closed))
+            self._publish_left(segment, _exit_note(self._closed))
         self._refuse_if_closed()
 
     @contextmanager
-    def _or_told(self) -> Iterator[None]:
+    def _or_notify(self) -> Iterator[None]:
         """The peers must not wait for a rank that fails over this."""
         try:
             yield
         except BaseException as error:
             words = f"could not join it ({type(error).__name__}: {error})"
-            self._members.give_up(words)
+            self._members.cannot_join(words)
             self.close(words)
             raise
 
@@ -204,7 +204,7 @@ class Group:
         self._members.check_host()  # whatever keeps a rank away, this explains it
         if losses := [loss for rank, loss in gone if segment.state(rank) == ABSENT]:
             raise lost(f"{self.label} can not be joined", losses)
-        if words := self._members.complaint():
+        if words := self._members.mismatch():
             raise MismatchError(words)
 
     def _forget_fd(self) -> None:
@@ -225,14 +225,14 @@ class Group:
             if self.joined:
                 self._close_queues(UnisonoError(f"{self.label}: this rank {why} while the call was under way"), failing)
         finally:
-            self._let_go(words)
+            self._release(words)
 
-    def _let_go(self, words: str) -> None:
+    def _release(self, words: str) -> None:
         segment = self._segment
         if self.joined and segment is not None:
             self.joined = False
             del self.collectives, self.messages, self.operations, self.fast_path
-            self._say_left(segment, words)
+            self._publish_left(segment, words)
         else:
             self._leave_unjoined(words)
         if self._fd >= 0 and segment is not None and self._members.counted:
@@ -267,7 +267,7 @@ class Group:
         while refusals is not None and (found := refusals.take()):
             logging.getLogger("unisono").error("%s", found[0])
 
-    def _say_left(self, segment: Segment, words: str) -> None:
+    def _publish_left(self, segment: Segment, words: str) -> None:
         segment.set_text(self.rank, EXIT_NOTE, words)
         segment.longs[segment.field(self.rank, STATE)] = LEFT
 
@@ -277,7 +277,7 @@ class Group:
         with suppress(UnisonoError, OSError):
             segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._members)
             if segment.state(self.rank) == ABSENT or segment.identity(self.rank) == Identity.mine():
-                self._say_left(segment, words)
+                self._publish_left(segment, words)
 
     def disown(self) -> None:
         """Forgets the group without a word to its peers: it belongs to the parent of this forked process."""
@@ -309,7 +309,7 @@ def _close_joined() -> None:
 
 def _close_own_page_if_alone() -> None:
     """Ends this process's watch if it is in no group."""
-    with _watching:
+    with _page_lock:
         if not _living:
             close_own_page()
 
@@ -336,8 +336,8 @@ def _leave_all(words: str) -> None:
 
 def _disown() -> None:
     """In a forked child: the groups belong to the parent; the child may neither use them nor say it left."""
-    global _trouble, _watching
-    _trouble, _watching = None, threading.RLock()
+    global _trouble, _page_lock
+    _trouble, _page_lock = None, threading.RLock()
     keep_inherited()  # first: a group that is disowned lets its store go
     for fd, _ in _left_open:
         os.close(fd)

@@ -198,10 +198,10 @@ class MemberRegistry:
                 f"can not share the memory of {self._title} ({nbytes}): {error}; raise the limits of its processes "
                 "(ulimit -v, -n, -f) or the memory of their container"
             )
-            self.give_up(words)
+            self.cannot_join(words)
             raise UnisonoError(f"rank {self._global_ranks[self._rank]} {words}") from error
 
-    def give_up(self, trouble: str) -> None:
+    def cannot_join(self, trouble: str) -> None:
         """Lets the others know why this rank does not join: it ``trouble``."""
         try:
             me, place = Identity.mine(), Host.mine().to_text()
@@ -218,7 +218,7 @@ class MemberRegistry:
 
     def _refusal(self, words: str) -> UsageError:
         """This rank ``words``, and so does not join."""
-        self.give_up(words)
+        self.cannot_join(words)
         return UsageError(f"rank {self._global_ranks[self._rank]} {words}")
 
     def serve_all(self, segment: Segment) -> None:
@@ -287,7 +287,7 @@ class MemberRegistry:
         """
         for rank in range(len(self._global_ranks)):
             if words := self._elsewhere(rank, self._note(rank)):
-                self.give_up(f"does not join: {words}")
+                self.cannot_join(f"does not join: {words}")
                 time.sleep(_READING)
                 raise UsageError(f"group {self._label} {self._global_ranks}: {words}" if self.counted else words)
 
@@ -302,7 +302,7 @@ class MemberRegistry:
         """
         first = self.gone(0)
         self.check_host()  # whatever kept the first rank away, this explains it
-        if words := self.complaint():
+        if words := self.mismatch():
             raise MismatchError(words)
         if first.words:
             raise lost(
@@ -317,7 +317,7 @@ class MemberRegistry:
             f"{absent} did not join. Are all started, with the same address, port or file?"
         )
 
-    def complaint(self) -> str:
+    def mismatch(self) -> str:
         """Which ranks made other groups at the point where this rank made this one, or nothing."""
         me = self._global_ranks[self._rank]
         others = {name: made for name in self.absent() if (made := self._named(name)) and made[0] != self._global_ranks}

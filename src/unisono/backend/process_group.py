@@ -63,7 +63,7 @@ class UnisonoProcessGroup(Membership):
         return seconds if seconds > 0 else self._group.timeout
 
     @outside_inference
-    def _do(self, op: str, options: Any, build: Callable[[], Operation]) -> Work:
+    def _general(self, op: str, options: Any, build: Callable[[], Operation]) -> Work:
         group = self._group
         if not group.joined:
             group.join(op)
@@ -105,10 +105,10 @@ class UnisonoProcessGroup(Membership):
     def _start(self, part: Part, target: int, source: int, outputs: list[Any], options: Any) -> Work:
         if profiler._is_profiler_enabled:
             with profiler.record_function(f"unisono:{part[0].call.op}"):
-                return self._go(part, target, source, outputs, options)
-        return self._go(part, target, source, outputs, options)
+                return self._issue(part, target, source, outputs, options)
+        return self._issue(part, target, source, outputs, options)
 
-    def _go(self, part: Part, target: int, source: int, outputs: list[Any], options: Any) -> Work:
+    def _issue(self, part: Part, target: int, source: int, outputs: list[Any], options: Any) -> Work:
         queue, background = self._group.collectives, options.asyncOp and not in_listener()
         task = queue.run_now(part, target, source, self._seconds, options, background)
         if task is None:
@@ -139,7 +139,7 @@ class UnisonoProcessGroup(Membership):
             def refuse() -> Operation:
                 raise refusal
 
-            return self._do(op, None, refuse)
+            return self._general(op, None, refuse)
         return method(*arguments)
 
     # Operations that combine
@@ -154,19 +154,19 @@ class UnisonoProcessGroup(Membership):
             return work
         if tensor.is_sparse:
             return all_reduce_sparse(self, tensor, name, opts)
-        return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce(tensor, name, factor))
+        return self._general("all_reduce", opts, lambda: self._group.operations.all_reduce(tensor, name, factor))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.AllreduceCoalescedOptions()
         op, factor = reduce_op(opts)
-        return self._do("all_reduce", opts, lambda: self._group.operations.all_reduce_many(tensors, op, factor))
+        return self._general("all_reduce", opts, lambda: self._group.operations.all_reduce_many(tensors, op, factor))
 
     def reduce(self, tensors: Tensors, opts: Any = None, op: Any = None, timeout: Any = None, root: Any = None) -> Work:
         if type(opts) is not ReduceOptions or type(tensors) is not list or len(tensors) != 1:
             return self._overload("reduce", self.reduce, overloads.reduce, tensors, opts, op, timeout, root)
         name, factor = reduce_op(opts)
         tensor, root = tensors[0], opts.rootRank
-        return self._fast(ReduceOps.reduce_kind, (root, name), tensor, scaled(tensor, factor), opts) or self._do(
+        return self._fast(ReduceOps.reduce_kind, (root, name), tensor, scaled(tensor, factor), opts) or self._general(
             "reduce", opts, lambda: self._group.operations.reduce(tensor, root, name, factor)
         )
 
@@ -178,7 +178,7 @@ class UnisonoProcessGroup(Membership):
             return self._overload("reduce_scatter", self.reduce_scatter, form, outputs, inputs, opts, op, timeout)
         name, factor = reduce_op(opts)
         mine = [scaled(tensor, factor) for tensor in inputs[0]]
-        return self._by_lists("reduce_scatter", name, outputs, mine, opts) or self._do(
+        return self._by_lists("reduce_scatter", name, outputs, mine, opts) or self._general(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter(outputs[0], inputs[0], name, factor)
         )
 
@@ -187,14 +187,14 @@ class UnisonoProcessGroup(Membership):
         op, factor = reduce_op(opts)
         if work := self._fast(ReduceOps.reduce_scatter_kind, op, output, scaled(tensor, factor), opts):
             return work
-        return self._do(
+        return self._general(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter_single(output, tensor, op, factor)
         )
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
         op, factor = reduce_op(opts)
-        return self._do(
+        return self._general(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter_many(outputs, inputs, op, factor)
         )
 
@@ -204,27 +204,27 @@ class UnisonoProcessGroup(Membership):
         if type(opts) is not BroadcastOptions or type(tensors) is not list or len(tensors) != 1:
             return self._overload("broadcast", self.broadcast, overloads.broadcast, tensors, opts, timeout, root)
         tensor, root = tensors[0], opts.rootRank
-        return self._fast(DataOps.broadcast_kind, root, tensor, tensor, opts) or self._do(
+        return self._fast(DataOps.broadcast_kind, root, tensor, tensor, opts) or self._general(
             "broadcast", opts, lambda: self._group.operations.broadcast(tensor, root)
         )
 
     def allgather(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None, timeout: Any = None) -> Work:
         if type(opts) is not AllgatherOptions or not _one_list(outputs, tensors):
             return self._overload("all_gather", self.allgather, overloads.all_gather, outputs, tensors, opts, timeout)
-        return self._by_lists("all_gather", None, outputs[0], tensors, opts) or self._do(
+        return self._by_lists("all_gather", None, outputs[0], tensors, opts) or self._general(
             "all_gather", opts, lambda: self._group.operations.all_gather(outputs[0], tensors[0])
         )
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        return self._fast(DataOps.all_gather_kind, None, output, tensor, opts) or self._do(
+        return self._fast(DataOps.all_gather_kind, None, output, tensor, opts) or self._general(
             "all_gather", opts, lambda: self._group.operations.all_gather_single(output, tensor)
         )
 
     def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any = None) -> Work:
-        return self._do("all_gather", opts, lambda: self._group.operations.all_gather_many(outputs, tensors))
+        return self._general("all_gather", opts, lambda: self._group.operations.all_gather_many(outputs, tensors))
 
     def allgather_coalesced(self, outputs: list[Tensors], tensors: Tensors, opts: Any = None) -> Work:
-        return self._do("all_gather", opts, lambda: self._group.operations.all_gather_coalesced(outputs, tensors))
+        return self._general("all_gather", opts, lambda: self._group.operations.all_gather_coalesced(outputs, tensors))
 
     def gather(
         self, outputs: list[Tensors], tensors: Tensors, opts: Any = None, timeout: Any = None, *, root: Any = None
@@ -232,7 +232,7 @@ class UnisonoProcessGroup(Membership):
         if type(opts) is not GatherOptions or not _one_list(outputs or [[]], tensors):
             return self._overload("gather", self.gather, overloads.gather, outputs, tensors, opts, timeout, root)
         received, root = outputs[0] if outputs else [], opts.rootRank
-        return self._by_lists("gather", root, received, tensors, opts) or self._do(
+        return self._by_lists("gather", root, received, tensors, opts) or self._general(
             "gather", opts, lambda: self._group.operations.gather(received, tensors[0], root)
         )
 
@@ -242,12 +242,12 @@ class UnisonoProcessGroup(Membership):
         if type(opts) is not ScatterOptions or not _one_list(inputs or [[]], outputs):
             return self._overload("scatter", self.scatter, overloads.scatter, outputs, inputs, opts, timeout, root)
         sent, root = inputs[0] if inputs else [], opts.rootRank
-        return self._by_lists("scatter", root, outputs, sent, opts) or self._do(
+        return self._by_lists("scatter", root, outputs, sent, opts) or self._general(
             "scatter", opts, lambda: self._group.operations.scatter(outputs[0], sent, root)
         )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        return self._by_lists("all_to_all", None, outputs, inputs, opts) or self._do(
+        return self._by_lists("all_to_all", None, outputs, inputs, opts) or self._general(
             "all_to_all", opts, lambda: self._group.operations.all_to_all(outputs, inputs)
         )
 
@@ -265,7 +265,7 @@ class UnisonoProcessGroup(Membership):
         even = not output_splits and not input_splits
         if even and (work := self._fast(DataOps.all_to_all_kind, None, output, tensor, opts)):
             return work
-        return self._do(
+        return self._general(
             "all_to_all",
             opts,
             lambda: self._group.operations.all_to_all_single(output, tensor, output_splits, input_splits),
@@ -278,7 +278,7 @@ class UnisonoProcessGroup(Membership):
         prepared = group.fast_path.barrier() if group.joined else None
         if prepared:
             return self._start((prepared, NOTHING, NOTHING), 0, 0, [], opts)
-        return self._do("barrier", opts, lambda: group.operations.barrier())
+        return self._general("barrier", opts, lambda: group.operations.barrier())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose error names every rank that did not arrive: every barrier of unisono does."""

@@ -19,7 +19,7 @@ def all_reduce_sparse(group: Any, tensor: torch.Tensor, name: str, opts: Any) ->
     Raises `UsageError` for another reduce op (``name``) than SUM.
     """
     mine = _Entries(group.getSize())
-    _wait(group._do("all_reduce", opts, lambda: mine.count(group, tensor, name)))
+    _wait(group._general("all_reduce", opts, lambda: mine.count(group, tensor, name)))
     rest = mine.values.shape[1:]
     counts = mine.counts.tolist()
     indices = [torch.empty((count, mine.indices.shape[0]), dtype=torch.int64, device="cpu") for count in counts]

@@ -15,7 +15,15 @@ from unisono.runtime.control import Control
 from unisono.runtime.monitor import Loss, Monitor
 from unisono.runtime.prepared import AddressTable, Prepared, Preparer
 from unisono.runtime.queue import CallQueue
-from unisono.runtime.task import Agreed, Task, brief, broken, in_listener, interruption, keep_shared
+from unisono.runtime.task import (
+    ConsensusError,
+    Task,
+    in_listener,
+    internal_error,
+    interruption,
+    keep_shared,
+    patience_for,
+)
 from unisono.runtime.words import ABORTED as LOST
 from unisono.runtime.words import DIFFERS, DONE, UNREADY, WAITS
 from unisono.runtime.worker import INLINE, AsyncProgress
@@ -69,7 +77,7 @@ class CollectiveQueue(CallQueue):
         self._at = self._control.address
         self.preparer = Preparer(board, self._control)
         self._async = AsyncProgress(board.segment)
-        self.ahead = self._async.on
+        self.async_progress = self._async.on
 
     def busy(self) -> bool:
         """True if any collective is under way."""
@@ -79,7 +87,7 @@ class CollectiveQueue(CallQueue):
         assert isinstance(task, CollectiveTask)
         self._issue(task.call)
         self._incoming.append(task)
-        self._take_in()
+        self._accept()
 
     def _issue(self, call: Call) -> None:
         """One more call issued."""
@@ -87,7 +95,7 @@ class CollectiveQueue(CallQueue):
         self._issued, calls[number % len(calls)] = number, call
         self.preparer.issued(self._at, number)
 
-    def _take_in(self) -> None:
+    def _accept(self) -> None:
         """Queues what was issued while another thread held the queue. Lock held."""
         while self._incoming:
             self._queue.append(self._incoming.popleft())
@@ -111,8 +119,8 @@ class CollectiveQueue(CallQueue):
         """True if calls of the background are left to the worker at once."""
         if not self._async.decided:
             self._async.decide()
-            self.ahead = self._async.on
-        return self.ahead
+            self.async_progress = self._async.on
+        return self.async_progress
 
     def run_now(
         self,
@@ -143,7 +151,7 @@ class CollectiveQueue(CallQueue):
                 try:
                     calls, number = self._call_log.calls, next(self._numbers)
                     self._issued, calls[number % len(calls)] = number, prepared.call
-                    patience = brief(prepared.call) if background else SPIN_NS
+                    patience = patience_for(prepared.call) if background else SPIN_NS
                     outcome = prepared.run(prepared.address, self._at, number, self.calls, patience, target, source, 0)
                     if outcome == DONE:
                         self.calls += 1
@@ -156,7 +164,7 @@ class CollectiveQueue(CallQueue):
                     self._go_on(task, outcome, not background)
                 except BaseException as error:
                     keep_shared([part[1]])
-                    self._give_up(error if isinstance(error, UnisonoError) else interruption(error))
+                    self._abort(error if isinstance(error, UnisonoError) else interruption(error))
                     raise
             self.leave(task, background)
             return task
@@ -176,9 +184,9 @@ class CollectiveQueue(CallQueue):
         """Counted from 1."""
         return self.calls + 1 + next((k for k, other in enumerate(self._under_way()) if other is task), 0)
 
-    def _interrupt(self, task: Task) -> UnisonoError | None:
+    def _on_rejected(self, task: Task) -> UnisonoError | None:
         """The others will come to this call, so it goes on in the background."""
-        error = self._complaint(task, f"{task.call.describe(self._global_ranks)} goes on in the background.")
+        error = self._rejected_error(task, f"{task.call.describe(self._global_ranks)} goes on in the background.")
         if error is not None:
             self._worker.wake()
         return error
@@ -189,18 +197,20 @@ class CollectiveQueue(CallQueue):
     @outside_inference
     def _progress(self, spin: bool) -> None:
         queue = self._queue
-        self._take_in()
+        self._accept()
         while queue:
             self._go_on(queue[0], None, spin)
-            if self.ahead or (queue and queue[0].begun):  # others wait for the queue, or for the call just done
+            if self.async_progress or (
+                queue and queue[0].begun
+            ):  # others wait for the queue, or for the call just done
                 return
-            self._take_in()
+            self._accept()
 
     def _go_on(self, task: CollectiveTask, outcome: int | None, spin: bool) -> None:
         """Carries the head of the queue as far as it goes, after ``outcome`` of its last run, if there was one."""
         try:
             self._advance(task, outcome, SPIN_NS if spin else 0)
-        except Agreed as agreed:  # all ranks have met over it: the group stays usable
+        except ConsensusError as agreed:  # all ranks have met over it: the group stays usable
             if self.failed is None:  # unless one could not be heard
                 self.preparer.completed(self._at, self.calls)
                 self._next(task, agreed.error)
@@ -246,7 +256,7 @@ class CollectiveQueue(CallQueue):
         except UnisonoError:
             raise
         except (RuntimeError, MemoryError) as error:
-            raise broken(error) from error
+            raise internal_error(error) from error
 
     def _deliver(self, task: CollectiveTask) -> None:
         """Brings results to tensors that no program fills."""
@@ -254,7 +264,7 @@ class CollectiveQueue(CallQueue):
             for step in task.deliver:
                 step()
         except (RuntimeError, MemoryError) as error:
-            raise broken(error) from error
+            raise internal_error(error) from error
 
     def _next(self, task: CollectiveTask, error: UnisonoError | None = None) -> None:
         """One more call completed."""
@@ -266,17 +276,17 @@ class CollectiveQueue(CallQueue):
             self.preparer.compile_now()
 
     def _check(self, task: CollectiveTask) -> None:
-        """The guard, after the first meeting of a call whose headers are not as expected. Raises `Agreed`."""
+        """The guard, after the first meeting of a call whose headers are not as expected. Raises `ConsensusError`."""
         call, headers = task.call, self._board.headers()
         words, agreed = self.monitor.met(call, self.calls + 1, task.site, headers, self._meeting())
         if call.refused and agreed:
-            raise Agreed(call.mistake(self._global_ranks[self._rank]))
+            raise ConsensusError(call.mistake(self._global_ranks[self._rank]))
         if words:  # every rank has seen the same headers, so every rank comes here
             error = MismatchError(words)
             self.monitor.failed(error)
             if not agreed:
-                self._give_up(error)
-            raise Agreed(error)
+                self._abort(error)
+            raise ConsensusError(error)
         task.parts[0][0].adapt(headers)
 
     def _check_aborted(self, call: Call) -> None:
@@ -321,7 +331,7 @@ class CollectiveQueue(CallQueue):
         if board.full():  # they came in the meantime
             return
         if gone:
-            self._lose(task, self.monitor.lost(self.explain(task, "can not end", briefly=True), gone))
+            self._fail_lost_peer(task, self.monitor.lost(self.explain(task, "can not end", briefly=True), gone))
         elif words := task.overdue():
             self._fail(task, CollectiveTimeout(self.explain(task, words)))
 
@@ -350,12 +360,12 @@ class CollectiveQueue(CallQueue):
 
     def _fail(self, task: Task, error: UnisonoError) -> None:
         self.monitor.failed(error)
-        self._give_up(error)
+        self._abort(error)
 
     def _fail_all(self, error: UnisonoError) -> None:
         self._longs[self._aborted_at] = self.calls + 1
         with self._issuing:
-            self._take_in()
+            self._accept()
         while self._queue:
             task = self._queue[0]
             if not task.done:

@@ -61,8 +61,8 @@ class Loops:
     def __init__(self) -> None:
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # words when there is more
         self._ready: dict[str, dict[str, Callable[..., int]]] = {}
-        self._looked: set[str] = set()
-        self._asked: list[str] = []
+        self._searched: set[str] = set()
+        self._requested: list[str] = []
         self._failed: set[str] = set()
         self._thread: threading.Thread | None = None
         self._guard = threading.RLock()
@@ -70,9 +70,9 @@ class Loops:
 
     def kept(self, kind: str) -> bool:
         """True if the loops of a kind are there: in this process or, when this was first asked, on disk."""
-        if kind not in self._ready and kind not in self._looked and self.loading.acquire(blocking=False):
+        if kind not in self._ready and kind not in self._searched and self.loading.acquire(blocking=False):
             try:
-                self._looked.add(kind)
+                self._searched.add(kind)
                 self._take(kind, _object_code().kept(kind))
             finally:
                 self.loading.release()
@@ -90,9 +90,9 @@ class Loops:
             self._load(kind)
             return True
         with self._guard:
-            if kind not in self._asked and kind not in self._failed:
-                self._asked.append(kind)
-            if self._thread is None and self._asked:
+            if kind not in self._requested and kind not in self._failed:
+                self._requested.append(kind)
+            if self._thread is None and self._requested:
                 self._thread = OwnThread(target=self._work, name="unisono compiles loops")
                 self._thread.start()
         return False
@@ -100,10 +100,10 @@ class Loops:
     def _work(self) -> None:
         while True:
             with self._guard:
-                if not self._asked or not threading.main_thread().is_alive():
+                if not self._requested or not threading.main_thread().is_alive():
                     self._thread = None
                     return
-                kind = self._asked[0]
+                kind = self._requested[0]
             try:
                 self._load(kind)
             except Exception as error:
@@ -111,7 +111,7 @@ class Loops:
                 words = "torch's operations go on without compiled loops for %s: %s: %s"
                 logging.getLogger("unisono").warning(words, kind, type(error).__name__, error)
             with self._guard:
-                self._asked.remove(kind)
+                self._requested.remove(kind)
             for user in list(self.users):
                 user.notify()
 
@@ -135,7 +135,7 @@ class Loops:
         """In a forked child: the thread is the parent's."""
         self.loading.release()
         self._thread, self._guard = None, threading.RLock()
-        self._asked.clear()
+        self._requested.clear()
 
 
 loops = Loops()

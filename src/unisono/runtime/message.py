@@ -99,7 +99,7 @@ class Message(Task):
 
 @dataclass
 class Arriving:
-    """The message at the reading end of a ring: its receive, or its bytes if it is ``unexpected``; else it is dropped."""
+    """The message at the reading end of a ring: its receive, or its bytes if ``unexpected``; else it is dropped."""
 
     tag: int
     nbytes: int

@@ -27,7 +27,7 @@ from unisono.runtime.monitor import Loss, Monitor
 from unisono.runtime.pending_messages import Job, PendingMessages, listed
 from unisono.runtime.queue import CallQueue
 from unisono.runtime.rejected_messages import RejectedMessages
-from unisono.runtime.task import BRIEFLY, Task, brief, interruption
+from unisono.runtime.task import MIN_PATIENCE_NS, Task, interruption, patience_for
 from unisono.transport.futex import SPIN_NS
 from unisono.transport.inference import outside_inference
 from unisono.transport.layout import LEFT
@@ -96,7 +96,7 @@ class MessageQueue(CallQueue):
                 return None
             patience = SPIN_NS
             if background:
-                patience = 0 if sends else BRIEFLY if inbox.ring.idle() else brief(prepared.call)
+                patience = 0 if sends else MIN_PATIENCE_NS if inbox.ring.idle() else patience_for(prepared.call)
             try:
                 began = time.monotonic_ns()
                 moved = self._control.progress(prepared, peer, tensor.data_ptr(), patience)
@@ -109,7 +109,7 @@ class MessageQueue(CallQueue):
                         return _ENDED
                 return self._rest(prepared, peer, tensor, timeout, moved)
             except BaseException as error:
-                self._give_up(interruption(error))
+                self._abort(interruption(error))
                 raise
 
     def _rest(self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, moved: int) -> Message:
@@ -310,7 +310,7 @@ class MessageQueue(CallQueue):
         for message in self._under_way():
             if gone := losses.get(id(message)):
                 error = self.monitor.lost(self.explain(message, "can not end", briefly=True), gone)
-                self._lose(message, error)
+                self._fail_lost_peer(message, error)
             elif words := message.overdue():
                 self._fail(message, CollectiveTimeout(self.explain(message, words)))
 
@@ -324,23 +324,23 @@ class MessageQueue(CallQueue):
         peer = self._pending.needed(task)
         return [] if peer is None else [self._segment.identity(peer)]
 
-    def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
+    def _rejected_error(self, task: Task | None, outcome: str) -> UnisonoError | None:
         if not isinstance(task, Message) or task.peer is None or self.rejected is None:
-            return super()._complaint(task, outcome)
+            return super()._rejected_error(task, outcome)
         error, own = self.rejected.take(task.peer, task.number) or (None, False)
         if own:
             task.error = error
         return error if own or error is None else MismatchError(f"{error}. {outcome}")
 
-    def _interrupt(self, task: Task) -> None:
+    def _on_rejected(self, task: Task) -> None:
         """A message of which nothing has moved yet is withdrawn; any other is waited for."""
         assert isinstance(task, Message)
         if self._pending.unmoved(task):
             outcome = f"The {task.call.op} that raises this was withdrawn: it has moved nothing."
-            if error := self._complaint(task, outcome):
+            if error := self._rejected_error(task, outcome):
                 self._fail(task, error)
 
-    def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
+    def _on_interrupt(self, task: Task, error: UnisonoError, held: bool) -> None:
         """torch's send and recv wait for a Work that nobody sees: such a message is never taken up again."""
         self._fail(task, error)
 
@@ -382,7 +382,7 @@ class MessageQueue(CallQueue):
         self.monitor.failed(error, task.call_id)
         self._end(task, error)
         if half_sent:  # half a message lies in the ring: nothing can follow it, here or there
-            self._give_up(error)
+            self._abort(error)
 
     def _fail_all(self, error: UnisonoError) -> None:
         for message in self._under_way():

@@ -26,12 +26,12 @@ from unisono.runtime.rejected_messages import RejectedMessages
 from unisono.runtime.task import (
     Access,
     Task,
+    copy_error,
     in_listener,
     interruption,
     others_in_listeners,
-    reentered,
+    reentry_error,
     run_listeners,
-    same,
 )
 from unisono.runtime.worker import Worker
 from unisono.transport.layout import REFUSED
@@ -55,12 +55,12 @@ class CallQueue(ABC):
         self.failed: UnisonoError | None = None
         self.access = Access(self)
         self._new_locks()
-        self._settled: deque[Task] = deque()
+        self._to_notify: deque[Task] = deque()
         self._worker = Worker(self, label)
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the queue to them
         self._closed = False
         self._waited: tuple[Task, Wait] | None = None  # the wait of the thread that looks around
-        self.ahead = False
+        self.async_progress = False
         """True if cores are free for the worker: it carries calls of the background from the first moment on."""
         self.rejected: RejectedMessages | None = None
         at = segment.field(rank, REFUSED)
@@ -77,7 +77,7 @@ class CallQueue(ABC):
     def _refuse_reentry(self, call: Call, what: str = "") -> None:
         """Raises `UsageError` if this thread is in the midst of another call of this queue."""
         if self.entered():
-            raise reentered(what + call.describe(self._global_ranks), self._label)
+            raise reentry_error(what + call.describe(self._global_ranks), self._label)
 
     @abstractmethod
     def busy(self) -> bool:
@@ -119,7 +119,7 @@ class CallQueue(ABC):
             with self._lock:
                 self._refuse_if_failed()
                 self._enqueue(task)
-                self._go(spin=not background)
+                self._run_progress(spin=not background)
         except UnisonoError:
             raise
         except BaseException as error:  # nobody can take it up again
@@ -133,7 +133,7 @@ class CallQueue(ABC):
             if not background:
                 self.finish(task, held=False)
                 return
-            self._settle()
+            self._notify_listeners()
             if not task.done:
                 with self._lock:
                     task.site = call_site()
@@ -147,26 +147,26 @@ class CallQueue(ABC):
 
     def _refuse_if_failed(self) -> None:
         if self.failed is not None:
-            again = same(self.failed)
+            again = copy_error(self.failed)
             again.args = (f"this group has failed before and can only be destroyed: {self.failed}",)
             raise again
 
-    def _go(self, spin: bool) -> None:
+    def _run_progress(self, spin: bool) -> None:
         """Carries the calls. An exception that comes in between (Ctrl-C, a signal handler's) must not leave half a step
         behind that later calls would build on: the queue gives up. Lock held.
         """
         try:
             self._progress(spin)
         except BaseException as error:
-            self._give_up(interruption(error))
+            self._abort(interruption(error))
             raise
         if self._closed and self.failed is not None:  # by a signal handler, meanwhile
             self._fail_all(self.failed)
 
-    def _give_up(self, error: UnisonoError) -> None:
+    def _abort(self, error: UnisonoError) -> None:
         """No call can follow in this queue, and the peers are told unless it has left them. Lock held."""
         if not self._closed:
-            self.failed = same(error)
+            self.failed = copy_error(error)
             self.monitor.gave_up(error)
         self._fail_all(error)
 
@@ -185,7 +185,7 @@ class CallQueue(ABC):
                 raise
             if error is not None:
                 raise error
-        self._settle()
+        self._notify_listeners()
         if task.error is not None:
             raise task.error
         if self.refused[0]:
@@ -193,14 +193,14 @@ class CallQueue(ABC):
 
     def raise_rejected(self, task: Task | None = None) -> None:
         """Raises the error of a message that a peer has refused, at the end of ``task`` or of a call that had none."""
-        if error := self._complaint(task, "The call that raises this has been carried out."):
+        if error := self._rejected_error(task, "The call that raises this has been carried out."):
             raise error
 
     def abandon(self, task: Task, error: BaseException, held: bool = False) -> None:
         """``error``, from elsewhere, has ended the wait for ``task``; ``held``: see `finish`."""
         with self._lock:
             if task in self._under_way():
-                self._break_off(task, interruption(error), held)
+                self._on_interrupt(task, interruption(error), held)
 
     def _progress_until(self, task: Task, timeout: float | None) -> UnisonoError | None:
         """Returns once ``task`` is done, or with an error of this wait alone. What it raises comes from elsewhere."""
@@ -212,12 +212,12 @@ class CallQueue(ABC):
             with self._marking:
                 self._worker.backoff.visits += 1
                 waiting, self._waiters = 1, self._waiters + 1
-            while self._enter(task):
+            while self._acquire(task):
                 with ExitStack() as held:
                     held.callback(self._lock.release)
-                    self._go(spin=not task.done)
+                    self._run_progress(spin=not task.done)
                     if not task.done and time.monotonic() >= check_at:
-                        if self.refused[0] and (error := self._interrupt(task)):
+                        if self.refused[0] and (error := self._on_rejected(task)):
                             return error
                         wait = wait or self._long_wait(task)
                         if words := wait.check(self._needs(task)):  # first, for a peer may have ended over it already
@@ -227,7 +227,7 @@ class CallQueue(ABC):
                             self._check_peers()
                             self._waited = None
                         check_at = time.monotonic() + _CHECK_INTERVAL
-                self._settle()
+                self._notify_listeners()
                 if task.done:
                     return None
                 slice_ = _CHECK_INTERVAL if self._waiters == 1 else _SHARED_INTERVAL
@@ -249,19 +249,19 @@ class CallQueue(ABC):
             if wait is not None:
                 wait.end()
 
-    def _enter(self, task: Task) -> bool:
+    def _acquire(self, task: Task) -> bool:
         """Takes the lock, or returns False once the worker, which may hold it for long, has done ``task``."""
         while not self._lock.acquire(timeout=_LOCK_INTERVAL):
             if task.done:
                 return False
         return True
 
-    def _lose(self, task: Task, error: UnisonoError) -> None:
+    def _fail_lost_peer(self, task: Task, error: UnisonoError) -> None:
         """Ends ``task``, whose peer is gone; one that ended over a deadlock of both has said so before. Lock held."""
         words = self._waited[1].check(self._needs(task)) if self._waited and self._waited[0] is task else ""
         self._fail(task, DeadlockError(words) if words else error)
 
-    def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
+    def _rejected_error(self, task: Task | None, outcome: str) -> UnisonoError | None:
         """The error of a message that a peer has refused, of ``task`` itself or of another that nobody was told of.
 
         ``outcome`` says what has become of ``task``, if it is not to blame itself.
@@ -270,7 +270,7 @@ class CallQueue(ABC):
         return MismatchError(f"{found[0]}. {outcome}") if found else None
 
     @abstractmethod
-    def _interrupt(self, task: Task) -> UnisonoError | None:
+    def _on_rejected(self, task: Task) -> UnisonoError | None:
         """A peer has refused a message, which a wait for ``task`` that has become long must not conceal. Lock held.
 
         Ends the call with the error, or returns it for the wait alone.
@@ -284,10 +284,10 @@ class CallQueue(ABC):
             self._locate(task, here)
         return self.monitor.waits(partial(self.explain, task, "waits", briefly=True, placed=False), here)
 
-    def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
+    def _on_interrupt(self, task: Task, error: UnisonoError, held: bool) -> None:
         """The wait for ``task`` was interrupted; if it is not ``held``, nobody can take it up again. Lock held."""
         if not held:
-            self._give_up(error)
+            self._abort(error)
 
     @abstractmethod
     def _needs(self, task: Task) -> list[Identity]:
@@ -299,12 +299,12 @@ class CallQueue(ABC):
 
     def poll(self, task: Task) -> bool:
         """Carries the queue without waiting, unless the worker does so anyway; whether ``task`` is done."""
-        if not task.done and not self.ahead and not self.entered() and self._lock.acquire(blocking=False):
+        if not task.done and not self.async_progress and not self.entered() and self._lock.acquire(blocking=False):
             try:
-                self._go(spin=False)
+                self._run_progress(spin=False)
             finally:
                 self._lock.release()
-            self._settle()
+            self._notify_listeners()
         return task.done
 
     def listen(self, task: Task, listener: Callable[[Task], None]) -> None:
@@ -330,7 +330,7 @@ class CallQueue(ABC):
             self.failed = self.failed or error
             if not inside:
                 self._fail_all(error)
-        self._settle()
+        self._notify_listeners()
         self._worker.end(wait=not inside)
         if not inside:
             self.access.queue = None
@@ -344,13 +344,13 @@ class CallQueue(ABC):
         with self._marking:
             task.error, task.done = error, True
             if task.listeners:
-                self._settled.append(task)
+                self._to_notify.append(task)
 
-    def _settle(self) -> None:
+    def _notify_listeners(self) -> None:
         """Tells the listeners of calls that are done; outside the lock, since they may issue calls of their own."""
-        while self._settled:
+        while self._to_notify:
             try:
-                task = self._settled.popleft()
+                task = self._to_notify.popleft()
             except IndexError:  # another thread was quicker
                 return
             run_listeners(task)
@@ -360,7 +360,7 @@ class CallQueue(ABC):
         self._new_locks()
         self._closed, self.access.queue = True, None
         self.failed = UsageError(f"{self._label} belongs to the process that this one was forked from")
-        self._settled.clear()
+        self._to_notify.clear()
         for task in self._under_way():  # not `_fail_all`: what is shared is the parent's
             task.error, task.done = self.failed, True
         _queues.discard(self)
@@ -380,18 +380,18 @@ class CallQueue(ABC):
                 if self.busy() and time.monotonic() >= check_at:
                     self._check_peers()
                     check_at = time.monotonic() + _CHECK_INTERVAL
-            self._settle()
+            self._notify_listeners()
             if not self.idle():
                 self._sleep(_CHECK_INTERVAL)
         except Exception as error:
             with self._lock:
-                self._give_up(UnisonoError(f"the worker broke off: {type(error).__name__}: {error}"))
-            self._settle()
+                self._abort(UnisonoError(f"the worker broke off: {type(error).__name__}: {error}"))
+            self._notify_listeners()
         return check_at
 
     def _has_listeners(self) -> bool:
         """True if the end of a call under way may make this process issue others."""
-        return bool(self._settled) or any(task.listeners for task in self._under_way())
+        return bool(self._to_notify) or any(task.listeners for task in self._under_way())
 
     @abstractmethod
     def _under_way(self) -> Sequence[Task]:

@@ -18,11 +18,23 @@ if TYPE_CHECKING:
     from unisono.runtime.queue import CallQueue
 
 __all__ = [
-    "BRIEFLY", "Access", "Agreed", "Task", "brief", "broken", "first_line", "in_listener", "interruption",
-    "keep_shared", "others_in_listeners", "reentered", "run_listeners", "same",
+    "MIN_PATIENCE_NS",
+    "Access",
+    "ConsensusError",
+    "Task",
+    "copy_error",
+    "first_line",
+    "in_listener",
+    "internal_error",
+    "interruption",
+    "keep_shared",
+    "others_in_listeners",
+    "patience_for",
+    "reentry_error",
+    "run_listeners",
 ]  # fmt: skip
 
-BRIEFLY, _SLOWLY = 20_000, 0.25  # ns, ns per byte
+MIN_PATIENCE_NS, _PATIENCE_NS_PER_BYTE = 20_000, 0.25  # ns, ns per byte
 
 
 class Task:
@@ -59,9 +71,9 @@ class Access:
         self.queue: CallQueue | None = queue
 
 
-def brief(call: Call) -> int:
+def patience_for(call: Call) -> int:
     """Nanoseconds that a call in the background may wait for its peers at once: about what its data takes to move."""
-    return min(SPIN_NS, BRIEFLY + int(_SLOWLY * call.nbytes))
+    return min(SPIN_NS, MIN_PATIENCE_NS + int(_PATIENCE_NS_PER_BYTE * call.nbytes))
 
 
 class _Listening(threading.local):
@@ -99,7 +111,7 @@ def others_in_listeners() -> bool:
 os.register_at_fork(after_in_child=_listener_threads.clear)
 
 
-class Agreed(Exception):
+class ConsensusError(Exception):
     """All ranks have met over an error of a call: it ends, and the queue goes on."""
 
     def __init__(self, error: MismatchError | UsageError) -> None:
@@ -112,7 +124,7 @@ def keep_shared(outputs: Sequence[Any]) -> None:
     keep(*(t for t in outputs if isinstance(t, torch.Tensor) and t.is_cpu and place(t.data_ptr(), t.nbytes) >= 0))
 
 
-def broken(error: BaseException) -> UnisonoError:
+def internal_error(error: BaseException) -> UnisonoError:
     """The error of a collective whose program, or whatever carried it, raised ``error``."""
     return UnisonoError(f"a collective broke off inside: {type(error).__name__}: {error}")
 
@@ -122,14 +134,14 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].rstrip(":")
 
 
-def same(error: UnisonoError) -> UnisonoError:
+def copy_error(error: UnisonoError) -> UnisonoError:
     """A copy to keep and to raise again: what has been raised collects a traceback, and with it memory."""
     copy = type(error)(*error.args)
     copy.cause = error.cause
     return copy
 
 
-def reentered(what: str, label: str) -> UsageError:
+def reentry_error(what: str, label: str) -> UsageError:
     """The error of a call, ``what``, of the group called ``label`` in the midst of another one of this thread.
 
     Python runs signal handlers and finalizers between any two steps of whatever the thread is in, so one that calls

@@ -1,6 +1,6 @@
 """The worker of a queue: a thread that carries calls which nobody waits for.
 
-Where cores are free for it (`CallQueue.ahead`) it takes calls up at once: they go on while the caller computes. It
+Where cores are free for it (`CallQueue.async_progress`) it takes calls up at once: they go on while the caller computes. It
 sleeps while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that keeps an
 un-waited call from blocking the others: two threads that take turns at one call make it take twice as long. So it takes
 up what nobody has come back for: not calls whose callers come now and then, and the later the more often callers have
@@ -91,7 +91,7 @@ class Backoff:
 
 
 class _Queue(Protocol):
-    ahead: bool
+    async_progress: bool
 
     def idle(self) -> bool: ...
 
@@ -152,7 +152,7 @@ class Worker:
         queue = self._queue()
         if queue is None:
             return check_at
-        if queue.ahead:
+        if queue.async_progress:
             self._there.clear()
         elif not self._is_wanted(queue):
             return check_at

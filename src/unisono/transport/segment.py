@@ -52,7 +52,7 @@ class Absentees(Protocol):
 
     def identity(self, rank: int) -> Identity: ...  # noqa: D102
     def gone(self, rank: int) -> tuple[str, str, Identity | None]: ...  # noqa: D102
-    def complaint(self) -> str: ...  # noqa: D102
+    def mismatch(self) -> str: ...  # noqa: D102
 
 
 class Founder(Protocol):

@@ -33,8 +33,8 @@ def loss(segment: Segment, rank: int, name: int) -> Loss | None:
 def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
     state = segment.state(rank)
     if state == ABSENT and segment.absentees is not None:
-        complaint = segment.absentees.complaint()
-        absent = Loss(complaint) if complaint else Loss(*segment.absentees.gone(rank))
+        mismatch = segment.absentees.mismatch()
+        absent = Loss(mismatch) if mismatch else Loss(*segment.absentees.gone(rank))
         # What it did in the meantime is no longer true of a rank that has joined since.
         return absent if absent.words and segment.state(rank) == ABSENT else None
     dead = not alive(who)
