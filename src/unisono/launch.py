@@ -59,7 +59,7 @@ class LocalRanks:
         self.processes, self.pipes = processes, pipes
 
     def messages(self) -> Iterator[Any]:
-        """What the ranks send, as it comes, until all have ended well.
+        """The messages of the ranks, as they arrive, until all have ended well.
 
         Raises PeerLostError if a rank was killed, UnisonoError if one raised; the message is one line and names rank,
         error and place.
@@ -96,7 +96,7 @@ class LocalRanks:
             raise min(failures, key=lambda failure: not failure.killed).error()
 
     def _ready(self, pipes: Sequence[Connection], timeout: float | None) -> Iterator[tuple[int, Any]]:
-        """What has come in; a rank that has ended otherwise than well has sent a failure."""
+        """Messages that have arrived; a rank that ended otherwise than well has sent a failure."""
         for reader in connection.wait(pipes, timeout):
             assert isinstance(reader, Connection)
             rank = self.pipes[reader]
@@ -110,7 +110,7 @@ class LocalRanks:
 
 
 def _death(rank: int, process: ForkServerProcess) -> _Failure | None:
-    """How a rank whose pipe has closed ended; None when it ended well."""
+    """The end of a rank whose pipe has closed; None if it ended well."""
     process.join(STOP_SECONDS)
     code = process.exitcode
     if code == 0:
@@ -201,7 +201,7 @@ def _start_server(preloaded: Sequence[str]) -> ForkServerContext:
 
 
 def _run(main: str, rank: int, pipe: Connection, *arguments: object) -> None:
-    """What a rank's process does: it leaves Ctrl-C to the launcher, ends with it, and sends its failure last."""
+    """The main function of a rank: leaves Ctrl-C to the launcher, ends with it, sends its failure last."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     OwnThread(target=_end_with_parent, name="unisono ends with its launcher", daemon=True).start()
     module, _, function = main.partition(":")
@@ -266,7 +266,7 @@ def termination_as_exit() -> Iterator[None]:
 
 
 def _end_with_launcher_at_once() -> None:
-    """Where this module is imported by the process that ranks are forked from, have Linux end it with the launcher.
+    """Has Linux end the process that ranks are forked from, if it imports this module, with the launcher.
 
     That process looks for its parent's end only after it has imported torch, seconds later. The launcher names itself
     in an environment variable, for the one case that the kernel cannot know: it was gone before it could be asked for.

@@ -6,7 +6,7 @@ import threading
 
 from unisono.errors import CollectiveTimeout, PeerLostError
 from unisono.runtime.monitor import Loss
-from unisono.runtime.task import first_line, same
+from unisono.runtime.task import copy_error, first_line
 from unisono.transport.layout import EXIT_NOTE, Layout
 from unisono.transport.segment import create
 from unisono.watch.exit_notes import as_sentence, exit_note, lost, read_exit_note
@@ -72,9 +72,9 @@ def test_a_copy_of_an_error_keeps_its_cause_but_no_traceback() -> None:
     try:
         raise lost("barrier() can not end", [DEAD])
     except PeerLostError as error:
-        copy = same(error)
+        copy = copy_error(error)
     assert (type(copy), str(copy), copy.cause, copy.__traceback__) == (PeerLostError, str(copy), DEAD.words, None)
-    assert same(CollectiveTimeout("late")).cause == ""
+    assert copy_error(CollectiveTimeout("late")).cause == ""
     assert first_line(CollectiveTimeout("late:\nwhere")) == "late"
 
 

@@ -134,7 +134,11 @@ def test_delays_are_taken_over_the_calls_that_all_ranks_still_know() -> None:
 
 def test_jobs_are_groups_that_share_processes() -> None:
     a, b, c = (_member(rank, [1], 1) for rank in range(3))
-    pair, whole, other = SegmentView("g [0, 1]", (a, b)), SegmentView("the default group", (a, b, c)), _member(0, [1], 1)
+    pair, whole, other = (
+        SegmentView("g [0, 1]", (a, b)),
+        SegmentView("the default group", (a, b, c)),
+        _member(0, [1], 1),
+    )
     stranger = SegmentView("the default group", (Member(**{**vars(other), "who": Identity(99, 2)}),))
     found = status._together([pair, stranger, whole])
     assert [[m.label for m in job] for job in found] == [["the default group"], ["the default group", "g [0, 1]"]]

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 PIPELINE = "pipeline"
-"""What stands in the place of a collective for the schedules of this file."""
+"""The key of these schedules in the place of a collective."""
 
 _Row = tuple[Action, ...]
 
@@ -123,7 +123,7 @@ class _Stage:
 
 
 def _zb_v_row(there: _Stage, back: _Stage, rank: int, world_size: int, num_microbatches: int) -> Iterator[Action]:
-    """What a rank does: fill the V, run it at F B W F B W, and empty it with B before W."""
+    """The actions of a rank: fill the V, run it at F B W F B W, and empty it with B before W."""
     for _ in range(2 * (world_size - rank) - 1):
         yield from there.next("F")
     for _ in range(rank):

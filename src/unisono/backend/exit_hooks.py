@@ -1,4 +1,4 @@
-"""What a process leaves behind for the ranks that wait for it, when it ends in whatever way it can still notice.
+"""Hooks that publish a process's exit note to the ranks that wait for it, however it ends.
 
 An uncaught exception is quoted to the others; a normal end says that it was one. ``multiprocessing`` children end by
 ``os._exit`` after their finalizers, without ``sys.excepthook`` and ``atexit``, so the same is hooked in there.

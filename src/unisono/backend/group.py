@@ -262,7 +262,7 @@ class Group:
             logging.getLogger("unisono").warning("%s", words)
 
     def _log_refusals(self) -> None:
-        """What peers have refused and no call has raised; torch would be left half way out of the group by an error."""
+        """Logs rejections that no call has raised; an error here would leave torch half way out of the group."""
         refusals = self.messages.rejected
         while refusals is not None and (found := refusals.take()):
             logging.getLogger("unisono").error("%s", found[0])

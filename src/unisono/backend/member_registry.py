@@ -84,7 +84,7 @@ class JobStore:
 
 
 def _gone(error: Exception) -> PeerLostError | OSError:
-    """What a failure of the store means; `OSError` if this process is at its own limits."""
+    """The error of a failed store; `OSError` if this process is at its own limits."""
     words = str(error).partition("\n")[0]
     for number in (errno.EMFILE, errno.ENFILE):
         if os.strerror(number) in words:
@@ -168,7 +168,7 @@ class MemberRegistry:
         _made[epoch, tuple(global_ranks)] += counted
         self._epoch = JobStore(store, f"unisono/{epoch}")
         self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, global_ranks))}/{number}")
-        """Where this group's ranks meet."""
+        """The store of this group's ranks."""
         self.memory: Callable[[], Segment | None] = lambda: None
         """The memory of the default group, if this is its roll."""
         if words := unseen():
@@ -185,7 +185,7 @@ class MemberRegistry:
 
     @contextmanager
     def able(self) -> Iterator[None]:
-        """What this process is not able to do, the peers are told: it may live on."""
+        """Publishes an error of the block to the peers: this process may live on."""
         try:
             yield
         except UnisonoError:
@@ -337,7 +337,7 @@ class MemberRegistry:
         )
 
     def _note(self, rank: int) -> _Note | None:
-        """What was announced as group rank ``rank`` since the job was started, if anything."""
+        """The announcement of group rank ``rank`` since the job was started, if any."""
         found = self._read(self.store, f"who/{rank}")
         return _fresh(found) if found else None
 

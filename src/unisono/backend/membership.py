@@ -1,4 +1,4 @@
-"""What torch asks of a process group apart from its operations: who is in it, what it is called, how it ends."""
+"""The methods of a process group other than operations: its members, its name, its end."""
 
 from datetime import timedelta
 from typing import Any

@@ -164,7 +164,7 @@ class Builder:
         return self._met(self.barrier_call())
 
     def barrier_call(self) -> Call:
-        """What `barrier` shall mean."""
+        """The call of `barrier`."""
         by = self._algorithm("barrier")
         return self._calls.get(("barrier", by)) or self._keep(("barrier", by), Call("barrier", by=by))
 

@@ -61,7 +61,7 @@ class Options:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """What tells calls by these options from others."""
+        """The key of these options in caches of calls."""
         named = self.algorithm
         names_ = named if named is None or isinstance(named, str) else tuple(sorted(named.items()))
         return names_, self.deterministic, self.chunks, self.strict
@@ -125,7 +125,7 @@ def _switched_on(name: str) -> bool:
 
 
 def from_environment() -> Options | None:
-    """What the environment chooses, or None. Raises `UsageError` for a value or a name that does not exist."""
+    """The options of the environment, or None. Raises `UsageError` for a value or a name that does not exist."""
     text, exact = os.environ.get("UNISONO_ALGORITHM", ""), _switched_on("UNISONO_DETERMINISTIC")
     how = os.environ.get("UNISONO_SELECT", "") or "default"
     if how not in ("default", "measured"):

@@ -38,7 +38,7 @@ VARIABLE, GLOO = "UNISONO_PATCHES", "UNISONO_REPLACES"
 at_first_group: list[Callable[[], object]] = []
 """Called, each once, when this process makes its first group, after the patches."""
 normaliser: list[Callable[[], Any]] = []
-"""What loads the batch normalisation of `unisono.parallel`, which is no room of the backend's to import."""
+"""Loads the batch normalisation of `unisono.parallel`, which the backend may not import."""
 _Function = Callable[..., Any]
 _applied: set[str] = set()
 
@@ -111,7 +111,7 @@ class _Pickled:
 
 
 _KINDS = (TypeError, AttributeError, pickle.PicklingError)
-"""What pickle raises; the error on every rank is one of these too, for programs that expect it."""
+"""Errors of pickle; the error on every rank is one of these too, for programs that expect it."""
 
 
 class _Failure:
@@ -226,7 +226,7 @@ def _patch_objects() -> None:
 
 
 def _patch_sync_batch_norm() -> None:
-    """Where the group's backend for CPU tensors is unisono they are normalised as by `unisono.parallel`."""
+    """Normalises CPU tensors of groups of unisono as `unisono.parallel` does."""
     import torch.distributed as dist
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -284,7 +284,7 @@ _PATCHES = {
 # Gloo's name
 
 _NAMES = {"gloo": "unisono", "cpu:gloo": "cpu:unisono"}
-"""What a program may ask for, and what it gets. A name that serves a GPU too is left to torch."""
+"""The backend a program names, and the one it gets. A name that serves a GPU too is left to torch."""
 
 
 def _naming(original: _Function) -> _Function:

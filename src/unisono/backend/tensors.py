@@ -166,7 +166,7 @@ def separate(results: Sequence[Result], what: str) -> None:
 
 
 def late(results: Sequence[Result]) -> list[Callable[[], object]]:
-    """What brings those results to their tensors that lie elsewhere."""
+    """Functions that copy results to tensors that lie elsewhere."""
     return [result.deliver for result in results if result.tensor is not None]
 
 

@@ -1,4 +1,4 @@
-"""What a call hands back: torch's Work over a task, and its future."""
+"""The Work of a call, over its task, and its future."""
 
 from datetime import timedelta
 from typing import Any

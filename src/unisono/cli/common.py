@@ -1,4 +1,4 @@
-"""What commands share: text in and out, files, and the place of a process among those that torchrun has started."""
+"""Helpers of all commands: text in and out, files, and the place of a process among those that torchrun has started."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ def check_writable(path: Path, what: str = "") -> None:
 
 
 def source_name(source: str) -> str:
-    """What a source of text is called in messages."""
+    """The name of a source of text in messages."""
     return "standard input" if source == "-" else source
 
 

@@ -134,7 +134,7 @@ def _table(choices: list[Choice]) -> Table:
 def _defaults(
     collective: str | None, nbytes: str | None, ranks: int | None, oversubscribed: bool | None, others: list[str]
 ) -> None:
-    """What runs by default: the row for a size, or the table."""
+    """Prints the defaults: the row for a size, or the table."""
     if others:
         raise UsageError(f"{others[0]} is for a choice by cost, the defaults are a table: leave it out")
     if collective is not None and collective not in COLLECTIVES:

@@ -1,4 +1,4 @@
-"""What commands about programs share: what runs by default, the programs of its ranks, their tables and proofs.
+"""Helpers of commands about programs: the defaults, the programs of its ranks, their tables and proofs.
 
 Sizes count as in `Collective.chunk_nbytes`: the tensor of an all_reduce, the whole of what n ranks gather.
 """
@@ -68,7 +68,7 @@ def find_default(collective: str, nbytes: int, ranks: int, oversubscribed: bool 
 
 
 def place_default(row: Default, nbytes: int, ranks: int, root: int = 0) -> list[Placed]:
-    """What a row runs for a call: over staging memory, then, if it is large enough, between shared tensors.
+    """The programs of a row for a call: over staging memory, then, if it is large enough, between shared tensors.
 
     Tensors of which the root of a broadcast may push a part are also read without. One rank alone pushes nothing.
     """
@@ -162,7 +162,7 @@ def default_table(collective: str | None = None) -> RichTable:
 
 
 def default_notes() -> list[str]:
-    """What the columns mean."""
+    """The meaning of the columns."""
     same = all(row.oversubscribed is None for row in TABLE)
     return [
         "The first row that fits counts. Up to: bytes of the tensor, or of a rank's piece",

@@ -174,7 +174,7 @@ def _ranks(ranks: Sequence[RankStatus], bar: int) -> Table:
 
 
 def _doing(rank: RankStatus) -> Text:
-    """What a rank is in, and below it what it waits for and where."""
+    """The call of a rank, and below it what it waits for and where."""
     if rank.state in ("dead", "given up", "left", "absent"):
         text = Text(f"{rank.state}: {rank.words}" if rank.state in ("dead", "given up") else rank.words)
         text.stylize(_STYLES[rank.state])

@@ -1,4 +1,4 @@
-"""What commands about schedules share: how a schedule is named on the command line, and where it comes from."""
+"""Helpers of commands about schedules: its name on the command line, and its source."""
 
 import re
 from collections.abc import Mapping

@@ -92,7 +92,7 @@ def _no_mixture(
 
 
 def _formula(line: PipelineTimeline, times: str | None, link: float | None) -> str:
-    """What the literature's formula gives; it knows no links."""
+    """The time by the literature's formula; it knows no links."""
     s = line.schedule
     forward, input_gradient, weight_gradient = (float(time) for time in (times or "1,1,1").split(","))
     value = None if link else bubble_formula(s, forward, input_gradient, weight_gradient)

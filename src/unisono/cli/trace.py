@@ -96,7 +96,7 @@ def _clear(out: Path) -> None:
 
 @cache
 def _rates(ranks: int) -> Rates:
-    """How fast as many ranks copy here."""
+    """The rate at which as many ranks copy here."""
     found: list[Rates] = []
 
     def hear(news: Rates | Row) -> None:

@@ -1,4 +1,4 @@
-"""What a Gantt chart shows: the messages of a simulated collective, or the actions of a pipeline."""
+"""The contents of Gantt charts: the messages of a simulated collective, or the actions of a pipeline."""
 
 from unisono.drawing.colours import chunk_colour
 from unisono.drawing.gantt import Bar, Chart, Row, Track

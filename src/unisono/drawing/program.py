@@ -74,7 +74,7 @@ def _shown(total: int, most: int, tail: int) -> list[int]:
 
 
 def _missing(shown: list[int]) -> int | None:
-    """Where numbers are left out, if they are."""
+    """The place at which numbers are left out, if they are."""
     return next((i for i, x in enumerate(shown) if x != i), None)
 
 
@@ -184,7 +184,7 @@ class _Words:
 
 
 def _words(rows: list[Row]) -> list[str]:
-    """Where to, and from where."""
+    """The destination and the source of a row."""
     first = rows[0]
     to = _terms([[row.to[k] for row in rows] for k in range(len(first.to))], rows)
     parts = _terms([[row.parts[k] for row in rows] for k in range(len(first.parts))], rows)

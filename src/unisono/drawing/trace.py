@@ -73,7 +73,7 @@ def _thread_id(side: str, track: int) -> int:
 
 
 def _names(world_size: int, tracks: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> list[dict[str, Any]]:
-    """What the tracks are called, and their order."""
+    """The names of the tracks, and their order."""
     found = {
         (int(r), side, int(k)) for side, (ranks, which) in tracks.items() for r, k in zip(ranks, which, strict=True)
     }

@@ -43,7 +43,7 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
 
 
 class Place(NamedTuple):
-    """Where this process stands in a group."""
+    """The rank of this process in a group, and its size."""
 
     rank: int
     world_size: int
@@ -144,7 +144,7 @@ def _check_count(lengths: Sequence[int], group: Group) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """How a parameter is split: along `dim`, of `total` elements in the whole.
+    """The split of a parameter: along `dim`, of `total` elements in the whole.
 
     With `parts` > 1 the whole is so many equal parts side by side (query, key and value in one matrix), and each rank
     holds its share of every part.

@@ -1,4 +1,4 @@
-"""What `dist.all_reduce(x)` runs: a table of registered schedules and placements, by collective, size and crowding.
+"""The defaults of `dist.all_reduce(x)`: registered schedules and placements, by collective, size and load.
 
 Every rank asks with the same arguments, so ranks agree without a word. `unisono plan --default` prints the table,
 `unisono draw default all_reduce -n 4 --bytes 1MiB` what it chooses.

@@ -77,7 +77,7 @@ class _Lowering:
         self.forwarded: set[tuple[int, int]] = set()  # (step, id): a sum that was stored in the slot it is sent from
 
     def program(self, placement: str) -> Program:
-        """What has been lowered."""
+        """The program lowered so far."""
         slots = {"staged": self.slots, "mailbox": self.slots[:1]}.get(placement, ())
         rows, temps = tuple(self.rows), self.temps
         deterministic = self.plan.deterministic
@@ -110,7 +110,7 @@ class _Lowering:
         return (step, self.rank, id_) in self.complete
 
     def home(self, id_: int, complete: bool = True) -> Place:
-        """Where what lands on a chunk is kept."""
+        """The place that keeps what lands on a chunk."""
         if id_ in self.after and complete:
             return out(self.chunk(id_))
         self.temps += 1
@@ -344,7 +344,7 @@ class _Lowering:
 
 
 def _readers(step: Traffic, rank: int) -> dict[int, list[int]]:
-    """Who gets a chunk of ``rank`` in a step."""
+    """The ranks that get a chunk of ``rank`` in a step."""
     found: dict[int, list[int]] = {}
     for peer, chunks in sorted(step.messages.get(rank, {}).items(), key=lambda row: (row[0] < rank, row[0])):
         for id_ in chunks:

@@ -31,9 +31,9 @@ from unisono.schedule import Collective
 __all__ = ["PLACEMENTS", "Place", "Program", "Row", "in_", "mail", "out", "stage", "temp"]
 
 PLACEMENTS = ("staged", "mailbox", "direct", "pushed", "messages")
-"""How a program moves data: through staging memory, a meeting per step; *mailbox*: sums are pushed back into the slots
-of their parts; *direct*: between the users' tensors; *pushed*: the same, the root of a broadcast writing a part of the
-data into the tensors of its peers; *messages*: over a transport."""
+"""Placements of a program's data: through staging memory, a meeting per step; *mailbox*: sums are pushed back into the
+slots of their parts; *direct*: between the users' tensors; *pushed*: the same, the root of a broadcast writing a part
+of the data into the tensors of its peers; *messages*: over a transport."""
 _SPACES = ("in", "out", "stage", "temp", "mail")
 
 

@@ -48,7 +48,7 @@ _OPERANDS = 3
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """What playing the tables of all ranks has shown; falsy if anything is wrong.
+    """The result of playing the tables of all ranks; falsy if anything is wrong.
 
     ``findings``: by epoch. ``meetings``: of the last call. ``ordered``: every element is summed in one order on all
     ranks, so that they get the same bits. ``rank_order``: it is ((x0 + x1) + x2) + ...
@@ -97,7 +97,7 @@ class Proof:
         return "\n\n".join([str(finding), *blocks])
 
     def _block(self, act: Act, note: str) -> str:
-        """What a rank does around an act, between two meetings."""
+        """The acts of a rank around one, between two meetings."""
         begin = f"rank {act.rank}, epoch {act.epoch}: between meetings {act.epoch - 1} and {act.epoch}"
         if act.call < len(self.calls) - 1:
             begin += f", call {act.call} of {len(self.calls)}"

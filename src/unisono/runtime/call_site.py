@@ -1,4 +1,4 @@
-"""Whose code it is: the line of the user's that a call came from. Never imports torch."""
+"""Call sites: the user's line that a call came from. Never imports torch."""
 
 import os
 import sys
@@ -9,14 +9,14 @@ from types import FrameType
 __all__ = ["Site", "call_site", "from_here", "interrupted_site", "is_inner", "is_standard", "raised_at", "site_text"]
 
 Site = tuple[str, int, str]
-"""Where a call came from: file, line, function."""
+"""The site of a call: file, line, function."""
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
 def _torch_folder() -> str:
-    """Where torch lies; found without importing it."""
+    """The folder of torch; found without importing it."""
     spec = find_spec("torch")
     return os.path.dirname(os.path.abspath(spec.origin)) + os.sep if spec is not None and spec.origin else "<no torch>"
 

@@ -13,9 +13,9 @@ from unisono.selection import Measured, Selector
 __all__ = ["MEASURED", "Choice", "by_default", "by_measurement", "by_name", "table_mark"]
 
 MEASURED = "measured"
-"""What the guard compares first where measurements choose."""
+"""Compared by the guard before all else if measurements choose."""
 DEFAULT = "default"
-"""What `unisono tune` calls the table's choice among the algorithms that it measures."""
+"""The name of the table's choice among the algorithms that `unisono tune` measures."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")
 
 
@@ -42,7 +42,7 @@ class Choice:
 
 
 def by_default(collective: str, nbytes: int, world_size: int, root: int, oversubscribed: bool) -> Choice:
-    """What the table of defaults names; see `default`."""
+    """The choice of the table of defaults; see `default`."""
     row = default(collective, nbytes, world_size, oversubscribed)
     schedule = row.build(world_size, root)
     return Choice(schedule, row.placement, False, row.cap, row.directly, row.directly_above)
@@ -69,7 +69,7 @@ def by_name(
 
 @cache
 def _table() -> Measured:
-    """What `unisono tune` has measured here; read once, so that a table made meanwhile changes no running program."""
+    """The table of `unisono tune` for this machine; read once, so that a new table changes no running program."""
     return Measured.load()
 
 

@@ -59,7 +59,7 @@ class Control:
 
     @property
     def mode(self) -> int:
-        """How the call that ran last went; see zero_copy.py."""
+        """The path of the last call; see zero_copy.py."""
         return self._words[w.PATH]
 
     def temp(self, nbytes: int) -> int:

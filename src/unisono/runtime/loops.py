@@ -1,4 +1,4 @@
-"""When compiled loops are loaded: with the first call, or, where they must be compiled, in the background.
+"""The loader of compiled loops: at the first call, or, if they must be compiled, in the background.
 
 Loading what lies on disk (object_code.py) takes hundredths of a second; the first call that it serves waits for that.
 Compiling a dtype takes seconds. So where nothing is kept yet a group begins with torch's operations; after
@@ -26,7 +26,7 @@ COMPILE_AFTER = 200
 """Calls of a group before its loops are compiled: a program that makes fewer would gain less than that takes."""
 MESSAGES = "messages"
 KINDS = ("uint8", "float32", "float64", "uint16", "int16", "int32", "int64", MESSAGES)
-"""What loops there are: collectives by numpy's name of a dtype (uint8 moves whatever it is; uint16 is bfloat16, int16
+"""The kinds of loops: collectives by numpy's name of a dtype (uint8 moves whatever it is; uint16 is bfloat16, int16
 float16), and those of messages."""
 _MODES = {"": 1, "0": 0, "1": 1, "now": 2}
 

@@ -77,7 +77,7 @@ class Message(Task):
 
     @property
     def tag(self) -> int:
-        """What a send and its receive have in common."""
+        """The tag of a send and its receive."""
         return self.prepared.tag
 
     @property
@@ -86,7 +86,7 @@ class Message(Task):
         return self.call.op == "send"
 
     def address(self) -> int:
-        """Where its bytes lie. Raises `UnisonoError` if the tensor has lost its memory since the call."""
+        """The address of its bytes. Raises `UnisonoError` if the tensor has lost its memory since the call."""
         memory, nbytes = self.memory, self.prepared.nbytes
         there = memory.untyped_storage().nbytes()
         if there < memory.storage_offset() * memory.itemsize + nbytes:
@@ -119,21 +119,21 @@ class Arriving:
 
 @dataclass
 class Inbox:
-    """What comes from one peer: the message at the reading end of its ring, and those that wait for their receive."""
+    """Messages from one peer: the one at the reading end of its ring, and those that wait for their receive."""
 
     ring: Ring
     current: Arriving | None = None
     unexpected: deque[Arriving] = field(default_factory=deque)
 
     def unclaimed(self) -> list[Arriving]:
-        """What was taken out of the ring because a receive with another tag waits behind it."""
+        """Messages taken out of the ring since a receive with another tag waits behind them."""
         return [
             *self.unexpected,
             *([self.current] if self.current is not None and self.current.unexpected is not None else []),
         ]
 
     def in_ring(self) -> list[Arriving]:
-        """What is still in the ring, whole or in part."""
+        """Messages still in the ring, whole or in part."""
         found, here, there = [], 0, self.ring.there()
         if self.current is not None:
             here = _padded(self.current.nbytes - self.current.moved)

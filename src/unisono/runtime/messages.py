@@ -84,8 +84,8 @@ class MessageQueue(CallQueue):
     def _run(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message | None:
-        """What has become of a message by the end of a loop's patience: `_NOTHING_MOVED` if its peer did not stir, None
-        if others are before it.
+        """Runs a loop for a message until its patience ends; `_NOTHING_MOVED` if the peer moved nothing, None if other
+        messages are ahead.
         """
         if self.entered():
             self._refuse_reentry(prepared.call)
@@ -167,7 +167,7 @@ class MessageQueue(CallQueue):
                 repeat = repeat or (ended and not spin)  # a waiter first checks whether its own message has ended
 
     def _place(self, message: Message) -> int:
-        """Where the bytes of a message lie; -1, and the message has failed, if that is nowhere any more."""
+        """The address of a message's bytes; -1, and the message has failed, if its tensor has lost them."""
         try:
             return message.address()
         except UnisonoError as error:
@@ -175,7 +175,7 @@ class MessageQueue(CallQueue):
             return -1
 
     def _place_of(self, arriving: Arriving, ring: Ring) -> int:
-        """Where the bytes of what arrives go; 0 if nowhere."""
+        """The address to which an arriving message is copied; 0 to drop it."""
         if arriving.message is not None:
             if (at := self._place(arriving.message)) >= 0:
                 return at

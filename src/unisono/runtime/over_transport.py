@@ -67,7 +67,7 @@ class _Act:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What is posted, what is done while it is under way, what is done with what came."""
+    """One step: messages to post, rows to run meanwhile, rows to run on what arrived."""
 
     sends: tuple[_Message, ...]
     receives: tuple[_Message, ...]
@@ -215,7 +215,7 @@ class _Compiling:
         return _Step(_messages(sends), _messages(receives), tuple(meanwhile), tuple(landings)), mail
 
     def _span(self, place: Place, chunk: int, mail: int = 0) -> _Span:
-        """Where a chunk lies; ``mail``: where mail that is new lies."""
+        """The memory of a chunk; ``mail``: the offset of the next new buffer."""
         start, stop = self.chunks[chunk]
         if place.space in self.blocks:
             tensor, first = self.blocks[place.space][place.index // self.pieces]

@@ -97,7 +97,7 @@ class PendingMessages:
     def jobs(
         self, place: Callable[[Message], int], place_of: Callable[[Arriving, Ring], int]
     ) -> list[tuple[Message | Arriving, Job]]:
-        """What can go at this moment: the next message to each peer and from each.
+        """The jobs of this moment: the next message to each peer and from each.
 
         ``place`` gives the address of a message's bytes; below 0, it has failed.
         ``place_of`` gives where the bytes of what arrives go, 0 if nowhere.

@@ -51,7 +51,7 @@ _LOOPS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...]], ...] = (
     ("float32", ("SUM", "PREMUL_SUM"), (torch.complex64,)),
     ("float64", ("SUM", "PREMUL_SUM"), (torch.complex128,)),
 )
-"""What the loops reduce: as which dtype of theirs, by which ops, which of torch's (sums of unsigned integers have the
+"""The reductions of the loops: their dtype, the ops, the dtypes of torch (sums of unsigned integers have the
 same bits as signed ones, complex numbers are summed by halves; inputs of PREMUL_SUM come multiplied). torch reduces all
 else. Moving takes any."""
 _AS: dict[tuple[torch.dtype, str], str] = {
@@ -63,7 +63,7 @@ _NOWHERE = -(1 << 62)
 
 
 class AddressTable:
-    """Where several tensors lie, in a table that interpreters read; takes the place of a tensor of a call."""
+    """The addresses of several tensors, in a table that interpreters read; used in place of a tensor."""
 
     __slots__ = ("_address", "_table", "tensors")
 
@@ -79,7 +79,7 @@ class AddressTable:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a prepared call is made from.
+    """The arguments from which a call is prepared.
 
     ``dtype``, ``sizes``: of elements, and how many there are in every block, as far as this rank knows; ``listed``:
     whether input and output are a tensor per block; ``expected_calls``: the calls of all ranks as they are expected, if
@@ -223,7 +223,7 @@ class Preparer:
             return Prepared(kind, self, self._way(kind))
 
     def _way(self, kind: Kind) -> Callable[..., int]:
-        """What runs a call: compiled loops if they serve it and are there, else torch's operations."""
+        """The function that runs a call: compiled loops if they serve it and are there, else torch's operations."""
         op, sample = kind.op, None
         if op:
             reducer(kind.dtype, op)  # refuses what has no meaning

@@ -128,7 +128,7 @@ class CallQueue(ABC):
         self.leave(task, background)
 
     def leave(self, task: Task, background: bool) -> None:
-        """What becomes of a call that was issued: the worker carries on what is left of it, or this thread does."""
+        """Leaves the rest of a call that was issued to the worker, or finishes it in this thread."""
         try:
             if not background:
                 self.finish(task, held=False)

@@ -187,7 +187,7 @@ def run_over(
 def _arithmetic(
     c: Collective, sources: list[torch.Tensor], op: str, factor: float
 ) -> tuple[list[torch.Tensor], Reducer | None]:
-    """What goes into the sum, and how it is taken; PREMUL_SUM is a SUM of what was multiplied before."""
+    """The tensor and the op of the sum; PREMUL_SUM is a SUM of multiplied inputs."""
     if not c.reduces:
         return sources, None
     combine = reducer(sources[0].dtype, op, factor)

@@ -56,7 +56,7 @@ class Task:
         return f", at {site_text(self.site)}," if self.site is not None and self.site[0] else ""
 
     def overdue(self) -> str:
-        """What it means that its deadline has passed; nothing if that is still to come."""
+        """Words on a deadline that has passed; empty before that."""
         if time.monotonic() <= self.deadline:
             return ""
         return f"did not end within its timeout of {self.deadline - self.issued:g} s"
@@ -155,6 +155,6 @@ def reentry_error(what: str, label: str) -> UsageError:
 
 
 def interruption(error: BaseException) -> UnisonoError:
-    """What a call ends with that an exception from elsewhere has broken off: Ctrl-C, or a signal handler's."""
+    """The error of a call that a foreign exception has interrupted: Ctrl-C, or a signal handler's."""
     words = first_line(error)
     return UnisonoError(f"{type(error).__name__} interrupted a call under way" + (f": {words}" if words else ""))

@@ -1,11 +1,11 @@
 """The worker of a queue: a thread that carries calls which nobody waits for.
 
-Where cores are free for it (`CallQueue.async_progress`) it takes calls up at once: they go on while the caller computes. It
-sleeps while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that keeps an
-un-waited call from blocking the others: two threads that take turns at one call make it take twice as long. So it takes
-up what nobody has come back for: not calls whose callers come now and then, and the later the more often callers have
-carried theirs themselves (`Backoff`). Whoever listens for the end of a call, as DDP does in C++, will not come: the
-worker hurries.
+Where cores are free for it (`CallQueue.async_progress`) it takes calls up at once: they go on while the caller
+computes. It sleeps while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that
+keeps an un-waited call from blocking the others: two threads that take turns at one call make it take twice as long. So
+it takes up what nobody has come back for: not calls whose callers come now and then, and the later the more often
+callers have carried theirs themselves (`Backoff`). Whoever listens for the end of a call, as DDP does in C++, will not
+come: the worker hurries.
 """
 
 import os
@@ -148,7 +148,7 @@ class Worker:
             check_at = self._work(check_at)
 
     def _work(self, check_at: float) -> float:
-        """What there is to do; returns when to check_at around next."""
+        """Works off the queue; returns the time of the next check of peers."""
         queue = self._queue()
         if queue is None:
             return check_at

@@ -67,7 +67,7 @@ _ALL_RECEIVE = frozenset({"all_reduce", "barrier", "broadcast", "all_gather"})
 
 @dataclass(frozen=True)
 class Collective:
-    """What must be true before and after: a name, a number of ranks and chunks, and a root where there is one.
+    """The pre- and postcondition of a collective: a name, a number of ranks and chunks, and a root where there is one.
 
     Raises UsageError if the name is unknown, the root is not a rank, or num_chunks does not divide among the ranks.
     """
@@ -139,13 +139,13 @@ class Collective:
         return self.owner(chunk) if not self.reduces else None
 
     def held_before(self) -> NDArray[np.bool_]:
-        """Who contributes to what: bool, shape (world_size, num_chunks)."""
+        """The contributors of each chunk: bool, shape (world_size, num_chunks)."""
         if self.name in _ALL_CONTRIBUTE:
             return np.ones((self.world_size, self.num_chunks), dtype=np.bool_)
         return self._held_by([self.source(c) for c in range(self.num_chunks)])
 
     def held_after(self) -> NDArray[np.bool_]:
-        """Who must hold the sum of all contributions to what: bool, shape (world_size, num_chunks)."""
+        """The ranks that must hold the sum of each chunk: bool, shape (world_size, num_chunks)."""
         if self.name in _ALL_RECEIVE:
             return np.ones((self.world_size, self.num_chunks), dtype=np.bool_)
         if self.name in ("reduce", "gather"):

@@ -1,4 +1,4 @@
-"""Who waits for whom when ranks run a schedule with a bounded number of messages under way.
+"""The progress of ranks that run a schedule with a bounded number of messages under way.
 
 Each rank takes the steps in order; in a step it sends its messages, then receives. All transfers of a step to one peer
 are one message. A send waits while `in_flight` messages of the rank are under way; a receive until its message is
@@ -101,7 +101,7 @@ class _Run:
         return op is not None and op[1] and op[2] == to
 
     def wait(self, rank: int) -> Wait:
-        """What a stuck rank waits for."""
+        """The wait of a stuck rank."""
         step, sends, peer = self.programs[rank][self.at[rank]]
         held_up = self.under_way[rank] if sends else []
         return Wait(rank, step, sends, peer, held_up[0] if held_up else peer)

@@ -1,4 +1,4 @@
-"""What simulate returns: when every rank starts and ends, what every link carried, and every event of a small run."""
+"""The result of simulate: when every rank starts and ends, what every link carried, and every event of a small run."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +32,7 @@ class Timeline:
 
     @property
     def schedule(self) -> Schedule:
-        """What was simulated."""
+        """The subject of the simulation."""
         return self.setting.schedule
 
     @property

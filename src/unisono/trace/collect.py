@@ -44,7 +44,7 @@ _Method = Callable[..., Any]
 
 
 class Collector:
-    """What one process notes. Times are ``time.monotonic_ns``, which all processes of a host share."""
+    """The record of one process. Times are ``time.monotonic_ns``, which all processes of a host share."""
 
     def __init__(self, folder: Path, compute: bool = False) -> None:
         self.folder, self.compute = folder, compute
@@ -164,7 +164,7 @@ class Collector:
         return ended
 
     def _keeping(self, close: _Method) -> _Method:
-        """What a group leaves behind is taken down before it is closed; the default group's end is the end."""
+        """Saves the records of a group before it closes; collection ends with the default group."""
 
         @functools.wraps(close)
         def leave(group: Any, *args: Any, **kwargs: Any) -> Any:

@@ -113,14 +113,14 @@ class Summary:
 
     @property
     def span(self) -> str:
-        """What the window is."""
+        """The window in words."""
         if self.partial:
             return "up to the last call (before that there were more calls than are kept)"
         return "from the first call to the last"
 
     @property
     def absence(self) -> str:
-        """Who is missing, and why; nothing if nobody is."""
+        """The missing ranks, and why; empty if there are none."""
         if not self.missing:
             return ""
         names = ", ".join(map(str, self.missing))

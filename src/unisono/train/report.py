@@ -1,4 +1,4 @@
-"""What the job shows: a progress bar, then tables (of a mesh too), a sample of text and a picture of the loss."""
+"""The output of the job: a progress bar, then tables (of a mesh too), a sample of text and a picture of the loss."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a host is: where ranks can map each other's memory and see each other's processes.
+"""A host: the namespaces in which ranks can map each other's memory and see each other's processes.
 
 Both go through ``/proc`` (segment.py, peer_mappings.py, process.py), by pid. So two containers of one machine are two
 hosts, though they share a kernel, unless they share its PID namespace; and so are two user namespaces, and two users,
@@ -13,7 +13,7 @@ __all__ = ["ONE_HOST", "Host", "barred", "unseen"]
 
 _APART = "make a unisono group on each and one of gloo between them"
 ONE_HOST = f"unisono serves the ranks of one host; {_APART}"
-"""What to tell ranks on several hosts."""
+"""The remedy for ranks on several hosts."""
 _CONTAINERS = (
     "start all ranks in one container, or in containers that share the host's (docker run --pid=host, --userns=host); "
     f"or {_APART}"
@@ -48,7 +48,7 @@ class Host(NamedTuple):
         return self[:2] == other[:2]
 
     def difference(self, other: "Host") -> tuple[str, str]:
-        """How a rank there runs otherwise than one here, and what to do."""
+        """The difference between a rank there and one here, and the remedy."""
         if self.boot != other.boot:
             return "runs on another host", ONE_HOST
         kinds = [

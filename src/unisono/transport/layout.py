@@ -1,4 +1,4 @@
-"""Where things lie in the memory that the ranks of one group share. Never imports torch: `unisono ps` reads it too."""
+"""The layout of the memory that the ranks of one group share. Never imports torch: `unisono ps` reads it too."""
 
 import zlib
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def _up(nbytes: int, unit: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie, in bytes from the start; a function of the world size alone, so that all ranks agree."""
+    """Offsets, in bytes from the start; a function of the world size alone, so that all ranks agree."""
 
     world_size: int
 

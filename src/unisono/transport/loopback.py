@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class _Exchange:
-    """What the ranks share: messages under way, who waits for whom, who has ended."""
+    """The state that ranks share: messages under way, waits, ranks that have ended."""
 
     def __init__(self, world_size: int, timeout: float) -> None:
         self.moved = threading.Condition()
@@ -41,7 +41,7 @@ class _Exchange:
         self.stuck = ""
 
     def deadlock(self) -> str:
-        """Who waits for whom, if nobody who still runs can go on; lock held."""
+        """The waits, if no rank that still runs can go on; lock held."""
         if not self.running or any(
             rank not in self.waiting or self.queues[self.waiting[rank], rank] or self.waiting[rank] not in self.running
             for rank in self.running

@@ -1,4 +1,4 @@
-"""Who the ranks are, as processes of this host, and whether they still live."""
+"""Processes of this host: identity, state, cores."""
 
 import hashlib
 import os
@@ -80,7 +80,7 @@ def ticks() -> int:
 
 
 def fate(identity: Identity) -> str:
-    """How a process that is gone has ended, as far as the kernel still tells: a zombie keeps its status."""
+    """The end of a process that is gone, as far as the kernel knows: a zombie keeps its status."""
     try:
         fields = _stat(identity.pid)
     except OSError:

@@ -39,7 +39,7 @@ _TRIES = 50  # looks at a text that is being written
 
 
 class StoreLike(Protocol):
-    """What is needed of a ``torch.distributed.Store``."""
+    """The methods used of a ``torch.distributed.Store``."""
 
     def set(self, key: str, value: str) -> None: ...  # noqa: D102
     def get(self, key: str) -> bytes: ...  # noqa: D102
@@ -48,7 +48,7 @@ class StoreLike(Protocol):
 
 
 class Absentees(Protocol):
-    """What is known of ranks that have not joined a segment; of one that is ``gone``: words, first cause, itself."""
+    """Ranks that have not joined a segment; of one that is ``gone``: words, first cause, its process."""
 
     def identity(self, rank: int) -> Identity: ...  # noqa: D102
     def gone(self, rank: int) -> tuple[str, str, Identity | None]: ...  # noqa: D102
@@ -56,7 +56,7 @@ class Absentees(Protocol):
 
 
 class Founder(Protocol):
-    """What is known of the rank that makes a segment: `check` raises if it will never, `late` tells where it is.
+    """The rank that makes a segment: `check` raises if it never will, `late` is the error of a timeout.
 
     `barred` gives the error where this rank may not open what that process has, and lets the peers know.
     """
@@ -91,7 +91,7 @@ class Segment:
         return bool(self.longs[3])
 
     def text(self, rank: int, kind: int) -> str:
-        """What ``rank`` wrote last with `say`; nothing if it has died over it."""
+        """The text ``rank`` wrote last with `set_text`; empty if it died while it wrote."""
         start = self.layout.texts + rank * self.layout.TEXTS + kind * self.layout.TEXT
         for _ in range(_TRIES):
             state = self.longs[start // 8]

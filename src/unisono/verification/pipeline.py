@@ -108,7 +108,7 @@ def _counts(schedule: PipelineSchedule, places: _Places) -> Iterator[Finding]:
 
 
 def _order(schedule: PipelineSchedule, places: _Places) -> Iterator[Finding]:
-    """What one rank needs from itself must come first."""
+    """Checks that a rank runs an action after those it depends on."""
     for action, found in places.items():
         rank, index = found[0]
         for need in action.needs(schedule.num_stages):
@@ -143,7 +143,7 @@ def _waits(schedule: PipelineSchedule, places: _Places) -> Iterator[Finding]:
 
 
 def _lacking(schedule: PipelineSchedule, action: Action, done: set[Action]) -> list[Action]:
-    """What an action needs that is not done; B within the same BW does not count."""
+    """The dependencies of an action that are not done; B within the same BW does not count."""
     own = action.parts
     needed = (need for part in own for need in part.needs(schedule.num_stages))
     return [need for need in needed if need not in done and need not in own]

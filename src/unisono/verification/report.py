@@ -1,4 +1,4 @@
-"""What `verify` returns: everything that was found, drawn; falsy if anything is wrong."""
+"""The result of `verify`: all defects, drawn; falsy if there is one."""
 
 from dataclasses import dataclass
 

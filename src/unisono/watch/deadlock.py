@@ -71,7 +71,7 @@ class CycleFinder:
         return ""
 
     def _states(self, cycle: list[Identity]) -> list[_State]:
-        """Where each process of the cycle waits; empty if one does not wait."""
+        """The wait of each process of the cycle; empty if one does not wait."""
         pages = [self.own.peer(identity) for identity in cycle]
         states = [page.wait() for page in pages if page is not None]
         return states if len(states) == len(cycle) and all(wait for wait, _ in states) else []

@@ -1,4 +1,4 @@
-"""What a rank leaves for the others when it gives up or goes, and when it ends after those that it lost.
+"""Exit notes: published by a rank that aborts or leaves; and the delay of its end after the peers it lost.
 
 An exit note is the first cause, then the rank's own words. A rank that gives up over the loss of another is itself
 waited for, and so on: whoever hears of it at third hand must still read who was lost first. So the first cause travels
@@ -43,7 +43,7 @@ def exit_note(words: str, cause: str = "") -> str:
 
 
 def read_exit_note(text: str) -> Loss:
-    """What a rank left behind with `exit_note`; empty if it left nothing."""
+    """The `exit_note` of a rank, parsed; empty if there is none."""
     cause, _, words = text.partition("\n")
     return Loss(words, cause)
 

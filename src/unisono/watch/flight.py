@@ -81,7 +81,7 @@ class QueueRecord(ABC):
 
     @abstractmethod
     def entries(self) -> Iterator[Entry]:
-        """What is kept, oldest first."""
+        """The entries that are kept, oldest first."""
 
 
 class CollectiveRecord(QueueRecord):
@@ -236,7 +236,7 @@ def dump_flight_record(path: str | os.PathLike[str]) -> Path:
 
 
 def everything() -> list[tuple[QueueRecord, list[Entry], bool]]:
-    """What this process keeps of every queue that is alive, oldest first, and whether older calls are lost."""
+    """The entries of every live queue of this process, oldest first, and whether older ones are lost."""
     found: list[tuple[QueueRecord, list[Entry], bool]] = []
     for record in list(_records):
         with contextlib.suppress(ValueError):  # the group has been left, its memory is gone

@@ -93,7 +93,7 @@ def _elder() -> bool:
 
 
 def _for_elder(kind: str, inputs: _Sizes, outputs: _Sizes) -> tuple[str, _Sizes, _Sizes]:
-    """What the analyzer before torch 2.13 takes for such a call: all pieces as large as the largest."""
+    """The entry of such a call for the analyzer before torch 2.13: all pieces as large as the largest."""
     if kind == "barrier":
         return "all_reduce_barrier", inputs, outputs
     if kind.endswith("_v"):

@@ -22,7 +22,7 @@ _TALK = 0.7  # s: how long ranks whose calls differ wait for each other's words
 
 
 class Disagreement:
-    """What differs: the odd ranks (group ranks) and, if there is more to say, one line per finding."""
+    """The difference: the odd ranks (group ranks) and, where it needs more words, one line per finding."""
 
     def __init__(self, odd: Sequence[int], lines: Sequence[str] = ()) -> None:
         self.odd, self.lines = list(odd), list(lines)
@@ -108,7 +108,7 @@ def compare_words(
 
 
 def _row(board: Board, rank: int, global_ranks: Sequence[int], number: int, parity: int) -> tuple[int, str, str]:
-    """What a rank called, and where: in its own words, or else as far as its header (in ``parity``) tells."""
+    """The call and the call site of a rank: in its own words, or else from its header (in ``parity``)."""
     words = board.segment.text(rank, CALL).split("\n", 2)
     if words[0] == str(number) and len(words) == 3:
         return global_ranks[rank], words[2].replace("\n", "; "), words[1]

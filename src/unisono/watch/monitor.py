@@ -25,7 +25,7 @@ _WORDS = 800  # characters of an error that others may quote
 
 
 class GroupMonitor:
-    """What `unisono.runtime.monitor.Monitor` asks, for one rank of the group of ``global_ranks``."""
+    """The `unisono.runtime.monitor.Monitor` of one rank of the group of ``global_ranks``."""
 
     def __init__(self, board: Board, global_ranks: Sequence[int], label: str) -> None:
         self._board, self._segment, self._rank = board, board.segment, board.rank

@@ -1,4 +1,4 @@
-"""What can be told of the ranks of a group that do not come: gone, given up, stopped, or busy with something else."""
+"""The state of ranks that are late: gone, aborted, stopped, or busy elsewhere."""
 
 import socket
 import time
@@ -68,7 +68,7 @@ def losses(segment: Segment, missing: Sequence[int], global_ranks: Sequence[int]
 
 
 def _killed(segment: Segment, rank: int, name: int) -> Loss | None:
-    """What became of a rank that has come to a call and died in it; None if it lives, has left or has given up."""
+    """The loss of a rank that arrived at a call and died in it; None if it lives, has left or has aborted."""
     who = segment.identity(rank)
     if alive(who) or segment.state(rank) != JOINED:
         return None
@@ -86,7 +86,7 @@ def lateness(
 
 
 def now(who: Identity, answer: str) -> str:
-    """What a process does now; ``answer`` is what it said when asked, if it did."""
+    """The present activity of a process; ``answer``: its stacks, if it answered."""
     if stopped(who):
         return "it is stopped (by a signal or in a debugger)"
     if answer:

@@ -1,4 +1,4 @@
-"""What the ranks of a group have written into their shared memory, read from outside without touching anything.
+"""Reads the records of a group's ranks from its shared memory, from outside, without changing anything.
 
 The memory is found among the open files of the user's processes and read with ``pread``: nothing is mapped, nothing
 written, nobody is asked. Never imports torch.
@@ -58,7 +58,7 @@ class Member:
     exit_note: str
 
     def issued_at(self, number: int) -> int:
-        """When call ``number`` was issued; 0 if that is not known any more, or yet."""
+        """The time at which call ``number`` was issued; 0 if it is not kept any more, or not issued."""
         return (
             self.issue_times[number % ISSUE_TIMES]
             if self.issued - ISSUE_TIMES < number <= self.issued and number > 0
@@ -67,7 +67,7 @@ class Member:
 
     @property
     def since(self) -> int:
-        """When the oldest call that is not completed was issued; if all are, when the last one was completed."""
+        """The time at which the oldest pending call was issued; if there is none, at which the last completed."""
         return self.issued_at(self.completed + 1) if self.issued > self.completed else self.completed_at
 
 
@@ -90,7 +90,7 @@ class SegmentView:
         return [other.rank for other in self.members if other.meetings < member.meetings and other is not member]
 
     def lateness(self) -> tuple[int, dict[int, float]]:
-        """How many of the last calls all ranks have issued, and each rank's mean delay behind the first, in seconds."""
+        """The number of last calls that all ranks have issued, and each rank's mean delay behind the first, in s."""
         here = [member for member in self.members if member.who.pid]
         newest = min((member.issued for member in here), default=0)
         oldest = max((member.issued for member in here), default=0) - ISSUE_TIMES + 1

@@ -1,4 +1,4 @@
-"""What every job of this user on this host is doing: the snapshot that `unisono ps` shows.
+"""The state of every job of this user on this host: the snapshot that `unisono ps` shows.
 
 It is put together from what the ranks write anyway (segment_reader.py) and what the kernel tells of their processes, so
 that it disturbs nobody and works on jobs that hang, and on ranks that are stopped. Never imports torch.
@@ -130,7 +130,7 @@ def _group(memory: SegmentView, now: int) -> GroupStatus:
 def _rank(
     seat: Member, memories: Sequence[SegmentView], page: PageView | None, late: dict[int, float], now: int
 ) -> RankStatus:
-    """What one rank does; ``seat`` is its record in the largest group it is in."""
+    """The state of one rank; ``seat`` is its record in the largest group it is in."""
     rank, pid = seat.rank, seat.who.pid
     if not pid:
         return RankStatus(rank, pid, "absent", words="has not joined")
@@ -146,7 +146,7 @@ def _rank(
 
 
 def _doing(seat: Member, memories: Sequence[SegmentView], page: PageView | None, now: int) -> RankStatus:
-    """What a rank that lives is in."""
+    """The state of a live rank."""
     mine = [(memory, member) for memory in memories for member in memory.members if member.who == seat.who]
     under_way = [(memory, member) for memory, member in mine if member.issued > member.completed]
     wait = page.text() if page is not None and page.wait()[0] else ""
@@ -222,7 +222,7 @@ def span(ranks: Sequence[int]) -> str:
 
 
 def _excuse(rank: RankStatus | None) -> str:
-    """What a rank that is waited for does instead."""
+    """The present activity of a rank that others wait for."""
     if rank is None:
         return "is not known here"
     after = f", after call no. {rank.number} {rank.call}" if rank.number else ""

@@ -69,7 +69,7 @@ class PageView:
         return self.longs[_WAIT], self.longs[_CHECKS]
 
     def since(self) -> int:
-        """When this wait began (``time.monotonic_ns``)."""
+        """The start of this wait (``time.monotonic_ns``)."""
         return self.longs[_SINCE]
 
     def edges(self) -> list[Identity]:
@@ -78,7 +78,7 @@ class PageView:
         return [Identity(self.longs[_EDGES + 2 * k], self.longs[_EDGES + 2 * k + 1]) for k in range(count)]
 
     def text(self) -> str:
-        """What the process waits in, in words."""
+        """The wait of the process in words."""
         return self._read(_TEXT)
 
     def _read(self, at: int) -> str:
@@ -220,7 +220,7 @@ class OwnPage(PeerPage):
         return maps != "" and PAGE_NAME not in maps and alive(identity)
 
     def stacks_of(self, peers: Sequence[Identity], seconds: float) -> list[str]:
-        """What each process answers when asked where it is; nothing for one that does not."""
+        """The stacks of each process; empty for one that does not answer."""
         pages = [self.peer(peer) for peer in peers]
         numbers = [page.request() if page else 0 for page in pages]
         deadline = time.monotonic() + seconds

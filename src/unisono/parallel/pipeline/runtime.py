@@ -95,7 +95,7 @@ class Pipeline:
         return torch.stack(step.losses).sum() if step.losses else None
 
     def report(self) -> PipelineReport:
-        """When every rank was busy in the last `step`, next to the prediction. Collective. Raises UsageError before it.
+        """The timeline of the last `step`, next to the prediction. Collective. Raises UsageError before it.
 
         Start times of ranks on different hosts do not compare; how long each is busy and idle does.
         """

@@ -58,7 +58,7 @@ class Shapes:
 
 
 def meta_forward(module: nn.Module, source: Tensor) -> Tensor:
-    """What a module returns for an input without data, its weights without data too. Nothing is changed or computed.
+    """The form of a module's output for an input without data, by weights without data. Nothing is changed or computed.
 
     Modules that communicate, or keep tensors that are neither parameters nor buffers, need their own way to tell.
     """
@@ -100,7 +100,7 @@ class ShapeInference:
         return Shapes(tuple(entering))
 
     def _told(self, rank: int, find: Callable[[], tuple[Form, ...]]) -> tuple[Form, ...]:
-        """What `find` gives on one rank, on all; its UsageError is everybody's."""
+        """The result of `find` on one rank, broadcast to all; its UsageError is raised on all."""
         told: list[Any] = [None]
         if rank == place(self.group).rank:
             try:
