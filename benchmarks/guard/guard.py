@@ -38,9 +38,9 @@ class Switch:
 
     def __init__(self, x: torch.Tensor, compiled: bool) -> None:
         group: Any = dist.distributed_c10d._get_default_group()
-        self.lane, operations = group._group.collectives, group._group.operations
+        self.queue, operations = group._group.collectives, group._group.operations
         self.found = group._group.fast_path.prepared(Reducing.all_reduce_kind, "SUM", x, x)
-        choice = by_default("all_reduce", x.nbytes, group.size(), 0, operations.crowded)
+        choice = by_default("all_reduce", x.nbytes, group.size(), 0, operations.oversubscribed)
         kind = Kind(self.found.call, choice, x.dtype, (x.numel(),), guarded=False, completes=False)
         self.guarded = (self.found.address, self.found.run)
         self.kept = operations.preparer.prepare(kind)

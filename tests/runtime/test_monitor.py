@@ -29,7 +29,7 @@ class Shelf:
 
 
 class Events:
-    """A monitor that keeps what it is told. ``words``: what it says of a deadlock, ``gone``: ranks that are lost."""
+    """A monitor that records its calls. ``words``: its answer on a deadlock, ``gone``: ranks that are lost."""
 
     def __init__(self) -> None:
         self.call_log = CallLog([None] * 8, array("q", bytes(64)), array("q", bytes(64)))
@@ -64,7 +64,7 @@ class Events:
         self.events.append(("waits", text()))
         return self
 
-    def look(self, needs: Sequence[Identity]) -> str:
+    def check(self, needs: Sequence[Identity]) -> str:
         return self.words
 
     def end(self) -> None:
@@ -128,9 +128,9 @@ def test_what_goes_at_once_is_reported_in_one(segment: Segment) -> None:
     first, one, second, two = queues(segment)
     x = torch.arange(4.0)
     prepared = {op: prepare_message(Call(op, x.dtype, (4,)), 3, x.nbytes) for op in ("send", "recv")}
-    first.at_once(prepared["send"], 1, x, 10.0, False)
+    first.run_now(prepared["send"], 1, x, 10.0, False)
     got = torch.zeros(4)
-    second.at_once(prepared["recv"], 0, got, 10.0, False)
+    second.run_now(prepared["recv"], 0, got, 10.0, False)
     assert torch.equal(got, x)
     assert (one.events, two.events) == ([("moved", "send", 1, 3)], [("moved", "recv", 0, 3)])
 
@@ -142,7 +142,7 @@ def test_a_message_of_another_size_fails(segment: Segment) -> None:
         second.submit(message("recv", 0, 5), background=False)
     assert two.events[1:] == [("completed", "recv", 0), ("failed", "MismatchError", None)]
     with pytest.raises(MismatchError, match="rank 1 refused a message of rank 0"):
-        first.hear()
+        first.raise_rejected()
     assert ("gave up", "MismatchError") not in one.events + two.events
 
 

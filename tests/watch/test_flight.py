@@ -195,7 +195,7 @@ def test_entries_start_with_the_first_call_that_all_ranks_still_keep(monkeypatch
     record = CollectiveRecord("the default group", [0, 1], 0, lambda: (9, 7, 10))
     for number in range(1, 10):
         place = number % 4
-        record.call_log.calls[place], record.call_log.moments[place] = Call("barrier"), 100 * number
+        record.call_log.calls[place], record.call_log.issue_times[place] = Call("barrier"), 100 * number
         if number <= 7:
             record.call_log.ends[place] = 100 * number + 10
     found = [(e.number, e.state, e.when, e.ended) for e in record.entries()]
@@ -212,7 +212,7 @@ def test_messages_are_numbered_per_direction_and_tag() -> None:
     record.issue(send, 0, 5)
     record.end(anyone, 0)
     record.end(first, 0)
-    found = [(e.label, e.names, e.number, e.state, e.way) for e in record.entries()]
+    found = [(e.label, e.global_ranks, e.number, e.state, e.way) for e in record.entries()]
     assert found == [
         ("g, messages 4->7", [4, 7], 2, "completed", (0, 1)),
         ("g, messages 4->7", [4, 7], 1, "completed", (0, 1)),

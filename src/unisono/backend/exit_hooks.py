@@ -1,18 +1,18 @@
 """Hooks that publish a process's exit note to the ranks that wait for it, however it ends.
 
-An uncaught exception is quoted to the others; a normal end says that it was one. ``multiprocessing`` children end by
-``os._exit`` after their finalizers, without ``sys.excepthook`` and ``atexit``, so the same is hooked in there.
+The note quotes an uncaught exception, or says that the end was a normal one. ``multiprocessing`` children end by
+``os._exit`` after their finalizers, without ``sys.excepthook`` and ``atexit``, so they have a hook of their own.
 
-Python waits for threads before it calls what ``atexit`` knows. A rank whose main thread has ended by an exception does
-not come any more, however long a thread of its own keeps the process alive; so that is said before that wait. After a
-normal end threads may still communicate, and nothing is said until they are done.
+Python waits for threads before it runs ``atexit`` hooks. A rank whose main thread has ended by an exception makes no
+further call, however long a thread of its own keeps the process alive; so its note is published before that wait. After
+a normal end threads may still communicate, and the note is published when they are done.
 
 ``sys.excepthook`` may be replaced after ours (by rich, by a user's own) without a call of it. But before any hook is
-called Python notes the exception in ``sys``, where debuggers and test runners note those that they have caught as well.
+called Python stores the exception in ``sys``, where debuggers and test runners store those that they have caught, too.
 
-Once it has said so, a process that may be failing over lost peers stays until they have ended (see
-``unisono.watch.exit_notes``). Whether the program ends by ``sys.exit(1)`` nobody is told; of a ``multiprocessing``
-child it is known.
+After its note, a process that may be failing over lost peers stays until they have ended (see
+``unisono.watch.exit_notes``). The note can not say whether the program ends by ``sys.exit(1)``, except of a
+``multiprocessing`` child.
 """
 
 import atexit
@@ -37,7 +37,7 @@ _words = ""
 
 
 def _quote(error: BaseException | None) -> str:
-    """The exception as the others will read it; a ``sys.exit`` inside a handler speaks of the handled one."""
+    """The exception in words for the peers; for a ``sys.exit`` inside a handler, the handled one."""
     if isinstance(error, SystemExit) and error.__context__ is not None:
         error = error.__context__
     if error is None or isinstance(error, SystemExit):
@@ -48,7 +48,7 @@ def _quote(error: BaseException | None) -> str:
 
 
 def _uncaught() -> BaseException | None:
-    """The exception that ended the program, although another hook than ours was told: no frame could have caught it."""
+    """The exception that ended the program, even if another hook was called: no frame could have caught it."""
     error = getattr(sys, "last_value", None)
     trace = error.__traceback__ if error is not None else None
     return error if trace is not None and trace.tb_frame.f_back is None else None
@@ -93,7 +93,7 @@ def _end_if_failed() -> None:
 
 def _end() -> None:
     _note_once()
-    with suppress(BaseException):  # a signal's: enough of it
+    with suppress(BaseException):  # of a signal handler: the wait ends
         exit_notes.stay()
 
 
@@ -106,7 +106,7 @@ def _end_child() -> None:
 
 
 def _forked() -> None:
-    """In a forked child the parent's groups are not this process's to take leave of; new ones listen anew."""
+    """Forgets the hook in a forked child: the groups are the parent's; new ones register again."""
     global _leave_note, _words
     _leave_note, _words = None, ""
 

@@ -1,4 +1,4 @@
-"""The first call of a rank in a group whose first rank has not made it: watched as any other wait, and explained."""
+"""The first call of a rank in a group that its first rank has not made: a published wait, with its errors."""
 
 import socket
 import time
@@ -14,11 +14,11 @@ from unisono.watch.status_page import own_page
 __all__ = ["FirstCall"]
 
 _LONG = 0.05  # s after which a wait is published
-_PATIENCE = 0.3  # s: how long the first rank is asked where it is
+_PATIENCE = 0.3  # s of waiting for the stacks of the first rank
 
 
 class FirstCall:
-    """Looks around for `attach`. ``op`` is the call, ``label`` the group, ``first`` and ``rank`` global ranks."""
+    """Checks the first rank for `attach`. ``op``: the call; ``label``: the group; ``first``, ``rank``: global ranks."""
 
     def __init__(self, members: MemberRegistry, op: str, label: str, first: int, rank: int, timeout: float) -> None:
         self._members, self._first, self._rank, self._timeout = members, first, rank, timeout
@@ -33,7 +33,7 @@ class FirstCall:
         self._members.check()
 
     def _check_deadlock(self) -> None:
-        """The wait has become long. Looked at before the members, for a peer may have ended over a deadlock already."""
+        """Publishes a long wait; checks for deadlocks before losses: a peer may have ended by one already."""
         who = self._members.identity(0)
         if self._wait is None:
             page = own_page()
@@ -47,7 +47,7 @@ class FirstCall:
         return self._members.barred(pid)
 
     def late(self) -> CollectiveTimeout:
-        """The first rank has not come in time; says where it is instead."""
+        """The error if the first rank does not join in time, with its present stack."""
         who = self._members.identity(0)
         text = f"{self._call}, did not end within its timeout of {self._timeout:g} s: {self._missing()}{_here()}"
         if who.pid:
@@ -56,7 +56,7 @@ class FirstCall:
         return CollectiveTimeout(text)
 
     def end(self) -> None:
-        """The wait is over."""
+        """Ends the publication of the wait."""
         if self._wait is not None:
             self._wait.end()
 

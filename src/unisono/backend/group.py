@@ -1,4 +1,4 @@
-"""One rank's membership in one group: the shared memory, its two queues, its coming and its going."""
+"""One rank's membership in one group: the shared memory, its two queues, joining and leaving."""
 
 import logging
 import os
@@ -34,8 +34,8 @@ __all__ = ["Group", "Operations"]
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
 _ENDED = "ended (its program came to an end, at its last line or by sys.exit) without destroy_process_group"
-_page_lock = threading.RLock()  # held while it is found out whether this process needs its watch
-_trouble: UnisonoError | None = None  # what a group of this process has failed with, until the next one is made
+_page_lock = threading.RLock()  # held while the own page is opened or closed
+_trouble: UnisonoError | None = None  # the failure of a group of this process, until the next one is made
 
 
 class Operations(DataOps, ReduceOps):
@@ -100,7 +100,7 @@ class Group:
         segment = self._segment = self._segment or self._attach(op)
         segment.absentees = self._members
         with self._or_notify(), _page_lock:
-            own_page()  # first: who has joined can be asked where it is
+            own_page()  # first: a rank that has joined can be asked for its stacks
         self._claim(segment)  # if that fails another process is this rank
         with self._or_notify():
             self._make_queues(segment)
@@ -112,7 +112,7 @@ class Group:
 
     @contextmanager
     def _or_notify(self) -> Iterator[None]:
-        """The peers must not wait for a rank that fails over this."""
+        """Publishes a failure of the block: the peers must not wait for this rank."""
         try:
             yield
         except BaseException as error:
@@ -133,7 +133,7 @@ class Group:
         self.collectives.rejected = self.messages.rejected
 
     def _attach(self, op: str) -> Segment:
-        """The segment, once the first rank has made it; raises why it will not, or where that rank is instead."""
+        """The segment, once the first rank has made it; raises if it never will, or not in time."""
         deadline = time.monotonic() + self.timeout
         if not op:
             return attach(self._store, self.rank, self.size, deadline, self._members)
@@ -159,7 +159,7 @@ class Group:
         segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
 
     def serve_all(self) -> None:
-        """Lets the other groups of this process know the ranks of this one: it is the default group."""
+        """Makes the ranks of this group, the default one, known to the other groups of this process."""
         assert self._segment is not None
         self._members.serve_all(self._segment)
 
@@ -201,7 +201,7 @@ class Group:
         """
         absent = [rank for rank in range(self.size) if segment.state(rank) == ABSENT]
         gone = [(rank, loss) for rank in absent if (loss := self._members.gone(rank)).words]
-        self._members.check_host()  # whatever keeps a rank away, this explains it
+        self._members.check_host()  # explains any absence
         if losses := [loss for rank, loss in gone if segment.state(rank) == ABSENT]:
             raise lost(f"{self.label} can not be joined", losses)
         if words := self._members.mismatch():
@@ -215,7 +215,7 @@ class Group:
     def close(self, why: str = "has left the group (destroy_process_group)", failing: bool = False) -> None:
         """Leaves the group: peers that still wait for this rank read ``why``; calls under way end with an error.
 
-        ``failing``: the program ends by an error, which explains what is left undone.
+        ``failing``: the program ends by an error, so calls left undone are not reported.
         """
         if self._closed:
             return
@@ -242,14 +242,14 @@ class Group:
         self._forget_fd()
         self._segment = None
         if not self._joining._is_owned() and self._joining.acquire(blocking=False):  # type: ignore[attr-defined]
-            self._members.release()  # else whoever joins does so
+            self._members.release()  # else the joining thread does so
             self._joining.release()
         _living.discard(self)
         _close_joined()
         _close_own_page_if_alone()
 
     def __del__(self) -> None:
-        """Leaves a group that nobody has any more."""
+        """Leaves a group to which there is no reference any more."""
         self.close("has dropped the group without destroy_process_group")
 
     def _close_queues(self, error: UnisonoError, failing: bool) -> None:
@@ -272,7 +272,7 @@ class Group:
         segment.longs[segment.field(self.rank, STATE)] = LEFT
 
     def _leave_unjoined(self, words: str) -> None:
-        """Leaves a group in which this rank can make no call: peers need not wait, nor keep the memory, for it."""
+        """Leaves a group in which this rank can make no call, so that peers neither wait nor keep memory for it."""
         # Suppressed: the group's memory, or the store, is gone, and so are those who would read of it.
         with suppress(UnisonoError, OSError):
             segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._members)
@@ -280,7 +280,7 @@ class Group:
                 self._publish_left(segment, words)
 
     def disown(self) -> None:
-        """Forgets the group without a word to its peers: it belongs to the parent of this forked process."""
+        """Forgets the group without an exit note: it belongs to the parent of this forked process."""
         self._closed = (
             "was forked: the group belongs to the process that this one was forked from; make a group of its own"
         )
@@ -295,9 +295,9 @@ class Group:
 
 
 def _close_joined() -> None:
-    """Closes the memory of groups that this process has left, once nobody needs it.
+    """Closes the memory of groups that this process has left, once no rank needs it.
 
-    That is when every rank has joined, or when nobody has: then who comes learns from the default group who has left.
+    That is when every rank has joined, or when none has: a later rank reads from the default group who has left.
     """
     for fd, segment in list(_left_open):
         ranks = range(segment.layout.world_size)
@@ -308,7 +308,7 @@ def _close_joined() -> None:
 
 
 def _close_own_page_if_alone() -> None:
-    """Ends this process's watch if it is in no group."""
+    """Closes this process's page if it is in no group."""
     with _page_lock:
         if not _living:
             close_own_page()
@@ -327,15 +327,15 @@ def _exit_note(why: str) -> str:
 
 
 def _leave_all(words: str) -> None:
-    """At this process's end: workers end, peers are told how it ended."""
+    """Leaves all groups at exit: ends workers, publishes exit notes."""
     for group in list(_living):
-        with suppress(Exception):  # one that can not be left must not silence the others
+        with suppress(Exception):  # a group that can not be left must not keep the others
             group.close(words or _ENDED, failing=bool(words))
     close_own_page()
 
 
 def _disown() -> None:
-    """In a forked child: the groups belong to the parent; the child may neither use them nor say it left."""
+    """Forgets all groups in a forked child: they belong to the parent."""
     global _trouble, _page_lock
     _trouble, _page_lock = None, threading.RLock()
     keep_inherited()  # first: a group that is disowned lets its store go

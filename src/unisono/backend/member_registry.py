@@ -1,13 +1,13 @@
-"""The roll: who was announced for a group, before or without joining its shared memory.
+"""The registry of a group's members: announcements of ranks, before or without joining its shared memory.
 
-Every rank writes into the job's store, when it makes a group, which process it is and which ranks the group has. Groups
-meet under their members and a count, not under torch's name: torch counts names on each rank, so that ranks which made
-different numbers of groups would wait for each other under different names for ever. Whoever waits for a rank reads on
-the roll whether it lives, and whether it made a group of other ranks at this point instead: then no waiting helps.
+Every rank writes into the job's store, when it makes a group, its process and the ranks of the group. Groups meet under
+their members and a count, not under torch's name: torch counts names on each rank, so that ranks which made different
+numbers of groups would wait for each other under different names for ever. A waiting rank reads from the registry
+whether a peer lives, and whether it made a group of other ranks at this point instead: then the wait is in vain.
 
 A job that is started again may meet at the same store (torchrun keeps one over all attempts). What was written before
 this process was started, by one that has died and was never seen alive from here, or that can not be seen from here, is
-left over from an earlier attempt: its rank may still come. No count of attempts is asked, for the launchers of one job
+left over from an earlier attempt: its rank may still join. The attempts are not counted, for the launchers of one job
 count each its own.
 """
 
@@ -43,7 +43,7 @@ _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
 
 
 class JobStore:
-    """The store that the job's ranks share, under a prefix; its failures say what they mean."""
+    """The store that the job's ranks share, under a prefix; its failures have a remedy in their text."""
 
     def __init__(self, store: StoreLike, prefix: str) -> None:
         self._store: StoreLike | None = store
@@ -79,7 +79,7 @@ class JobStore:
             raise _gone(error) from None
 
     def release(self) -> None:
-        """The store is not needed any more: it may end, and what serves it with it."""
+        """Drops the reference to the store, so that it can end, and its server with it."""
         self._store = None
 
 
@@ -96,13 +96,13 @@ def _gone(error: Exception) -> PeerLostError | OSError:
 
 
 def default_nonce() -> str:
-    """Names the default group's memory, the same on all ranks; nothing if that is not a group of unisono."""
+    """The nonce of the default group's memory, equal on all ranks; empty if that is not a group of unisono."""
     segment = _default.memory() if _default is not None else None
     return segment.nonce if segment is not None else ""
 
 
 class _Note(NamedTuple):
-    """A process's announcement as a rank; ``moment``: when, in `ticks`; ``trouble``: why it does not join, if so.
+    """A process's announcement as a rank at ``moment`` (`ticks`); ``trouble``: the reason if it does not join.
 
     ``place``: its `Host` as text, nothing if that is not known.
     """
@@ -128,7 +128,7 @@ class _Note(NamedTuple):
 
 
 def _fresh(found: Sequence[Any]) -> _Note | None:
-    """A note as it was read, unless it is left over from an earlier attempt."""
+    """The announcement as it was read; None if it is left over from an earlier attempt."""
     note, mine = _Note(*found), Host.mine()
     if mine.boot != note.host.boot:
         return note
@@ -139,7 +139,7 @@ def _fresh(found: Sequence[Any]) -> _Note | None:
 
 
 def _short_of(error: OSError | MemoryError) -> bool:
-    """True if an error says that this process may not have more of something; a `TimeoutError` is a handler's."""
+    """True if an error is a limit of this process; a `TimeoutError` is a signal handler's."""
     return isinstance(error, MemoryError) or error.errno in _LIMITS
 
 
@@ -170,7 +170,7 @@ class MemberRegistry:
         self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, global_ranks))}/{number}")
         """The store of this group's ranks."""
         self.memory: Callable[[], Segment | None] = lambda: None
-        """The memory of the default group, if this is its roll."""
+        """The memory of the default group, if this is its registry."""
         if words := unseen():
             raise self._refusal(words)
         # In this order: who reads a name without a process takes it for another group's.
@@ -202,32 +202,32 @@ class MemberRegistry:
             raise UnisonoError(f"rank {self._global_ranks[self._rank]} {words}") from error
 
     def cannot_join(self, trouble: str) -> None:
-        """Lets the others know why this rank does not join: it ``trouble``."""
+        """Publishes that this rank does not join: it ``trouble``."""
         try:
             me, place = Identity.mine(), Host.mine().to_text()
         except OSError:
             me, place = Identity(os.getpid(), 0), ""
-        with suppress(PeerLostError, OSError):  # then nobody waits
+        with suppress(PeerLostError, OSError):  # then no rank waits
             self._announce(trouble, me, place)
 
     def barred(self, pid: int) -> UsageError:
-        """This rank may not open the memory of the first one, process ``pid``: the error, of which peers are told."""
+        """Publishes, and returns the error, that this rank may not open the first one's memory, process ``pid``."""
         return self._refusal(
             f"may not open the shared memory of rank {self._global_ranks[0]} (pid {pid}): {barred(pid)}"
         )
 
     def _refusal(self, words: str) -> UsageError:
-        """This rank ``words``, and so does not join."""
+        """Publishes, and returns the error, that this rank ``words`` and so does not join."""
         self.cannot_join(words)
         return UsageError(f"rank {self._global_ranks[self._rank]} {words}")
 
     def serve_all(self, segment: Segment) -> None:
-        """This is the default group's roll, over its memory: other groups look here for ranks that do not come."""
+        """Makes this the default group's registry, over its memory: other groups look up absent ranks here."""
         global _default
         _default, self.memory = self, weakref.ref(segment)
 
     def release(self) -> None:
-        """The group is left: its store is not needed any more, and who was in it says nothing of later groups."""
+        """Drops the stores when the group is left; later groups do not look up ranks here."""
         global _default
         if _default is self:
             _default = None
@@ -247,7 +247,7 @@ class MemberRegistry:
         return Identity(0, 0)
 
     def gone(self, rank: int) -> Loss:
-        """Why group rank ``rank`` will not join any more: it said so, ended, or left the default group; else empty."""
+        """The loss of group rank ``rank``: it published so, ended, or left the default group; else empty."""
         who = self.identity(rank)
         return self._gone(rank, who)._replace(who=who) if who.pid else Loss("")
 
@@ -272,7 +272,7 @@ class MemberRegistry:
         return Loss(f"{start} {REPLACED}") if replaced and world and world.state(name) == JOINED else Loss("")
 
     def _elsewhere(self, rank: int, note: _Note | None) -> str:
-        """That ``note``, group rank ``rank``'s, is from another host; nothing if it is not."""
+        """Words on ``note``, of group rank ``rank``, if it is from another host; else empty."""
         if note is None or note.here():
             return ""
         difference, remedy = Host.mine().difference(note.host)
@@ -310,7 +310,7 @@ class MemberRegistry:
             )
 
     def late(self) -> CollectiveTimeout:
-        """The first rank of a default group has not come in time."""
+        """The error if the first rank of a default group does not join in time."""
         absent = ", ".join(map(str, self.absent())) or "0"
         return CollectiveTimeout(
             f"rank {self._rank} of {len(self._global_ranks)} found no shared memory within its timeout: rank "
@@ -318,7 +318,7 @@ class MemberRegistry:
         )
 
     def mismatch(self) -> str:
-        """Which ranks made other groups at the point where this rank made this one, or nothing."""
+        """Words on ranks that made other groups at the point where this rank made this one; else empty."""
         me = self._global_ranks[self._rank]
         others = {name: made for name in self.absent() if (made := self._named(name)) and made[0] != self._global_ranks}
         if not others:

@@ -1,4 +1,4 @@
-"""The queue of collectives: first come, first served, one meeting at a time, every call guarded."""
+"""The queue of collectives: in order of issue, one meeting at a time, every call checked by the guard."""
 
 import itertools
 import threading
@@ -42,7 +42,7 @@ Part = tuple[Prepared, _Memory, _Memory]
 
 
 class CollectiveTask(Task):
-    """A collective under way: its programs, one after the other, and what brings results to their tensors."""
+    """A collective under way: its programs, in order, and functions that copy results to their tensors."""
 
     __slots__ = ("begun", "deliver", "parts")
 
@@ -65,7 +65,7 @@ class CollectiveQueue(CallQueue):
         super().__init__(board.segment, board.rank, global_ranks, label, monitor)
         self._board = board
         self._queue: deque[CollectiveTask] = deque()
-        self._incoming: deque[CollectiveTask] = deque()  # issued, not taken in yet by whoever holds the queue
+        self._incoming: deque[CollectiveTask] = deque()  # issued, not yet accepted by the thread that holds the queue
         self._issuing = threading.RLock()
         self._numbers = itertools.count(1)
         self.calls = 0  # completed
@@ -90,7 +90,7 @@ class CollectiveQueue(CallQueue):
         self._accept()
 
     def _issue(self, call: Call) -> None:
-        """One more call issued."""
+        """Counts and records a call as issued."""
         calls, number = self._call_log.calls, next(self._numbers)
         self._issued, calls[number % len(calls)] = number, call
         self.preparer.issued(self._at, number)
@@ -101,7 +101,7 @@ class CollectiveQueue(CallQueue):
             self._queue.append(self._incoming.popleft())
 
     def submit(self, task: Task, background: bool) -> None:
-        """Takes a call in, see `CallQueue`; where cores are free for the worker it is left to that at once."""
+        """Issues a call, see `CallQueue`; if cores are free for the worker it is left to that at once."""
         if not background or in_listener() or not self._makes_progress():
             super().submit(task, background)
             return
@@ -116,7 +116,7 @@ class CollectiveQueue(CallQueue):
         self._worker.wake()
 
     def _makes_progress(self) -> bool:
-        """True if calls of the background are left to the worker at once."""
+        """Returns True if calls of the background are left to the worker at once."""
         if not self._async.decided:
             self._async.decide()
             self.async_progress = self._async.on
@@ -131,12 +131,12 @@ class CollectiveQueue(CallQueue):
         options: Any,
         background: bool = False,
     ) -> Task | None:
-        """Carries a prepared call out, if the queue is free; else returns None, nothing done. Raises the call's error.
+        """Runs a prepared call if the queue is free; else returns None, nothing done. Raises the call's error.
 
-        ``target``, ``source``: the addresses of its output and of its input. Where the peers do not come at once it
-        becomes a task like any other; only then is it asked what the ``timeout`` of the ``options`` is (seconds). In
-        the ``background`` it waits at a meeting no longer than moving its data may take, so that calls of ranks that
-        walk in step are done when they return; the task it returns may be under way, or have an error.
+        ``target``, ``source``: the addresses of its output and of its input. If peers are late it becomes a task like
+        any other; only then the ``timeout`` of the ``options`` (seconds) is read. In the ``background`` it polls at a
+        meeting no longer than moving its data may take, so that calls of ranks in step are complete on return; the task
+        it returns may be under way, or have an error.
         """
         prepared = part[0]
         if self.entered():
@@ -170,7 +170,7 @@ class CollectiveQueue(CallQueue):
             return task
         except UnisonoError:
             raise
-        except BaseException as error:  # nobody can take it up again
+        except BaseException as error:  # no Work of it exists
             if task is not None:
                 self.abandon(task, error)
             raise
@@ -181,11 +181,11 @@ class CollectiveQueue(CallQueue):
         self.monitor.located(self._issued if newest else self._number_of(task), site)
 
     def _number_of(self, task: Task) -> int:
-        """Counted from 1."""
+        """The number of a call of this queue, from 1."""
         return self.calls + 1 + next((k for k, other in enumerate(self._under_way()) if other is task), 0)
 
     def _on_rejected(self, task: Task) -> UnisonoError | None:
-        """The others will come to this call, so it goes on in the background."""
+        """Returns the error for the wait alone: the peers will issue this call, so it goes on in the background."""
         error = self._rejected_error(task, f"{task.call.describe(self._global_ranks)} goes on in the background.")
         if error is not None:
             self._worker.wake()
@@ -202,16 +202,16 @@ class CollectiveQueue(CallQueue):
             self._go_on(queue[0], None, spin)
             if self.async_progress or (
                 queue and queue[0].begun
-            ):  # others wait for the queue, or for the call just done
+            ):  # other threads wait for the queue, or for the call just done
                 return
             self._accept()
 
     def _go_on(self, task: CollectiveTask, outcome: int | None, spin: bool) -> None:
-        """Carries the head of the queue as far as it goes, after ``outcome`` of its last run, if there was one."""
+        """Progresses the head of the queue as far as it goes; ``outcome``: of its last run, if there was one."""
         try:
             self._advance(task, outcome, SPIN_NS if spin else 0)
-        except ConsensusError as agreed:  # all ranks have met over it: the group stays usable
-            if self.failed is None:  # unless one could not be heard
+        except ConsensusError as agreed:  # all ranks agree on it: the group stays usable
+            if self.failed is None:  # unless a rank did not answer
                 self.preparer.completed(self._at, self.calls)
                 self._next(task, agreed.error)
         except UnisonoError as error:
@@ -247,7 +247,7 @@ class CollectiveQueue(CallQueue):
             return
 
     def _run(self, prepared: Prepared, output: _Memory, tensor: _Memory, patience: int, resumed: bool) -> int:
-        """One run of the interpreter."""
+        """Runs the interpreter once."""
         try:
             return prepared.run(
                 prepared.address, self._at, 0, self.calls, patience,
@@ -259,7 +259,7 @@ class CollectiveQueue(CallQueue):
             raise internal_error(error) from error
 
     def _deliver(self, task: CollectiveTask) -> None:
-        """Brings results to tensors that no program fills."""
+        """Copies results to tensors that no program fills."""
         try:
             for step in task.deliver:
                 step()
@@ -267,21 +267,21 @@ class CollectiveQueue(CallQueue):
             raise internal_error(error) from error
 
     def _next(self, task: CollectiveTask, error: UnisonoError | None = None) -> None:
-        """One more call completed."""
+        """Completes the head of the queue."""
         self.calls += 1
-        self._end(task, error)  # first: an exception in between must not leave a task that nobody ends
+        self._end(task, error)  # first: an exception in between must not leave a task that never ends
         self._queue.popleft()
-        task.parts.clear()  # whoever keeps the Work does not keep what the group has prepared
+        task.parts.clear()  # a Work that is kept must not keep prepared calls of the group
         if self.calls == self.preparer.compile_at:
             self.preparer.compile_now()
 
     def _check(self, task: CollectiveTask) -> None:
-        """The guard, after the first meeting of a call whose headers are not as expected. Raises `ConsensusError`."""
+        """Runs the guard, after the first meeting of a call with unexpected headers. Raises `ConsensusError`."""
         call, headers = task.call, self._board.headers()
         words, agreed = self.monitor.met(call, self.calls + 1, task.site, headers, self._meeting())
         if call.refused and agreed:
             raise ConsensusError(call.mistake(self._global_ranks[self._rank]))
-        if words:  # every rank has seen the same headers, so every rank comes here
+        if words:  # every rank has read the same headers, so every rank is here
             error = MismatchError(words)
             self.monitor.failed(error)
             if not agreed:
@@ -290,9 +290,9 @@ class CollectiveQueue(CallQueue):
         task.parts[0][0].adapt(headers)
 
     def _check_aborted(self, call: Call) -> None:
-        """Raises `PeerLostError` if a peer has given up the call that has just been carried out directly.
+        """Raises `PeerLostError` if a peer has aborted the direct call that has just run.
 
-        It has come to the last meeting, but its tensor was its user's again before all had read it.
+        It arrived at the last meeting, but released its tensor before all had read it.
         """
         number, field = self.calls + 1, self._segment.field
         gone = [rank for rank in range(self._board.size) if self._longs[field(rank, ABORTED)] == number]
@@ -305,7 +305,7 @@ class CollectiveQueue(CallQueue):
             raise self.monitor.lost(what, losses)
 
     def _meeting(self) -> Callable[[], bool]:
-        """A meeting apart from any call: comes to it, and tells whether all have come; to be called until they have."""
+        """A function that arrives at a meeting of no call, and returns whether it is complete; called until it is."""
         alone: Prepared | None = None
         resumed = False
 
@@ -320,7 +320,7 @@ class CollectiveQueue(CallQueue):
 
     def _sleep(self, seconds: float) -> None:
         queue = self._queue
-        if not queue or queue[0].begun:  # else there is something to do
+        if not queue or queue[0].begun:  # else a call can begin at once
             self._board.sleep(seconds)
 
     def _check_peers(self) -> None:
@@ -328,7 +328,7 @@ class CollectiveQueue(CallQueue):
             return
         task, board = self._queue[0], self._board
         gone = self.monitor.losses(board.missing())
-        if board.full():  # they came in the meantime
+        if board.full():  # they arrived in the meantime
             return
         if gone:
             self._fail_lost_peer(task, self.monitor.lost(self.explain(task, "can not end", briefly=True), gone))
@@ -336,13 +336,13 @@ class CollectiveQueue(CallQueue):
             self._fail(task, CollectiveTimeout(self.explain(task, words)))
 
     def _needs(self, task: Task) -> list[Identity]:
-        """Those who are missing and have not issued the call that the head of the queue is."""
+        """The missing processes that have not issued the call at the head of the queue."""
         board, number = self._board, self.calls + 1
         missing = [r for r in board.missing() if self._longs[board.segment.field(r, ISSUED)] < number]
         return [board.segment.identity(rank) for rank in missing]
 
     def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
-        """A call that did not end; see `CallQueue`."""
+        """Describes a call that did not end; see `CallQueue`."""
         board = self._board
         missing = board.missing()
         absent = [self._global_ranks[r] for r in missing]
@@ -377,4 +377,4 @@ class CollectiveQueue(CallQueue):
 
 _ENDED = Task(Call("barrier"), [], 0.0)
 _ENDED.done = True
-"""Stands for every call that was done at once."""
+"""The task of every call that was complete at once."""

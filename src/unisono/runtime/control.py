@@ -1,4 +1,4 @@
-"""The control block of one rank in one group: what an interpreter reads and where it keeps the state of a call."""
+"""The control block of one rank in one group: read by interpreters, which keep the state of a call in it."""
 
 import ctypes
 from array import array
@@ -22,7 +22,7 @@ hand it to another program for a slice of the scheduler's; next to none where ra
 
 
 class Control:
-    """See words.py; ``address`` is what interpreters are given."""
+    """The control block (words.py) at ``address``, which interpreters take."""
 
     def __init__(self, board: Board, call_log: CallLog, mapped: Any) -> None:
         size, segment = board.size, board.segment
@@ -65,7 +65,7 @@ class Control:
     def temp(self, nbytes: int) -> int:
         """The address of temporary memory of ``nbytes`` at least, which all calls share: one is under way at a time.
 
-        Memory given before stays, for a call that waits may hold partial sums in it.
+        Memory given before stays: a call that waits may hold partial sums in it.
         """
         if not self._temps or self._temps[-1].nbytes < nbytes:
             self._temps.append(np.empty(max(1 << 16, 2 * nbytes), np.uint8))

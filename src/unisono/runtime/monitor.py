@@ -1,6 +1,6 @@
-"""`Monitor`: what a queue reports of its calls, and what it asks while one waits.
+"""`Monitor`: the interface by which a queue reports its calls and asks about peers.
 
-`unisono.watch.monitor` implements it; a queue imports nothing from there. A collective that is done at once costs no
+`unisono.watch.monitor` implements it; a queue imports nothing from there. A collective that completes at once costs no
 call of a method: interpreters write `CallLog`. Never imports torch.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["CallLog", "Loss", "Monitor", "Wait"]
 
 
 class Loss(NamedTuple):
-    """Why a rank will never come: ``words`` on the rank; ``cause``, what it gave up over, empty if it is the first.
+    """The loss of a rank: ``words`` on the rank; ``cause``: the loss that it aborted over, empty if it is the first.
 
     ``who`` is its process, if known.
     """
@@ -32,8 +32,7 @@ class Loss(NamedTuple):
 class CallLog(NamedTuple):
     """The last collectives of this rank: no. k, counted from 1, has its place ``k % len(calls)`` in each.
 
-    The queue notes ``calls``, interpreters note ``issue_times`` and ``end_times``: when a call was issued and when it
-    ended, by ``time.monotonic_ns``.
+    The queue writes ``calls``, interpreters write ``issue_times`` and ``end_times`` (``time.monotonic_ns``).
     """
 
     calls: "list[Call | None]"
@@ -42,17 +41,17 @@ class CallLog(NamedTuple):
 
 
 class Wait(Protocol):
-    """A wait that has become long."""
+    """A long wait."""
 
     def check(self, needs: Sequence[Identity]) -> str:
-        """Publishes the processes that the wait certainly needs; words on a deadlock, if it is in one."""
+        """Publishes the processes that the wait certainly needs; returns words on a deadlock, if it is in one."""
 
     def end(self) -> None:
-        """The wait is over."""
+        """Ends the publication of the wait."""
 
 
 class Monitor(Protocol):
-    """Watches the queues of one rank in one group. ``call_id`` names a call: its number, or what `issued` returned."""
+    """Watches the queues of one rank in one group. ``call_id``: the number of a call, or the result of `issued`."""
 
     call_log: CallLog
 
@@ -61,9 +60,9 @@ class Monitor(Protocol):
     def met(
         self, call: "Call", number: int, site: Site | None, headers: bytes, meet: Callable[[], bool]
     ) -> tuple[str, bool]:
-        """Compares the headers of call ``number``; words on what differs, and whether all ranks have met over it.
+        """Compares the headers of call ``number``; returns words on a mismatch, and whether all ranks agree on it.
 
-        ``meet`` comes to one more meeting, and tells whether all have come; to be called until they have.
+        ``meet`` arrives at one more meeting, and returns whether it is complete; called until it is.
         """
 
     def completed(self, call_id: Any, source: int) -> None: ...  # noqa: D102  # a message

@@ -1,9 +1,9 @@
-"""Calls prepared once per kind: the schedule chosen, its program lowered and bound, the headers that peers shall have.
+"""Calls prepared once per kind: a schedule, its program lowered and bound, the headers expected of peers.
 
 A prepared call holds the words that an interpreter reads (words.py): a call of its kind is one call of that. It is
-bound to the sizes of all ranks' blocks. Where these may differ by rank, the headers tell them at the first meeting: a
-set of headers that is not as expected stops the interpreter, `Prepared.adapt` binds the call to what they tell, and the
-call goes on; what a rank does before the first meeting depends on its own blocks alone.
+bound to the sizes of all ranks' blocks. If these may differ by rank, the headers carry them to the first meeting: an
+unexpected set of headers stops the interpreter, `Prepared.adapt` binds the call to its sizes, and the call goes on; a
+rank's rows before the first meeting depend on its own blocks alone.
 """
 
 import struct
@@ -107,7 +107,7 @@ class Kind:
 
 
 class Prepared:
-    """A kind of call, ready to be run: ``run(address, control, ...)``, see `Interpreter`."""
+    """A kind of call, ready to run: ``run(address, control, ...)``, see `Interpreter`."""
 
     __slots__ = (
         "_adapted", "_input_offset", "_kept", "_kind", "_preparer", "_reach", "_words", "address", "call", "nbytes",
@@ -133,7 +133,7 @@ class Prepared:
             calls = kind.expected_calls or (kind.call,)
             headers = b"".join(call.header(preparer.size, preparer.header_nbytes) for call in calls)
             if len(calls) == 1 and len({*kind.call.sends, *kind.call.expects}) > 1:
-                # the same header on all ranks would not fit together: the guard has to look at any
+                # equal headers on all ranks would not match: the guard checks every set
                 nothing = bytes(preparer.header_nbytes)
                 headers = b"".join(headers if rank == preparer.rank else nothing for rank in range(preparer.size))
             self._expect(headers, len(headers) > preparer.header_nbytes)
@@ -154,7 +154,7 @@ class Prepared:
         return distance == self._input_offset or not -into < distance < out
 
     def adapt(self, headers: bytes) -> None:
-        """Binds the call to the sizes that the headers of all ranks tell, which have been found to agree."""
+        """Binds the call to the sizes in the headers of all ranks, which the guard has found to agree."""
         if not self.call.sends:
             return
         found = self._adapted.get(headers)
@@ -203,16 +203,16 @@ class Preparer:
         loops.users.add(self)
 
     def subscribe(self, user: Callable[[], None]) -> None:
-        """Calls the method ``user``, while its object lives, whenever calls can be prepared in a faster way."""
+        """Calls the method ``user``, while its object lives, whenever faster loops are there."""
         self._users.append(weakref.WeakMethod(user, self._users.remove))
 
     def compile_now(self) -> None:
-        """The group has made enough calls to be worth compiling."""
+        """Asks for compiled loops: the group has made enough calls to be worth compiling."""
         self._mode = _COMPILE
         self.notify()
 
     def notify(self) -> None:
-        """More loops are there."""
+        """Notifies the subscribers: more loops are there."""
         for user in [method() for method in self._users]:
             if user is not None:
                 user()
@@ -226,7 +226,7 @@ class Preparer:
         """The function that runs a call: compiled loops if they serve it and are there, else torch's operations."""
         op, sample = kind.op, None
         if op:
-            reducer(kind.dtype, op)  # refuses what has no meaning
+            reducer(kind.dtype, op)  # raises if the op has no meaning
             sample = reducer(kind.dtype, "SUM" if op == "PREMUL_SUM" else op)
         name = _AS.get((kind.dtype, op)) if op else "uint8"
         if self._mode != _NEVER and name is not None:
@@ -280,7 +280,7 @@ class Preparer:
         return bound, (in_sizes, *arrays)
 
     def _long(self, call: Call, choice: Choice) -> bool:
-        """True if this rank itself sends or takes a large piece: then nobody takes the call for one of small pieces."""
+        """Returns True if this rank sends or receives a large piece: then every rank treats the call as large."""
         pairs = [pair for rank, pair in enumerate(zip(call.sends, call.expects, strict=True)) if rank != self.rank]
         longest = max(map(piece_numel, sum(pairs, ())), default=0)
         return call.dtype is not None and longest * call.dtype.itemsize > choice.directly_above

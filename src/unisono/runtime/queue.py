@@ -1,13 +1,13 @@
-"""Queues: where calls wait for their turn, and the one loop that carries them forward.
+"""Queues of calls, and the one loop that progresses them.
 
 A queue holds the calls of one rank in one group that are under way: its collectives (collectives.py), or its messages
-(messages.py). Whoever needs a call done carries the queue forward: the caller inside a synchronous call, `wait` or
-`is_completed`; or a worker thread (worker.py), started when a call is asynchronous. The worker carries calls from the
-beginning where a core is free for it (progress.py); else it only keeps a call that nobody waits for from blocking the
-others, since handing a call to a thread and back costs more than most calls. Carrying forward holds the queue's lock
-while it waits for a millisecond or moves data for some; longer sleeping is done outside.
+(messages.py). Progress is made by the caller, inside a synchronous call, `wait` or `is_completed`; or by a worker
+thread (worker.py), started by an asynchronous call. The worker makes progress from the beginning if a core is free for
+it; else it only keeps a call without a waiter from blocking the others, since handing a call to a thread and back costs
+more than most calls. The lock of the queue is held while a call polls for a millisecond or moves data for some; longer
+sleeps are outside it.
 
-Who watches calls is told of them, and asked about peers, through a `Monitor` (monitor.py).
+A queue reports its calls to a `Monitor` (monitor.py), and asks it about peers.
 """
 
 import threading
@@ -41,9 +41,9 @@ from unisono.transport.segment import Segment
 __all__ = ["CallQueue", "any_listeners"]
 
 _queues: "weakref.WeakSet[CallQueue]" = weakref.WeakSet()
-_CHECK_INTERVAL = 0.05  # s: how long anybody sleeps before looking around
-_LOCK_INTERVAL = 0.0002  # s: how often somebody who waits for the lock looks whether the call is done
-_SHARED_INTERVAL = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
+_CHECK_INTERVAL = 0.05  # s between two checks of peers and deadlines
+_LOCK_INTERVAL = 0.0002  # s between two checks of a waiter for the lock whether its call is done
+_SHARED_INTERVAL = 0.001  # s: the same for several waiters, one of which may complete the call of another
 
 
 class CallQueue(ABC):
@@ -59,9 +59,9 @@ class CallQueue(ABC):
         self._worker = Worker(self, label)
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the queue to them
         self._closed = False
-        self._waited: tuple[Task, Wait] | None = None  # the wait of the thread that looks around
+        self._waited: tuple[Task, Wait] | None = None  # the wait of the thread that checks peers
         self.async_progress = False
-        """True if cores are free for the worker: it carries calls of the background from the first moment on."""
+        """True if cores are free for the worker: it progresses calls of the background from the beginning."""
         self.rejected: RejectedMessages | None = None
         at = segment.field(rank, REFUSED)
         self.refused = segment.longs[at : at + 1]
@@ -72,7 +72,7 @@ class CallQueue(ABC):
         self._lock = threading.RLock()
         self._marking = threading.RLock()  # held while a call is marked as done, or its waiters are counted
         self.entered: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
-        """True if this thread holds the queue; true where a signal handler or finalizer asks in the midst of a call."""
+        """True if this thread holds the queue: in a signal handler or finalizer that interrupts a call."""
 
     def _refuse_reentry(self, call: Call, what: str = "") -> None:
         """Raises `UsageError` if this thread is in the midst of another call of this queue."""
@@ -85,11 +85,11 @@ class CallQueue(ABC):
 
     @abstractmethod
     def _progress(self, spin: bool) -> None:
-        """Carries the calls as far as they go without blocking; ``spin``: waits while that is cheap. Lock held."""
+        """Progresses the calls as far as they go without blocking; ``spin``: polls while that is cheap. Lock held."""
 
     @abstractmethod
     def _enqueue(self, task: Task) -> None:
-        """Takes a call in. Lock held."""
+        """Appends a call. Lock held."""
 
     @abstractmethod
     def _sleep(self, seconds: float) -> None:
@@ -97,21 +97,21 @@ class CallQueue(ABC):
 
     @abstractmethod
     def _check_peers(self) -> None:
-        """Called about every `_CHECK_INTERVAL` of waiting: deadlines, lost peers. Fails calls by `_fail`. Lock held."""
+        """Checks deadlines and lost peers, about every `_CHECK_INTERVAL`; fails calls by `_fail`. Lock held."""
 
     @abstractmethod
     def _fail(self, task: Task, error: UnisonoError) -> None:
-        """Ends ``task`` with ``error``, and whatever can no longer be done after that. Lock held."""
+        """Ends ``task`` with ``error``, and the calls that can not follow it. Lock held."""
 
     @abstractmethod
     def _locate(self, task: Task, site: Site) -> None:
-        """Notes where ``task``, which is under way, was made. Lock held."""
+        """Records the call site of ``task``, which is under way. Lock held."""
 
     def submit(self, task: Task, background: bool) -> None:
-        """Takes a call in. In the background it is carried as far as it goes now; else it is done on return.
+        """Issues a call. In the ``background`` it progresses as far as it goes now; else it is complete on return.
 
-        Raises the call's own error if it is not left to the background. A listener's own calls never are: it may run on
-        the worker, which could not carry them while the listener waits for them.
+        Raises the call's own error unless it is in the background. Calls of a listener never are: it may run on the
+        worker, which could not progress them while the listener waits for them.
         """
         self._refuse_reentry(task.call)
         background = background and not in_listener()
@@ -152,8 +152,8 @@ class CallQueue(ABC):
             raise again
 
     def _run_progress(self, spin: bool) -> None:
-        """Carries the calls. An exception that comes in between (Ctrl-C, a signal handler's) must not leave half a step
-        behind that later calls would build on: the queue gives up. Lock held.
+        """Progresses the calls. An exception in between (Ctrl-C, a signal handler's) aborts the queue: later calls can
+        not build on half a step. Lock held.
         """
         try:
             self._progress(spin)
@@ -164,17 +164,17 @@ class CallQueue(ABC):
             self._fail_all(self.failed)
 
     def _abort(self, error: UnisonoError) -> None:
-        """No call can follow in this queue, and the peers are told unless it has left them. Lock held."""
+        """Fails the queue for good, and publishes that to the peers unless it has left them. Lock held."""
         if not self._closed:
             self.failed = copy_error(error)
             self.monitor.gave_up(error)
         self._fail_all(error)
 
     def finish(self, task: Task, timeout: float | None = None, held: bool = True) -> None:
-        """Carries the queue until ``task`` is done and raises its error, or `CollectiveTimeout` after ``timeout`` s.
+        """Progresses the queue until ``task`` is done; raises its error, or `CollectiveTimeout` after ``timeout`` s.
 
-        ``held``: somebody has a Work of it, and may wait again if an exception from elsewhere (Ctrl-C, or one that a
-        signal handler raises) ends this wait.
+        ``held``: the caller has a Work of it, and may wait again if a foreign exception (Ctrl-C, or one of a signal
+        handler) ends this wait.
         """
         if not task.done:
             self._refuse_reentry(task.call, "the wait for ")
@@ -192,18 +192,18 @@ class CallQueue(ABC):
             self.raise_rejected(task)
 
     def raise_rejected(self, task: Task | None = None) -> None:
-        """Raises the error of a message that a peer has refused, at the end of ``task`` or of a call that had none."""
+        """Raises the error of a message that a peer has rejected, at the end of ``task`` or of a call without one."""
         if error := self._rejected_error(task, "The call that raises this has been carried out."):
             raise error
 
     def abandon(self, task: Task, error: BaseException, held: bool = False) -> None:
-        """``error``, from elsewhere, has ended the wait for ``task``; ``held``: see `finish`."""
+        """Ends the wait for ``task`` by ``error``, a foreign exception; ``held``: see `finish`."""
         with self._lock:
             if task in self._under_way():
                 self._on_interrupt(task, interruption(error), held)
 
     def _progress_until(self, task: Task, timeout: float | None) -> UnisonoError | None:
-        """Returns once ``task`` is done, or with an error of this wait alone. What it raises comes from elsewhere."""
+        """Returns once ``task`` is done, or with an error of this wait alone. It raises foreign exceptions only."""
         limit = None if timeout is None else time.monotonic() + timeout
         check_at = time.monotonic() + _CHECK_INTERVAL
         wait: Wait | None = None
@@ -250,55 +250,55 @@ class CallQueue(ABC):
                 wait.end()
 
     def _acquire(self, task: Task) -> bool:
-        """Takes the lock, or returns False once the worker, which may hold it for long, has done ``task``."""
+        """Takes the lock; returns False once the worker, which may hold it for long, has completed ``task``."""
         while not self._lock.acquire(timeout=_LOCK_INTERVAL):
             if task.done:
                 return False
         return True
 
     def _fail_lost_peer(self, task: Task, error: UnisonoError) -> None:
-        """Ends ``task``, whose peer is gone; one that ended over a deadlock of both has said so before. Lock held."""
+        """Fails ``task``, whose peer is gone; by a deadlock of both if the peer has found one. Lock held."""
         words = self._waited[1].check(self._needs(task)) if self._waited and self._waited[0] is task else ""
         self._fail(task, DeadlockError(words) if words else error)
 
     def _rejected_error(self, task: Task | None, outcome: str) -> UnisonoError | None:
-        """The error of a message that a peer has refused, of ``task`` itself or of another that nobody was told of.
+        """The error of a rejected message: of ``task`` itself, or of another that no call has raised.
 
-        ``outcome`` says what has become of ``task``, if it is not to blame itself.
+        ``outcome``: the outcome of ``task``, for the error of another message.
         """
         found = self.rejected.take() if self.rejected else None
         return MismatchError(f"{found[0]}. {outcome}") if found else None
 
     @abstractmethod
     def _on_rejected(self, task: Task) -> UnisonoError | None:
-        """A peer has refused a message, which a wait for ``task`` that has become long must not conceal. Lock held.
+        """Handles a rejected message during a long wait for ``task``: it must not stay hidden. Lock held.
 
         Ends the call with the error, or returns it for the wait alone.
         """
 
     def _long_wait(self, task: Task) -> Wait:
-        """The wait for ``task`` has become long. Lock held."""
+        """Publishes a long wait for ``task``. Lock held."""
         here = call_site()
-        if task.site is None:  # a synchronous call is made where it waits: noted while it does, for records made later
+        if task.site is None:  # a synchronous call is made where it waits: recorded now, for later records
             task.site = here
             self._locate(task, here)
         return self.monitor.waits(partial(self.explain, task, "waits", briefly=True, placed=False), here)
 
     def _on_interrupt(self, task: Task, error: UnisonoError, held: bool) -> None:
-        """The wait for ``task`` was interrupted; if it is not ``held``, nobody can take it up again. Lock held."""
+        """Aborts the queue if the wait for ``task`` was interrupted and no Work of it is ``held``. Lock held."""
         if not held:
             self._abort(error)
 
     @abstractmethod
     def _needs(self, task: Task) -> list[Identity]:
-        """The processes without whose further calls ``task`` can certainly never end. Lock held."""
+        """The processes whose further calls ``task`` certainly needs to end. Lock held."""
 
     @abstractmethod
     def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
-        """A call that did not end: what it is (if ``placed``, where) and who is missing (unless ``briefly``, where)."""
+        """Describes a call that did not end: its site if ``placed``, those of missing ranks unless ``briefly``."""
 
     def poll(self, task: Task) -> bool:
-        """Carries the queue without waiting, unless the worker does so anyway; whether ``task`` is done."""
+        """Progresses the queue without waiting, unless the worker does; returns whether ``task`` is done."""
         if not task.done and not self.async_progress and not self.entered() and self._lock.acquire(blocking=False):
             try:
                 self._run_progress(spin=False)
@@ -308,7 +308,7 @@ class CallQueue(ABC):
         return task.done
 
     def listen(self, task: Task, listener: Callable[[Task], None]) -> None:
-        """Calls ``listener(task)`` once the call is done, from whichever thread carries it then."""
+        """Calls ``listener(task)`` once the call is done, from the thread that completes it."""
         with self._marking:
             waits = not task.done
             if waits:
@@ -347,7 +347,7 @@ class CallQueue(ABC):
                 self._to_notify.append(task)
 
     def _notify_listeners(self) -> None:
-        """Tells the listeners of calls that are done; outside the lock, since they may issue calls of their own."""
+        """Runs the listeners of calls that are done; outside the lock, since they may issue calls."""
         while self._to_notify:
             try:
                 task = self._to_notify.popleft()
@@ -366,17 +366,17 @@ class CallQueue(ABC):
         _queues.discard(self)
 
     def idle(self) -> bool:
-        """True if there is nothing here for the worker."""
+        """True if the worker has nothing to do here."""
         return bool(self._waiters) or self._closed or not self.busy()
 
     def work(self, check_at: float) -> float:
-        """A piece of the worker's work: carries calls, and looks around if the time for that, ``check_at``, has come.
+        """Progresses the calls, for the worker, and checks peers if it is time, ``check_at``.
 
-        Returns when to look around next. An error that nothing else catches ends the calls of this queue.
+        Returns the time of the next check. An error that nothing else catches ends the calls of this queue.
         """
         try:
             with self._lock:
-                self._progress(spin=False)  # a worker that spins takes a part of the core from who computes
+                self._progress(spin=False)  # a worker that spins takes a part of the core from computation
                 if self.busy() and time.monotonic() >= check_at:
                     self._check_peers()
                     check_at = time.monotonic() + _CHECK_INTERVAL
@@ -399,5 +399,5 @@ class CallQueue(ABC):
 
 
 def any_listeners() -> bool:
-    """The same of all queues of this process, and of listeners that another thread runs just now."""
+    """The same for all queues of this process, and for listeners that another thread runs now."""
     return others_in_listeners() or any(queue._has_listeners() for queue in list(_queues))

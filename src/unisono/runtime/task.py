@@ -1,4 +1,4 @@
-"""A call under way, as the queue that carries it knows it, and how it ends where it does not end well."""
+"""A call under way in a queue, its listeners, and the errors that end it."""
 
 import os
 import threading
@@ -38,13 +38,13 @@ MIN_PATIENCE_NS, _PATIENCE_NS_PER_BYTE = 20_000, 0.25  # ns, ns per byte
 
 
 class Task:
-    """One call under way: what was asked, the outcome."""
+    """One call under way: its arguments, its outcome."""
 
     __slots__ = ("call", "deadline", "done", "error", "issued", "listeners", "outputs", "site")
 
     def __init__(self, call: Call, outputs: list[Any], timeout: float) -> None:
         self.call, self.outputs = call, outputs
-        self.site: Site | None = None  # where it was issued, if that is not on the stack any more
+        self.site: Site | None = None  # its call site, if that is not on the stack any more
         self.issued = time.monotonic()
         self.deadline = self.issued + timeout
         self.done = False
@@ -52,7 +52,7 @@ class Task:
         self.listeners: list[Callable[[Task], None]] = []
 
     def place(self) -> str:
-        """``, at file:line in function,``: where it was issued, within a sentence; empty if that is not known."""
+        """``, at file:line in function,``: its call site, within a sentence; empty if that is not known."""
         return f", at {site_text(self.site)}," if self.site is not None and self.site[0] else ""
 
     def overdue(self) -> str:
@@ -63,7 +63,7 @@ class Task:
 
 
 class Access:
-    """The way to a queue until that is closed: a Work that is kept for longer does not keep the group's memory."""
+    """A reference to a queue until that is closed: a Work kept for longer does not keep the group's memory."""
 
     __slots__ = ("queue",)
 
@@ -72,7 +72,7 @@ class Access:
 
 
 def patience_for(call: Call) -> int:
-    """Nanoseconds that a call in the background may wait for its peers at once: about what its data takes to move."""
+    """Nanoseconds that a call in the background polls for its peers: about the time its data takes to move."""
     return min(SPIN_NS, MIN_PATIENCE_NS + int(_PATIENCE_NS_PER_BYTE * call.nbytes))
 
 
@@ -112,7 +112,7 @@ os.register_at_fork(after_in_child=_listener_threads.clear)
 
 
 class ConsensusError(Exception):
-    """All ranks have met over an error of a call: it ends, and the queue goes on."""
+    """An error of a call on which all ranks agree: the call ends, and the queue goes on."""
 
     def __init__(self, error: MismatchError | UsageError) -> None:
         super().__init__(str(error))
@@ -120,12 +120,12 @@ class ConsensusError(Exception):
 
 
 def keep_shared(outputs: Sequence[Any]) -> None:
-    """The memory of results that a late peer may write to although the call has failed here is not used again."""
+    """Keeps the memory of results of a failed call, which a late peer may still write to, from reuse."""
     keep(*(t for t in outputs if isinstance(t, torch.Tensor) and t.is_cpu and place(t.data_ptr(), t.nbytes) >= 0))
 
 
 def internal_error(error: BaseException) -> UnisonoError:
-    """The error of a collective whose program, or whatever carried it, raised ``error``."""
+    """The error of a collective that failed inside by ``error``."""
     return UnisonoError(f"a collective broke off inside: {type(error).__name__}: {error}")
 
 
@@ -135,7 +135,7 @@ def first_line(error: BaseException) -> str:
 
 
 def copy_error(error: UnisonoError) -> UnisonoError:
-    """A copy to keep and to raise again: what has been raised collects a traceback, and with it memory."""
+    """A copy to keep and to raise again: an error that was raised keeps a traceback, and with it memory."""
     copy = type(error)(*error.args)
     copy.cause = error.cause
     return copy
@@ -146,7 +146,7 @@ def reentry_error(what: str, label: str) -> UsageError:
 
     Python runs signal handlers and finalizers between any two steps of whatever the thread is in, so one that calls
     unisono may find its queue held by the call that it interrupts, below it on the same stack. No wait could end: such
-    a call is refused. Leaving the group is not, for a program that is told to end (SIGTERM) ends like that.
+    a call is refused. Leaving the group is not, for a program ends like that on SIGTERM.
     """
     return UsageError(
         f"{what} at {site_text(call_site())} interrupts a call of {label} at {site_text(interrupted_site())}: a signal "

@@ -1,13 +1,13 @@
-"""Deadlocks: a cycle in the graph of who waits for whom.
+"""Deadlock detection: a cycle in the graph of waits between processes.
 
-Every process that is blocked in unisono publishes, each time it looks around, the processes without which its wait can
+Every process that is blocked in unisono publishes, at each check of its peers, the processes without which its wait can
 never end (watch/status_page.py). An edge is published only if it is certain: the peer has not issued what is waited
 for, and nothing that would do is on its way. A process publishes edges only if no other thread of its own could issue
 calls.
 
 Pages are read one after another, so a cycle seen once may be made of moments that never met. It is believed only when
 every process in it is still in the same wait and has looked around at least twice since: then each of them was blocked
-throughout, and each edge was certain at a time when all were blocked. Nobody in such a cycle can ever act again.
+throughout, and each edge was certain at a time when all were blocked. No process in such a cycle can ever act again.
 """
 
 import sys
@@ -52,7 +52,7 @@ class CycleFinder:
     states: list[_State] = field(default_factory=list)
 
     def check(self) -> str:
-        """Words on a deadlock that this process is in, or nothing. Tells the others in it."""
+        """Words on a deadlock that this process is in, or empty. Publishes them to the others in it."""
         wait, _ = self.own.wait()
         judged, words = self.own.verdict()
         if judged == wait:
@@ -107,7 +107,7 @@ class CycleFinder:
         return []
 
     def _judge(self) -> str:
-        """The verdict in words, given to everybody in the cycle."""
+        """Publishes the verdict, in words, to all processes of the cycle."""
         first = min(range(len(self.suspect)), key=lambda k: self.suspect[k].pid)
         cycle = self.suspect[first:] + self.suspect[:first]
         pages = [page for page in (self.own.peer(identity) for identity in cycle) if page is not None]
@@ -121,7 +121,7 @@ class CycleFinder:
 
 
 class LongWait:
-    """One wait of this process: ``text`` says in what, ``reacts`` whether the end of a call may issue others."""
+    """One long wait of this process. ``text`` describes it; ``reacts``: True if the end of a call may issue others."""
 
     def __init__(self, own: OwnPage, text: Callable[[], str], reacts: Callable[[], bool]) -> None:
         self._own_page, self._text, self._reacts = own, text, reacts
@@ -130,7 +130,7 @@ class LongWait:
         self._finder = CycleFinder(own)
 
     def check(self, needs: Sequence[Identity]) -> str:
-        """Publishes what the wait needs now; words on a deadlock, if it is in one."""
+        """Publishes the processes the wait needs now; returns words on a deadlock, if it is in one."""
         if not self._published:
             return ""
         if (text := self._text()) != self._said:
@@ -140,7 +140,7 @@ class LongWait:
         return self._finder.check()
 
     def end(self) -> None:
-        """The wait is over."""
+        """Ends the publication of the wait."""
         if self._published:
             self._own_page.end()
 

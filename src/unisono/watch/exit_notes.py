@@ -1,9 +1,9 @@
 """Exit notes: published by a rank that aborts or leaves; and the delay of its end after the peers it lost.
 
 An exit note is the first cause, then the rank's own words. A rank that gives up over the loss of another is itself
-waited for, and so on: whoever hears of it at third hand must still read who was lost first. So the first cause travels
-by itself, ahead of everything else and unaltered, however often it is passed on; what each rank adds of its own is not
-passed on.
+waited for, and so on: a rank that reads of it at third hand must still read who was lost first. So the first cause
+travels by itself, ahead of everything else and unaltered, however often it is passed on; what each rank adds of its own
+is not passed on.
 
 A rank that fails over the loss of a peer ends after that peer, so that launchers blame the one that failed first.
 torchrun polls its ranks, takes for the first failure the one with the earliest time, to the second, and among equals
@@ -38,7 +38,7 @@ def short(text: str, limit: int) -> str:
 
 
 def exit_note(words: str, cause: str = "") -> str:
-    """The text to leave behind: ``cause``, if another rank is to blame, on a line of its own before the ``words``."""
+    """The text of a note: ``cause``, if another rank is to blame, on a line of its own before the ``words``."""
     return f"{short(cause, _ALL)}\n{words}"
 
 
@@ -67,7 +67,7 @@ def _once(texts: Sequence[str]) -> list[str]:
 
 
 def lost(what: str, losses: Sequence[Loss]) -> PeerLostError:
-    """The error of a call that can not end (``what`` says which): first causes first, then who gave up over them.
+    """The error of a call that can not end (``what`` says which): first causes, then ranks that aborted over them.
 
     If this process ends by it, it does so after those.
     """
@@ -75,8 +75,8 @@ def lost(what: str, losses: Sequence[Loss]) -> PeerLostError:
     follow(loss.who for loss in blamed if loss.who is not None)
     first = dict.fromkeys(loss.cause or loss.words for loss in losses)
     later = dict.fromkeys(loss.words for loss in losses if loss.cause)
-    told = _once([*first, *(words for words in later if words not in first)])
-    error = PeerLostError(f"{what}: {'; '.join(told)}")
+    texts = _once([*first, *(words for words in later if words not in first)])
+    error = PeerLostError(f"{what}: {'; '.join(texts)}")
     error.cause = short("; ".join(short(" ".join(cause.splitlines()), _EACH) for cause in first), _ALL)
     return error
 
@@ -90,7 +90,7 @@ _dated = 0  # s since the epoch: the time that this process's recorded failure h
 
 
 def follow(peers: Iterable[Identity]) -> None:
-    """These processes are lost to this one, which shall not end by an error before them."""
+    """Records processes as lost to this one, which does not end by an error before them."""
     for peer in peers:
         _lost.setdefault(peer, time.monotonic())
 

@@ -1,4 +1,4 @@
-"""The guard: compares what the ranks of a group called, and says in a table who called what.
+"""The guard: compares the calls of a group's ranks, and lists them in a table if they differ.
 
 It works on the headers that lie next to the data, after the meeting that the call needs anyway. Equal headers, the
 common case, are one comparison of bytes.
@@ -29,7 +29,7 @@ class Disagreement:
 
 
 def disagreement(call: Call, headers: bytes, size: int, global_ranks: Sequence[int]) -> Disagreement | None:
-    """None if the headers (``size`` of them, end to end) tell of one and the same call, else what is wrong.
+    """None if the headers (``size`` of them, end to end) describe one call, else the disagreement.
 
     ``global_ranks`` are those of the group, for the findings.
     """
@@ -79,10 +79,10 @@ def compare_words(
     board: Board, global_ranks: Sequence[int], label: str, number: int, call: Call, site: Site, found: Disagreement,
     meet: Callable[[], bool],
 ) -> tuple[str, bool]:  # fmt: skip
-    """Meets the others, who have seen the same headers, over call ``number`` of the group of ``global_ranks``.
+    """Publishes this rank's call and meets the others, which have read the same headers of call ``number``.
 
-    ``meet`` comes to the next meeting, and tells whether all have come. Returns the text for the error, and whether all
-    ranks have come to tell of it: then the group can still be used.
+    ``meet`` arrives at the next meeting, and returns whether it is complete. Returns the text for the error, and
+    whether all ranks have come to tell of it: then the group can still be used.
     """
     parity = (board.position[0] - 1) & 1
     board.segment.set_text(board.rank, CALL, f"{number}\n{site_text(site)}\n{call.describe(global_ranks)}")

@@ -20,7 +20,7 @@ from unisono.watch.status_page import own_page
 
 __all__ = ["GroupMonitor"]
 
-_PATIENCE = 0.3  # s: how long peers are asked where they are, or for their flight records
+_PATIENCE = 0.3  # s of waiting for the stacks or flight records of peers
 _WORDS = 800  # characters of an error that others may quote
 
 
@@ -37,7 +37,7 @@ class GroupMonitor:
         self.issued, self.completed, self.moved = self.messages.issue, self.messages.end, self.messages.moved
 
     def located(self, call_id: Any, site: Site) -> None:
-        """Adds where a call was made, which is found out only if it takes long or goes wrong."""
+        """Records the call site, which is looked up only if a call takes long or fails."""
         if isinstance(call_id, int):
             self.calls.locate(call_id, site)
         else:
@@ -46,7 +46,7 @@ class GroupMonitor:
     def met(
         self, call: Call, number: int, site: Site | None, headers: bytes, meet: Callable[[], bool]
     ) -> tuple[str, bool]:
-        """The guard. Ranks whose calls differ tell each other in words; see `Monitor`."""
+        """Runs the guard. Ranks whose calls differ publish theirs in words; see `Monitor`."""
         found = disagreement(call, headers, self._board.size, self._global_ranks)
         if found is None:
             return "", True
@@ -55,11 +55,11 @@ class GroupMonitor:
         return compare_words(self._board, self._global_ranks, self._label, number, call, place, found, meet)
 
     def failed(self, error: BaseException, call_id: Any = None) -> None:
-        """Writes the flight record and asks the others for theirs, if that is wanted and the error serious."""
+        """Writes the flight record and asks peers for theirs, if that is configured and the error serious."""
         if call_id is not None:
             self.messages.fail(call_id)
         save_after(error, self._ask_for_records)
-        if call_id is not None:  # a rank that goes on may keep its peers waiting over this: then they can say it
+        if call_id is not None:  # a rank that goes on may keep its peers waiting over this: their errors quote it
             words = f"{type(error).__name__}: {' '.join(str(error).split())}"
             self._segment.set_text(self._rank, TROUBLE, words[:_WORDS])
 
@@ -68,21 +68,21 @@ class GroupMonitor:
         self._own_page.records_of([peer for peer in peers if alive(peer) and not stopped(peer)], folder, _PATIENCE)
 
     def gave_up(self, error: UnisonoError) -> None:
-        """Leaves an exit note: no call of this rank can follow in the group."""
+        """Publishes an exit note: no call of this rank can follow in the group."""
         self._segment.set_text(self._rank, EXIT_NOTE, exit_note(first_line(error), error.cause))
         self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
 
     def waits(self, text: Callable[[], str], site: Site) -> Wait:
-        """Publishes a wait that has become long, and looks for deadlocks."""
+        """Publishes a long wait, and checks for deadlocks."""
         me, at = f"rank {self._global_ranks[self._rank]} (pid {self._own_page.me.pid})", site_text(site)
         return LongWait(self._own_page, lambda: f"{me}: {text()}, at {at}", any_listeners)
 
     def loss(self, rank: int) -> Loss | None:
-        """Why ``rank`` will never come; None if it may still."""
+        """The loss of ``rank``; None if it may still arrive."""
         return peer_state.loss(self._segment, rank, self._global_ranks[rank])
 
     def losses(self, missing: Sequence[int]) -> list[Loss]:
-        """Why a call that needs all ranks will never end."""
+        """The losses over which a call that needs all ranks never ends."""
         return peer_state.losses(self._segment, missing, self._global_ranks)
 
     def lost(self, what: str, losses: Sequence[Loss]) -> PeerLostError:
@@ -95,7 +95,7 @@ class GroupMonitor:
 
 
 def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:
-    """Tells how many calls this rank has issued and completed, and how many any rank has issued at most."""
+    """A function that returns the calls issued and completed by this rank, and the most that any has issued."""
     longs, issued_at = board.segment.longs, [board.segment.field(rank, ISSUED) for rank in range(board.size)]
     issued, completed = issued_at[board.rank], board.segment.field(board.rank, COMPLETED)
     return lambda: (longs[issued], longs[completed], max(longs[place] for place in issued_at))

@@ -24,7 +24,7 @@ def _who(segment: Segment, rank: int, name: int) -> str:
 
 
 def loss(segment: Segment, rank: int, name: int) -> Loss | None:
-    """Why ``rank`` (global rank ``name``) will never come; None if it may still."""
+    """The loss of ``rank`` (global rank ``name``); None if it may still arrive."""
     who = segment.identity(rank)
     found = _loss(segment, rank, name, who) if who.pid else None
     return found and found._replace(who=who)
@@ -58,7 +58,7 @@ def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
 
 
 def losses(segment: Segment, missing: Sequence[int], global_ranks: Sequence[int]) -> list[Loss]:
-    """Why a call that needs all ranks will never end: of the ``missing``, else of those that died after they had come.
+    """The losses over which a call of all ranks never ends: of ``missing`` ranks, else of ranks that died in it.
 
     A call that all have come to may have ended for those that are gone: ask again who is missing afterwards.
     """

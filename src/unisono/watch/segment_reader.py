@@ -84,7 +84,7 @@ class SegmentView:
         return [member.rank for member in self.members]
 
     def waited_for(self, member: Member) -> list[int]:
-        """The global ranks that have not come to the meeting at which ``member`` is."""
+        """The global ranks that have not arrived at the meeting at which ``member`` is."""
         if member.issued <= member.completed:
             return []
         return [other.rank for other in self.members if other.meetings < member.meetings and other is not member]
@@ -118,7 +118,7 @@ class Findings:
 
 
 def read_segments() -> Findings:
-    """Looks through the open files of every process of this user. Takes no locks, wakes nobody, writes nothing."""
+    """Reads the open memory files of every process of this user. Takes no locks, wakes no process, writes nothing."""
     memories: dict[tuple[int, int], SegmentView] = {}
     pages: dict[Identity, PageView] = {}
     for path, name in _memory_files():
@@ -170,7 +170,7 @@ def _global_ranks(label: str, world_size: int) -> list[int]:
 
 
 def _read_note(fd: int, at: int, nbytes: int) -> str:
-    """A rank's last words; nothing while it writes them."""
+    """A rank's exit note as a sentence; empty while it writes it."""
     said = os.pread(fd, nbytes, at)
     state = int.from_bytes(said[:8], "little")
     whole = not state & WRITING and os.pread(fd, 8, at) == said[:8]

@@ -1,10 +1,13 @@
-"""Every process's page: what it waits for, for its peers and `unisono ps` to read, and a bell to ask for its stacks.
+"""The status page of a process: its present wait, for peers and `unisono ps`, and a bell to ask for its stacks.
 
-The page is an anonymous memory file that the process keeps open; whoever runs as the same user finds it among the
+A page has three classes: `OwnPage`, this process's own, with the thread that answers requests; `PeerPage`, another
+process's, mapped writable; `PageView`, a read-only view.
+
+The page is an anonymous memory file that the process keeps open; another process of the same user finds it among the
 descriptors in ``/proc/<pid>/fd``. A process writes its own page; others write three places of it: the request bell,
-the verdict of a deadlock that they found it in, and the directory that its flight record is asked into. A sleeping
-thread answers requests, so that a process that waits in unisono, sleeps or computes outside the interpreter lock can be
-asked where its Python stands. Looking at a page (`PageView`) changes nothing in it and needs no answer.
+the verdict of a deadlock that they found it in, and the directory for its flight record. A sleeping thread answers
+requests, so that a process that waits in unisono, sleeps or computes outside the interpreter lock can be asked for its
+Python stacks. Reading a page (`PageView`) changes nothing in it and needs no answer.
 """
 
 import ctypes
@@ -50,14 +53,14 @@ _LIMITS = {_TEXT: 4088, _VERDICT + 8: 4088, _FOLDER: 1784, _FILE: 1784, _ANSWER:
 
 
 class PageView:
-    """A page as somebody sees it, who may not or will not write: a copy of its bytes, or the mapped page itself."""
+    """A read-only view of a page: a copy of its bytes, or the mapped page itself."""
 
     def __init__(self, raw: bytes | mmap.mmap) -> None:
         self.raw = raw
         self.longs = memoryview(raw).cast("Q")
 
     def valid(self) -> bool:
-        """True if this is a page at all, of this version, and complete."""
+        """True if this is a complete page of this version."""
         return len(self.raw) == _SIZE and self.longs[0] == _MAGIC
 
     def identity(self) -> Identity:
@@ -65,7 +68,7 @@ class PageView:
         return Identity(self.longs[1], self.longs[2])
 
     def wait(self) -> tuple[int, int]:
-        """The number of the wait the process is in (0: none) and how often it has looked around in it."""
+        """The number of the present wait (0: none), and how many checks of peers it has made."""
         return self.longs[_WAIT], self.longs[_CHECKS]
 
     def since(self) -> int:
@@ -87,7 +90,7 @@ class PageView:
 
 
 class PeerPage(PageView):
-    """A page mapped by anybody of the same user."""
+    """A page mapped by another process of the same user."""
 
     raw: mmap.mmap
 
@@ -107,12 +110,12 @@ class PeerPage(PageView):
             return False
 
     def set_verdict(self, wait: int, text: str) -> None:
-        """Tells the process that its wait can never end."""
+        """Publishes to the process that its wait can never end."""
         self._write(_VERDICT + 8, text)
         self.longs[_VERDICT // 8] = wait
 
     def verdict(self) -> tuple[int, str]:
-        """The wait that was found never to end, and the words on it."""
+        """The wait that was found to be deadlocked, and the words on it."""
         return self.longs[_VERDICT // 8], self._read(_VERDICT + 8)
 
     def request(self) -> int:
@@ -167,7 +170,7 @@ class OwnPage(PeerPage):
         self._thread = OwnThread(target=self._answer_requests, name="unisono watch", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # a page that nobody answers on must not be found
+        except RuntimeError:  # a page without an answering thread must not be found
             os.close(self.fd)
             raise
 
@@ -186,18 +189,18 @@ class OwnPage(PeerPage):
         self._write(_TEXT, text)
 
     def publish_edges(self, edges: Sequence[Identity]) -> None:
-        """Publishes for whom the wait certainly waits, as of now."""
+        """Publishes the processes that the wait certainly needs, as of now."""
         for k, peer in enumerate(edges[:_MOST]):
             self.longs[_EDGES + 2 * k], self.longs[_EDGES + 2 * k + 1] = peer.pid, peer.started
         self.longs[_COUNT] = min(len(edges), _MOST)
         self.longs[_CHECKS] += 1
 
     def end(self) -> None:
-        """The wait is over."""
+        """Ends the publication of the wait."""
         self.longs[_WAIT] = 0
 
     def peer(self, identity: Identity) -> PeerPage | None:
-        """Another process's page, if it has one, or the last that it had: it closes it with the last group it is in."""
+        """The page of another process, or the last that it had: it closes its page with its last group."""
         if identity == self.me:
             return self
         known = self._known.get(identity)
@@ -235,7 +238,7 @@ class OwnPage(PeerPage):
             page.record_answer(number, deadline)
 
     def close(self) -> None:
-        """Ends the thread, and keeps the page open no longer."""
+        """Ends the thread and closes the page."""
         self._ended = True
         self.bell.add()
         if threading.current_thread() is not self._thread:
@@ -249,7 +252,7 @@ class OwnPage(PeerPage):
                 self.bell.sleep(seen, 3600.0)
 
     def _serve(self, kind: tuple[int, int], at: int, answer: Callable[[], str]) -> bool:
-        """Answers the newest request of a kind, which answers the older ones too; whether there was one."""
+        """Answers the newest request of a kind, and so the older ones; returns whether there was one."""
         asked = self.longs[kind[0]]
         if self.longs[kind[1]] >= asked:
             return False
@@ -266,7 +269,7 @@ class OwnPage(PeerPage):
     def _stacks(self) -> str:
         """First line: the main thread's innermost frame of the user's, else any but ours; then all stacks."""
         frames = sys._current_frames()
-        del frames[threading.get_ident()]  # nobody asks for it, and it would refer to itself
+        del frames[threading.get_ident()]  # of no use, and it would refer to itself
         frame = frames.get(self._main or 0)
         stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
         outer = [f for f in stack if not is_inner(f.filename)]
@@ -328,7 +331,7 @@ _mine: OwnPage | None = None
 
 
 def own_page() -> OwnPage:
-    """This process's watch, made with its first group, and again after `close_own_page`."""
+    """The page of this process, made with its first group, and again after `close_own_page`."""
     global _mine
     if _mine is None:
         _mine = OwnPage()
@@ -336,7 +339,7 @@ def own_page() -> OwnPage:
 
 
 def close_own_page() -> None:
-    """Ends this process's watch, if there is one: it is in no group any more."""
+    """Closes the page of this process, if there is one: it is in no group any more."""
     global _mine
     if _mine is not None:
         mine, _mine = _mine, None
