@@ -164,13 +164,13 @@ def torchrun_rank(ranks: int | None) -> tuple[int | None, int | None]:
 
     Raises UsageError if torchrun's variables are no numbers, or `ranks` is given and is another number.
     """
-    told = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
-    if None in told.values():
+    found = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    if None in found.values():
         return None, ranks
     try:
-        rank, world_size = (int(value) for value in told.values() if value is not None)
+        rank, world_size = (int(value) for value in found.values() if value is not None)
     except ValueError:
-        raise UsageError(f"the environment has {told}, expected whole numbers as torchrun sets them") from None
+        raise UsageError(f"the environment has {found}, expected whole numbers as torchrun sets them") from None
     if ranks not in (None, world_size):
         raise UsageError(f"--ranks is {ranks}, but WORLD_SIZE says {world_size}: leave --ranks out under torchrun")
     return rank, world_size

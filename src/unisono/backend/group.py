@@ -35,7 +35,7 @@ _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
 _ENDED = "ended (its program came to an end, at its last line or by sys.exit) without destroy_process_group"
 _page_lock = threading.RLock()  # held while the own page is opened or closed
-_trouble: UnisonoError | None = None  # the failure of a group of this process, until the next one is made
+_last_failure: UnisonoError | None = None  # the failure of a group of this process, until the next one is made
 
 
 class Operations(DataOps, ReduceOps):
@@ -70,8 +70,8 @@ class Group:
         self.joined = False
         self._joining = threading.RLock()
         self._closed = ""
-        global _trouble
-        _trouble = None
+        global _last_failure
+        _last_failure = None
         if rank == 0:
             with members.able():
                 self._segment, self._fd = create(self._store, self.size, label)
@@ -316,14 +316,14 @@ def _close_own_page_if_alone() -> None:
 
 def _exit_note(why: str) -> str:
     """``why`` and what has gone wrong in a group of this process: peers in its other groups read why it leaves."""
-    global _trouble
+    global _last_failure
     queues = [queue for group in _living if group.joined for queue in (group.collectives, group.messages)]
     errors = [queue.failed for queue in queues if queue.failed is not None]
-    _trouble = next((error for error in errors if error.cause), errors[0] if errors else _trouble)
-    if _trouble is None:
+    _last_failure = next((error for error in errors if error.cause), errors[0] if errors else _last_failure)
+    if _last_failure is None:
         return exit_note(why)
-    words = first_line(_trouble)
-    return exit_note(why if words in why else f"{why} after an error: {words}", _trouble.cause)
+    words = first_line(_last_failure)
+    return exit_note(why if words in why else f"{why} after an error: {words}", _last_failure.cause)
 
 
 def _leave_all(words: str) -> None:
@@ -336,8 +336,8 @@ def _leave_all(words: str) -> None:
 
 def _disown() -> None:
     """Forgets all groups in a forked child: they belong to the parent."""
-    global _trouble, _page_lock
-    _trouble, _page_lock = None, threading.RLock()
+    global _last_failure, _page_lock
+    _last_failure, _page_lock = None, threading.RLock()
     keep_inherited()  # first: a group that is disowned lets its store go
     for fd, _ in _left_open:
         os.close(fd)

@@ -102,7 +102,7 @@ def default_nonce() -> str:
 
 
 class _Note(NamedTuple):
-    """A process's announcement as a rank at ``moment`` (`ticks`); ``trouble``: the reason if it does not join.
+    """A process's announcement as a rank at ``moment`` (`ticks`); ``reason``: why it does not join, if so.
 
     ``place``: its `Host` as text, nothing if that is not known.
     """
@@ -111,7 +111,7 @@ class _Note(NamedTuple):
     started: int
     place: str
     hostname: str
-    trouble: str
+    reason: str
     moment: int
 
     @property
@@ -178,8 +178,8 @@ class MemberRegistry:
             note = self._announce("", Identity.mine(), Host.mine().to_text())
             self._epoch.set(f"named/{label}/{global_ranks[rank]}", json.dumps([self._global_ranks, note]))
 
-    def _announce(self, trouble: str, me: Identity, place: str) -> _Note:
-        note = _Note(me.pid, me.started, place, socket.gethostname(), trouble, ticks())
+    def _announce(self, reason: str, me: Identity, place: str) -> _Note:
+        note = _Note(me.pid, me.started, place, socket.gethostname(), reason, ticks())
         self.store.set(f"who/{self._rank}", json.dumps(note))
         return note
 
@@ -201,14 +201,14 @@ class MemberRegistry:
             self.cannot_join(words)
             raise UnisonoError(f"rank {self._global_ranks[self._rank]} {words}") from error
 
-    def cannot_join(self, trouble: str) -> None:
-        """Publishes that this rank does not join: it ``trouble``."""
+    def cannot_join(self, reason: str) -> None:
+        """Publishes that this rank does not join, for ``reason``, a verb phrase."""
         try:
             me, place = Identity.mine(), Host.mine().to_text()
         except OSError:
             me, place = Identity(os.getpid(), 0), ""
         with suppress(PeerLostError, OSError):  # then no rank waits
-            self._announce(trouble, me, place)
+            self._announce(reason, me, place)
 
     def barred(self, pid: int) -> UsageError:
         """Publishes, and returns the error, that this rank may not open the first one's memory, process ``pid``."""
@@ -261,8 +261,8 @@ class MemberRegistry:
         if world is not None and name < world.layout.world_size and world.identity(name) == who:
             state, left = world.state(name), read_exit_note(world.text(name, EXIT_NOTE))
         start = f"rank {name} (pid {who.pid} on {socket.gethostname()})"
-        if note is not None and note.trouble:
-            return Loss(f"{start} {note.trouble}")
+        if note is not None and note.reason:
+            return Loss(f"{start} {note.reason}")
         if dead:
             return Loss(f"{start} is dead{'; it ' + left.words if left.words else ': ' + fate(who)}", left.cause)
         if state == LEFT:

@@ -38,7 +38,7 @@ _KEPT = 4096  # calls kept for reuse
 NOTHING = AddressTable([])
 """The memory of a call that has none."""
 _BY_MEASUREMENT = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
-_TOLD = 300  # characters of a call's parts that people read
+_PARTS_TEXT = 300  # characters of a call's parts that people read
 
 
 @dataclass(slots=True)
@@ -110,9 +110,9 @@ class Builder:
         call = self._calls.get(key)
         if call is None:
             words = several(parts) if parts else ""
-            rest, told = rest + words, short(words, _TOLD)
+            rest, args_text = rest + words, short(words, _PARTS_TEXT)
             shape, numels = tuple(tensor.shape), tuple(part.numel() for part in parts)
-            call = Call(op, tensor.dtype, shape, reduce_op, root, rest=rest, by=by, words=told, parts=numels)
+            call = Call(op, tensor.dtype, shape, reduce_op, root, rest=rest, by=by, words=args_text, parts=numels)
             self._keep(key, call)
         return call
 

@@ -106,9 +106,9 @@ class PersistentCall:
         else:
             found = ways.prepared(_TWO[name], self._op if name == "reduce_scatter" else None, output, source)
         if found is None or not self._fits(found):
-            told = ", ".join(f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for tensor in self._tensors)
+            given = ", ".join(f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for tensor in self._tensors)
             raise UsageError(
-                f"prepare {name} on {told}: tensors must be contiguous CPU tensors, not empty, apart or in place as "
+                f"prepare {name} on {given}: tensors must be contiguous CPU tensors, not empty, apart or in place as "
                 f"torch.distributed allows, with shapes and a dtype that {name} takes"
             )
         self._part = found, output, source

@@ -109,8 +109,8 @@ def bench(
     if what and what[0] == "compare":
         _compare(what[1:])
         return
-    rank, told = torchrun_rank(ranks)
-    world_size = DEFAULT.ranks if told is None else told
+    rank, given_world_size = torchrun_rank(ranks)
+    world_size = DEFAULT.ranks if given_world_size is None else given_world_size
     place = "" if in_place is None else "in" if in_place else "out"
     settings = Settings(
         **_collectives(what or list(DEFAULT.collectives), place),

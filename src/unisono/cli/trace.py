@@ -99,11 +99,11 @@ def _rates(ranks: int) -> Rates:
     """The rate at which as many ranks copy here."""
     found: list[Rates] = []
 
-    def hear(news: Rates | Row) -> None:
+    def receive(news: Rates | Row) -> None:
         if isinstance(news, Rates):
             found.append(news)
 
-    launch(Settings(collectives=(), ranks=ranks, least=1, most=_LARGEST), hear)
+    launch(Settings(collectives=(), ranks=ranks, least=1, most=_LARGEST), receive)
     return found[0]
 
 

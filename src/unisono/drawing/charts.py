@@ -40,10 +40,10 @@ def _messages(timeline: Timeline, picture: bool) -> Chart:
         start, end, chunks = float(e.start[i]), float(e.end[i]), chunk_range(first, int(e.count[i]))
         sign, fill = ("+", "━") if e.reduce[i] else ("=", "╌")
         span = f"{show_seconds(start)} to {show_seconds(end)}"
-        told = f"step {e.step[i]}: {src}→{dst} {chunks} {sign}, {show_nbytes(float(e.nbytes[i]))}, {span}"
+        title = f"step {e.step[i]}: {src}→{dst} {chunks} {sign}, {show_nbytes(float(e.nbytes[i]))}, {span}"
         for tracks, node, name, opacity in ((sends, src, f"→{dst}", 1.0), (receives, dst, f"←{src}", 0.55)):
             name, colour = f"{name} {chunks} {sign}", chunk_colour(first, num_chunks)
-            tracks[node].append(Bar(start, end, colour, told, name, (f"c{first}",), opacity, fill))
+            tracks[node].append(Bar(start, end, colour, title, name, (f"c{first}",), opacity, fill))
     names = [f"rank {n}" if n < s.world_size else f"switch {n}" for n in range(nodes)]
     rows = [Row(name, [Track("→ ", sends[n]), Track("← ", receives[n])]) for n, name in enumerate(names)]
     took = f"{show_nbytes(timeline.nbytes)} over {timeline.topology.name} in {show_seconds(timeline.time)}"
@@ -91,12 +91,12 @@ def _actions(timeline: PipelineTimeline) -> Chart:
 
 def _action(slot: Slot, stages: tuple[int, ...]) -> Bar:
     action, (what, colour) = slot.action, _KINDS[slot.action.kind]
-    told = (
+    title = (
         f"{action}: {what} of stage {action.stage}, microbatch {action.microbatch}, {slot.start:.6g} to {slot.end:.6g}"
     )
     opacity = 1.0 - 0.35 * stages.index(action.stage) / max(len(stages) - 1, 1)
     names = (f"{action}━", action.kind, action.kind[:1])
-    return Bar(slot.start, slot.end, colour, told, str(action.microbatch), names, opacity)
+    return Bar(slot.start, slot.end, colour, title, str(action.microbatch), names, opacity)
 
 
 def pipeline_heading(timeline: PipelineTimeline) -> str:

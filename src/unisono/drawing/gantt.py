@@ -24,13 +24,13 @@ class Bar:
     """One thing that takes time, from `start` to `end`, in the colour `colour`.
 
     `name` is written into the picture and `names` into the text, the first that fits; `fill` is the rest of the bar in
-    text; `told` is what a pointer over the bar shows.
+    text; `title` is shown by a pointer over the bar.
     """
 
     start: float
     end: float
     colour: str
-    told: str
+    title: str
     name: str
     names: tuple[str, ...]
     opacity: float = 1.0
@@ -110,7 +110,7 @@ def _bar(bar: Bar, x: float, y: float, per: float, height: float) -> list[str]:
     width = (bar.end - bar.start) * per
     drawn = element(
         "rect",
-        element("title", bar.told),
+        element("title", bar.title),
         x=x,
         y=y,
         width=max(width - 0.8, 0.6),

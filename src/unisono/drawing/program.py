@@ -32,7 +32,7 @@ __all__ = ["draw_program"]
 
 _NARROWEST, _WIDEST, _GAP, _CORNER = 16, 48, 2, len("10-11")
 _MAX_LINES, _TAIL, _LONG = 16, 4, 9
-_SHORT = {"in": "in", "out": "out", "stage": "s", "temp": "t", "mail": "m"}
+_SHORT = {"in": "in", "out": "out", "stage": "s", "temp": "t", "recvbuf": "m"}
 _SPLIT = ("meet", "wait")
 
 
@@ -218,7 +218,7 @@ def _term(run: list[list[Place]], rows: list[Row]) -> str:
     """``in``, ``s0-1``, ``1-3:s0``."""
     first = run[0]
     name = _SHORT[first[0].space]
-    if first[0].space in ("stage", "temp", "mail"):
+    if first[0].space in ("stage", "temp", "recvbuf"):
         name += _numbers([place.index for place in first])
     elif any(place.index != row.chunk for place, row in zip(first, rows, strict=True)):
         name += f"[{_numbers([place.index for place in first])}]"
@@ -243,7 +243,7 @@ def _legend(programs: Sequence[Program]) -> Text:
         "in, out the user's tensors": spaces & {"in", "out"},
         "s staging memory": "stage" in spaces,
         "t memory of its own": "temp" in spaces,
-        "m a message's buffer": "mail" in spaces,
+        "m a message's buffer": "recvbuf" in spaces,
         f"{peer.rank}:{_SHORT[peer.space]} of rank {peer.rank}" if peer else "": peer is not None,
         "+ summed in this order": any(len(row.parts) > 1 for row in rows),
         "… not all contributions yet": any(not row.complete for row in rows),

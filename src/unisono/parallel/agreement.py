@@ -87,8 +87,8 @@ def raise_on_all_ranks(complaint: str | None, group: dist.ProcessGroup | None) -
         if words is not None:
             ranks.setdefault(words, []).append(rank)
     if ranks:
-        told = (f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {words}" for words, who in ranks.items())
-        raise UsageError("; ".join(told))
+        lines = (f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {words}" for words, who in ranks.items())
+        raise UsageError("; ".join(lines))
 
 
 def require_agreement(check: Callable[[], None], configuration: str) -> None:

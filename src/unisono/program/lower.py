@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from unisono.errors import UsageError
 from unisono.program.plan import Landing, Span, Traffic, plan, traffic
-from unisono.program.program import PLACEMENTS, Place, Program, Row, in_, mail, out, stage, temp
+from unisono.program.program import PLACEMENTS, Place, Program, Row, in_, out, recvbuf, stage, temp
 from unisono.schedule import Schedule
 
 __all__ = ["Unfit", "best_staged", "lower"]
@@ -70,7 +70,7 @@ class _Lowering:
         self.slots = tuple(step.busiest for step in self.moves)
         self.rows: list[Row] = []
         self.temps = 0
-        self.mails = 0
+        self.recvbufs = 0
         self.after = set(self.plan.after)
         self.complete = _completed(schedule) if not self.plan.deterministic else None
         self.where = {id_: in_(self.chunk(id_)) for id_ in self.plan.before}
@@ -82,7 +82,16 @@ class _Lowering:
         rows, temps = tuple(self.rows), self.temps
         deterministic = self.plan.deterministic
         return Program(
-            self.plan.name, self.c, self.rank, placement, rows, slots, temps, self.mails, deterministic, self._partial()
+            self.plan.name,
+            self.c,
+            self.rank,
+            placement,
+            rows,
+            slots,
+            temps,
+            self.recvbufs,
+            deterministic,
+            self._partial(),
         )
 
     def _partial(self) -> bool:
@@ -312,7 +321,7 @@ class _Lowering:
     def messages(self) -> None:
         """A message per step and peer, packed where its chunks do not lie together; landings from the buffers."""
         for step, moved in enumerate(self.plan.steps):
-            first, self.mails = self.mails, self.mails + sum(len(_ids(m.spans)) for m in moved.receives)
+            first, self.recvbufs = self.recvbufs, self.recvbufs + sum(len(_ids(m.spans)) for m in moved.receives)
             mailboxes: dict[int, int] = {}
             for message in moved.sends:
                 for id_ in _ids(message.spans):
@@ -325,7 +334,7 @@ class _Lowering:
             for message in moved.receives:
                 mailboxes[message.peer] = first
                 for id_ in _ids(message.spans):
-                    to = mail(first)
+                    to = recvbuf(first)
                     if id_ in copied and self.chunk(id_) not in sent and landed.count(id_) == 1:
                         # it is copied over what nothing else in this step touches
                         to = in_place[id_] = self.home(id_, self.finished(step, id_))
@@ -336,7 +345,7 @@ class _Lowering:
             self.rows.append(Row("wait", step))
             self.land(
                 step,
-                lambda peer, place, slot, id_, mailboxes=mailboxes: mail(mailboxes[peer] + place),  # type: ignore[misc]
+                lambda peer, place, slot, id_, mailboxes=mailboxes: recvbuf(mailboxes[peer] + place),  # type: ignore[misc]
                 placed=lambda peer, id_, arrived=in_place: arrived.get(id_),  # type: ignore[misc]
             )
         if not self.plan.steps:

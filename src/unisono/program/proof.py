@@ -189,8 +189,8 @@ def _check(call: Call) -> None:
     wanted = programs[0].collective if programs else None
     ranks = [p.rank for p in programs]
     if wanted is None or any(p.collective != wanted for p in programs) or ranks != list(range(wanted.world_size)):
-        told = ", ".join(f"{p.name} rank {p.rank} of {p.collective.world_size}" for p in programs)
-        raise UsageError(f"a proof takes the tables of all ranks of one collective, by rank; got {told or 'none'}")
+        given = ", ".join(f"{p.name} rank {p.rank} of {p.collective.world_size}" for p in programs)
+        raise UsageError(f"a proof takes the tables of all ranks of one collective, by rank; got {given or 'none'}")
     blocks = wanted.num_chunks // wanted.pieces
     if len(call.sizes) != blocks:
         raise UsageError(f"{programs[0].name} has {blocks} blocks, got {len(call.sizes)} sizes")

@@ -58,7 +58,7 @@ class Control:
         words[w.SPINS] = _OVERSUBSCRIBED_SPINS if segment.oversubscribed else _SPINS
 
     @property
-    def mode(self) -> int:
+    def path(self) -> int:
         """The path of the last call; see zero_copy.py."""
         return self._words[w.PATH]
 

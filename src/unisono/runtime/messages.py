@@ -373,15 +373,15 @@ class MessageQueue(CallQueue):
                 if ring.unopened() and self._segment.state(peer) == LEFT
             ]
         me = f"rank {self._global_ranks[self._rank]} leaves {self._label}"
-        told = [f"{me} and has never received {listed(others)}"] if others else []
-        return told + [f"{me}; of its messages, these were never received: {', '.join(mine)}"] * bool(mine)
+        lines = [f"{me} and has never received {listed(others)}"] if others else []
+        return lines + [f"{me}; of its messages, these were never received: {', '.join(mine)}"] * bool(mine)
 
     def _fail(self, task: Task, error: UnisonoError) -> None:
         assert isinstance(task, Message)
-        half_sent = self._pending.remove(task) and not isinstance(error, PeerLostError)
+        partly_sent = self._pending.remove(task) and not isinstance(error, PeerLostError)
         self.monitor.failed(error, task.call_id)
         self._end(task, error)
-        if half_sent:  # half a message lies in the ring: nothing can follow it, here or there
+        if partly_sent:  # half a message lies in the ring: nothing can follow it, here or there
             self._abort(error)
 
     def _fail_all(self, error: UnisonoError) -> None:

@@ -78,9 +78,9 @@ def _sources() -> list[Path]:
 
 @functools.cache
 def _version() -> str:
-    told = [platform.machine(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), version("numba")]
+    parts = [platform.machine(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), version("numba")]
     sources = [file.read_bytes() for file in _sources()]
-    return hashlib.blake2b(b"".join([*map(str.encode, told), *sources]), digest_size=8).hexdigest()
+    return hashlib.blake2b(b"".join([*map(str.encode, parts), *sources]), digest_size=8).hexdigest()
 
 
 def _folders() -> Iterator[Path]:

@@ -230,7 +230,7 @@ class CallQueue(ABC):
                 self._notify_listeners()
                 if task.done:
                     return None
-                slice_ = _CHECK_INTERVAL if self._waiters == 1 else _SHARED_INTERVAL
+                interval = _CHECK_INTERVAL if self._waiters == 1 else _SHARED_INTERVAL
                 if limit is not None:
                     left = limit - time.monotonic()
                     if left <= 0:
@@ -238,8 +238,8 @@ class CallQueue(ABC):
                         error = CollectiveTimeout(self.explain(task, what))
                         self.monitor.failed(error)
                         return error
-                    slice_ = min(slice_, left)
-                self._sleep(slice_)
+                    interval = min(interval, left)
+                self._sleep(interval)
             return None
         finally:
             with self._marking:

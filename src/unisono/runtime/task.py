@@ -18,20 +18,8 @@ if TYPE_CHECKING:
     from unisono.runtime.queue import CallQueue
 
 __all__ = [
-    "MIN_PATIENCE_NS",
-    "Access",
-    "ConsensusError",
-    "Task",
-    "copy_error",
-    "first_line",
-    "in_listener",
-    "internal_error",
-    "interruption",
-    "keep_shared",
-    "others_in_listeners",
-    "patience_for",
-    "reentry_error",
-    "run_listeners",
+    "MIN_PATIENCE_NS", "Access", "ConsensusError", "Task", "copy_error", "first_line", "in_listener", "internal_error",
+    "interruption", "keep_shared", "others_in_listeners", "patience_for", "reentry_error", "run_listeners",
 ]  # fmt: skip
 
 MIN_PATIENCE_NS, _PATIENCE_NS_PER_BYTE = 20_000, 0.25  # ns, ns per byte

@@ -35,7 +35,7 @@ class Host(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> "Host":
-        """The host that `to_text` told of."""
+        """The host described by `to_text`."""
         boot, *numbers = text.split("/")
         return cls(boot, *map(int, numbers))
 
@@ -99,9 +99,9 @@ def barred(pid: int) -> str:
     for kind in ("Uid", "Gid"):
         used = mine[kind][3]  # for files
         if {used} != set(theirs[kind][:3]):
-            told = "/".join(theirs[kind][:3])
+            ids = "/".join(theirs[kind][:3])
             return (
-                f"its {kind.lower()} (real/effective/saved) is {told}, not {used}; run all ranks as one user and group"
+                f"its {kind.lower()} (real/effective/saved) is {ids}, not {used}; run all ranks as one user and group"
             )
     if int(theirs["CapPrm"][0], 16) & ~int(mine["CapEff"][0], 16):
         return "it has capabilities that this rank lacks; give all ranks the same"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 __all__ = [
     "ABORTED", "ABSENT", "AFFINITY", "CALL", "COMPLETED", "COMPLETED_AT", "EXIT_NOTE", "FIELDS", "GAVE_UP", "HEADER",
     "HEAP", "HEAP_NBYTES", "HEAP_NONCE", "ISSUED", "ISSUED_AT", "ISSUE_TIMES", "JOINED", "KIB", "LEFT", "LENGTH",
-    "LINE", "MAGIC", "MEETINGS", "MEMORY_NAME", "MIB", "NAME", "PAGE", "PID", "REFUSED", "STARTED", "STATE", "TROUBLE",
-    "WRITING", "Layout",
+    "LINE", "MAGIC", "MEETINGS", "MEMORY_NAME", "MESSAGE_ERROR", "MIB", "NAME", "PAGE", "PID", "REFUSED", "STARTED",
+    "STATE", "WRITING", "Layout",
 ]  # fmt: skip
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -26,7 +26,7 @@ ISSUED_AT, ISSUE_TIMES = 16, 16
 """Words ``ISSUED_AT + k % ISSUE_TIMES`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)
 """States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
-CALL, EXIT_NOTE, TROUBLE = range(3)
+CALL, EXIT_NOTE, MESSAGE_ERROR = range(3)
 """Kinds of text: the call of a rank whose headers differ; how it left; how the last of its messages failed."""
 LENGTH, WRITING = 0xFFFF, 1 << 16
 """The word before a text: its length in bytes, a bit that is set while it is written, how often it was in the rest."""

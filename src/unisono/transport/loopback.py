@@ -103,13 +103,13 @@ class Loopback(Transport):
             exchange.waiting[self.rank] = peer
             try:
                 while not queue:
-                    self._look(peer, end)
+                    self._check_stuck(peer, end)
                     exchange.moved.wait(min(0.5, max(0.0, end - time.monotonic())))
                 return queue.popleft()
             finally:
                 del exchange.waiting[self.rank]
 
-    def _look(self, peer: int, end: float) -> None:
+    def _check_stuck(self, peer: int, end: float) -> None:
         """Raises if the wait for a peer cannot end; lock held."""
         exchange = self._exchange
         if not exchange.stuck:

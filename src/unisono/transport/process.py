@@ -47,8 +47,8 @@ def cores() -> int:
 
 def affinity_mark() -> int:
     """Tells the set of cores that this process may use from other sets: 63 bits, not 0."""
-    told = repr(sorted(os.sched_getaffinity(0))).encode()
-    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest()) >> 1 or 1
+    text = repr(sorted(os.sched_getaffinity(0))).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1 or 1
 
 
 def _stat(pid: int) -> list[bytes]:
@@ -70,12 +70,12 @@ def start_time(pid: int) -> int:
     return 0 if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
 
 
-_started = cache(start_time)  # of this process: to be told when no file can be opened any more
+_started = cache(start_time)  # of this process: known even when no file can be opened any more
 os.register_at_fork(after_in_child=_started.cache_clear)
 
 
 def ticks() -> int:
-    """Now, in the clock that `start_time` is told in."""
+    """Now, in the clock of `start_time`."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
@@ -115,7 +115,7 @@ def uncollected(identity: Identity) -> bool:
 
 
 def alive(identity: Identity) -> bool:
-    """True if that very process still runs (a stopped one does; a zombie does not), as far as can be told."""
+    """True if that very process still runs (a stopped one does; a zombie does not), as far as is known."""
     try:
         return identity.started != 0 and start_time(identity.pid) == identity.started
     except TimeoutError:  # a signal handler's

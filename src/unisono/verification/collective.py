@@ -122,8 +122,8 @@ class _Proof:
         written, read = units.dst * width + units.chunk, units.src * width + units.chunk
         cells, times = np.unique(written, return_counts=True)
         copied = np.unique(written[~units.reduce])
-        crowded = np.intersect1d(copied, cells[times > 1])
-        for cells_, why in ((crowded, "written twice"), (np.intersect1d(copied, read), "read while overwritten")):
+        written_twice = np.intersect1d(copied, cells[times > 1])
+        for cells_, why in ((written_twice, "written twice"), (np.intersect1d(copied, read), "read while overwritten")):
             for rank, chunks in _by_rank(cells_, width):
                 message = (
                     f"step {i}: {_chunks(chunks)} at rank {rank} {_is(chunks)} {why}: "

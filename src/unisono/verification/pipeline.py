@@ -77,12 +77,12 @@ def _strangers(schedule: PipelineSchedule) -> Iterator[Finding]:
 
 def _homes(schedule: PipelineSchedule) -> Iterator[Finding]:
     """Stages that are on more than one rank."""
-    told = set()
+    reported = set()
     for rank, row in enumerate(schedule.actions):
         for index, action in enumerate(row):
             home = schedule.ranks[action.stage]
-            if home != rank and (rank, action.stage) not in told:
-                told.add((rank, action.stage))
+            if home != rank and (rank, action.stage) not in reported:
+                reported.add((rank, action.stage))
                 yield _found(
                     schedule, "home", f"stage {action.stage} is on rank {rank} and on rank {home}", rank, index
                 )
@@ -103,8 +103,8 @@ def _counts(schedule: PipelineSchedule, places: _Places) -> Iterator[Finding]:
                 first, *others = places.get(action, [(0, 0)])
                 for rank, index in others:
                     elsewhere = f" on rank {first[0]}" if first[0] != rank else ""
-                    told = f"{action} is done twice, first as action {first[1]}{elsewhere}"
-                    yield _found(schedule, "twice", told, rank, index)
+                    text = f"{action} is done twice, first as action {first[1]}{elsewhere}"
+                    yield _found(schedule, "twice", text, rank, index)
 
 
 def _order(schedule: PipelineSchedule, places: _Places) -> Iterator[Finding]:
@@ -138,8 +138,8 @@ def _waits(schedule: PipelineSchedule, places: _Places) -> Iterator[Finding]:
     for cycle in _cycles({rank: wait[2] for rank, wait in waits.items()}):
         chain = ", ".join(f"rank {r} at {waits[r][0]} waits for {waits[r][1]} of rank {waits[r][2]}" for r in cycle)
         if len(cycle) > 1:  # a rank that waits for itself is an order that `_order` has named
-            told = f"ranks wait for each other for ever: {chain}"
-            yield _found(schedule, "deadlock", told, cycle[0], at[cycle[0]])
+            text = f"ranks wait for each other for ever: {chain}"
+            yield _found(schedule, "deadlock", text, cycle[0], at[cycle[0]])
 
 
 def _lacking(schedule: PipelineSchedule, action: Action, done: set[Action]) -> list[Action]:

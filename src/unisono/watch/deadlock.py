@@ -125,16 +125,16 @@ class LongWait:
 
     def __init__(self, own: OwnPage, text: Callable[[], str], reacts: Callable[[], bool]) -> None:
         self._own_page, self._text, self._reacts = own, text, reacts
-        self._said = text()
-        self._published = own.begin(self._said)
+        self._last_text = text()
+        self._published = own.begin(self._last_text)
         self._finder = CycleFinder(own)
 
     def check(self, needs: Sequence[Identity]) -> str:
         """Publishes the processes the wait needs now; returns words on a deadlock, if it is in one."""
         if not self._published:
             return ""
-        if (text := self._text()) != self._said:
-            self._said = text
+        if (text := self._text()) != self._last_text:
+            self._last_text = text
             self._own_page.set_text(text)
         self._own_page.publish_edges([] if others_could_call() or self._reacts() else needs)
         return self._finder.check()

@@ -86,24 +86,24 @@ def compare_words(
     """
     parity = (board.position[0] - 1) & 1
     board.segment.set_text(board.rank, CALL, f"{number}\n{site_text(site)}\n{call.describe(global_ranks)}")
-    silent, limit = [], time.monotonic() + _TALK
+    unanswered, limit = [], time.monotonic() + _TALK
     while not meet():
         now = time.monotonic()
-        silent = [rank for rank in board.missing() if now > limit or loss(board.segment, rank, global_ranks[rank])]
-        if silent:
+        unanswered = [rank for rank in board.missing() if now > limit or loss(board.segment, rank, global_ranks[rank])]
+        if unanswered:
             break
         board.sleep(0.1)
     else:  # who has given up before this rank came will not go on
-        silent = [r for r in range(board.size) if r != board.rank and board.segment.state(r) == GAVE_UP]
+        unanswered = [r for r in range(board.size) if r != board.rank and board.segment.state(r) == GAVE_UP]
     rows = [_row(board, rank, global_ranks, number, parity) for rank in range(board.size)]
     lines = "".join(f"\n  {line}" for line in found.lines)
     listing = table(rows, [global_ranks[r] for r in found.odd])
     text = f"the ranks of {label} disagree about call no. {number}:\n{listing}{lines}\n"
-    if not silent:
+    if not unanswered:
         text += "Nothing was changed and the group can still be used; all ranks must make the same call."
         return text, True
-    who = ", ".join(str(global_ranks[rank]) for rank in silent)
-    why = "".join(f"\n  {gone.words}" for rank in silent if (gone := loss(board.segment, rank, global_ranks[rank])))
+    who = ", ".join(str(global_ranks[rank]) for rank in unanswered)
+    why = "".join(f"\n  {gone.words}" for rank in unanswered if (gone := loss(board.segment, rank, global_ranks[rank])))
     return f"{text}Rank {who} did not come to tell of it: the group can only be destroyed.{why}", False
 
 

@@ -9,7 +9,7 @@ from unisono.runtime.monitor import Loss, Wait
 from unisono.runtime.queue import any_listeners
 from unisono.runtime.task import first_line
 from unisono.transport.board import Board
-from unisono.transport.layout import COMPLETED, EXIT_NOTE, GAVE_UP, ISSUED, STATE, TROUBLE
+from unisono.transport.layout import COMPLETED, EXIT_NOTE, GAVE_UP, ISSUED, MESSAGE_ERROR, STATE
 from unisono.transport.process import alive, stopped
 from unisono.watch import peer_state
 from unisono.watch.deadlock import LongWait
@@ -61,7 +61,7 @@ class GroupMonitor:
         save_after(error, self._ask_for_records)
         if call_id is not None:  # a rank that goes on may keep its peers waiting over this: their errors quote it
             words = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            self._segment.set_text(self._rank, TROUBLE, words[:_WORDS])
+            self._segment.set_text(self._rank, MESSAGE_ERROR, words[:_WORDS])
 
     def _ask_for_records(self, folder: str) -> None:
         peers = [self._segment.identity(peer) for peer in range(self._board.size) if peer != self._rank]

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from unisono.runtime.call_site import from_here
 from unisono.runtime.header import read_header
 from unisono.runtime.monitor import Loss
-from unisono.transport.layout import ABSENT, COMPLETED, COMPLETED_AT, EXIT_NOTE, GAVE_UP, HEADER, JOINED, LEFT, TROUBLE
+from unisono.transport.layout import (
+    ABSENT,
+    COMPLETED,
+    COMPLETED_AT,
+    EXIT_NOTE,
+    GAVE_UP,
+    HEADER,
+    JOINED,
+    LEFT,
+    MESSAGE_ERROR,
+)
 from unisono.transport.process import Identity, alive, fate, stopped
 from unisono.transport.segment import Segment
 from unisono.watch.exit_notes import read_exit_note
@@ -107,6 +117,6 @@ def _late(segment: Segment, rank: int, name: int, answer: str) -> str:
         words = f"last completed call no. {done} {last} {ago:.1f} s ago"
     else:
         words = "has not completed a call in this group" + (", nor joined it" if segment.state(rank) == ABSENT else "")
-    trouble = segment.text(rank, TROUBLE)
-    failed = f"; the last of its messages that failed: {trouble}" if trouble else ""
+    failure = segment.text(rank, MESSAGE_ERROR)
+    failed = f"; the last of its messages that failed: {failure}" if failure else ""
     return f"{_who(segment, rank, name)} {words}; {now(who, answer)}{failed}"

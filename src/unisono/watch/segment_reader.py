@@ -171,10 +171,10 @@ def _global_ranks(label: str, world_size: int) -> list[int]:
 
 def _read_note(fd: int, at: int, nbytes: int) -> str:
     """A rank's exit note as a sentence; empty while it writes it."""
-    said = os.pread(fd, nbytes, at)
-    state = int.from_bytes(said[:8], "little")
-    whole = not state & WRITING and os.pread(fd, 8, at) == said[:8]
-    return as_sentence(said[8 : 8 + (state & LENGTH)].decode("utf-8", "replace")) if whole else ""
+    raw = os.pread(fd, nbytes, at)
+    state = int.from_bytes(raw[:8], "little")
+    whole = not state & WRITING and os.pread(fd, 8, at) == raw[:8]
+    return as_sentence(raw[8 : 8 + (state & LENGTH)].decode("utf-8", "replace")) if whole else ""
 
 
 def _read(fd: int, label: str) -> SegmentView | None:

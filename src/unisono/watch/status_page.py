@@ -41,7 +41,7 @@ PAGE_NAME = "unisono-watch"
 """The memory file's name."""
 _SIZE = 64 * 1024
 _MAGIC = 0x3147_4150_4F53_494E
-_SILENT = "it does not answer: it is stopped, or busy outside Python with the interpreter lock held"
+_NO_ANSWER = "it does not answer: it is stopped, or busy outside Python with the interpreter lock held"
 # Places, in 64-bit words unless said otherwise.
 _BELL = 16  # 32-bit word
 _STACKS, _RECORD = (16, 17), (18, 19)  # two kinds of requests: how often made, how often answered
@@ -316,7 +316,7 @@ def stacks(identities: Mapping[int, Identity], seconds: float = 1.0) -> dict[int
     asked = {rank: (page, page.request()) for rank, page in _pages(identities).items()}
     deadline = time.monotonic() + seconds
     answers = {rank: page.answer(number, deadline) for rank, (page, number) in asked.items()}
-    return {rank: answers.get(rank, "").partition("\n")[2] or _SILENT for rank in identities}
+    return {rank: answers.get(rank, "").partition("\n")[2] or _NO_ANSWER for rank in identities}
 
 
 def records(identities: Mapping[int, Identity], folder: str, seconds: float = 5.0) -> dict[int, str]:
@@ -324,7 +324,7 @@ def records(identities: Mapping[int, Identity], folder: str, seconds: float = 5.
     asked = {rank: (page, page.request_record(folder)) for rank, page in _pages(identities).items()}
     deadline = time.monotonic() + seconds
     answers = {rank: page.record_answer(number, deadline) for rank, (page, number) in asked.items()}
-    return {rank: answers.get(rank, "") or f"! {_SILENT}" for rank in identities}
+    return {rank: answers.get(rank, "") or f"! {_NO_ANSWER}" for rank in identities}
 
 
 _mine: OwnPage | None = None

@@ -127,10 +127,10 @@ class Pipeline:
         dist.all_gather_object(schedules, str(self.schedule), self.group)
         heads = [text.splitlines()[0] for text in schedules]
         if len(set(schedules)) > 1:
-            told = ", ".join(
+            texts = ", ".join(
                 f"rank {r}: {head}" for r, head in zip(dist.get_process_group_ranks(self.group), heads, strict=True)
             )
-            raise MismatchError(f"the ranks of a pipeline have different schedules: {told}; build one for all")
+            raise MismatchError(f"the ranks of a pipeline have different schedules: {texts}; build one for all")
         verify(self.schedule).raise_if_bad()
         wanted, complaint = self.schedule.stages_of(self.rank), None
         if len(schedules) != self.schedule.world_size:
