@@ -57,15 +57,15 @@ class World:
             def peer(self, identity: Identity) -> FakePage | None:
                 return world.pages.get(identity)
 
-        watch: Any = OwnPage()
-        return CycleFinder(watch)
+        own: Any = OwnPage()
+        return CycleFinder(own)
 
     def round(self, *who: int) -> dict[int, str]:
         """Everybody (or these) looks around once; what they found."""
         found = {}
         for k in who or range(1, len(self.pages) + 1):
             self.page(k).looks += 1
-            found[k] = self.finders[k].read_segments()
+            found[k] = self.finders[k].check()
         return found
 
     def rounds(self, count: int = 8) -> dict[int, str]:

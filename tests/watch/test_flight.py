@@ -197,7 +197,7 @@ def test_entries_start_with_the_first_call_that_all_ranks_still_keep(monkeypatch
         place = number % 4
         record.call_log.calls[place], record.call_log.issue_times[place] = Call("barrier"), 100 * number
         if number <= 7:
-            record.call_log.ends[place] = 100 * number + 10
+            record.call_log.end_times[place] = 100 * number + 10
     found = [(e.number, e.state, e.when, e.ended) for e in record.entries()]
     assert found == [(7, "completed", 700, 710), (8, "started", 800, 0), (9, "scheduled", 900, 0)]
 

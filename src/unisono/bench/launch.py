@@ -13,7 +13,7 @@ __all__ = ["launch"]
 
 
 def launch(settings: Settings, report: Callable[[Rates | Row], None]) -> None:
-    """Measure on ``settings.ranks`` new processes; ``report`` hears rates and rows in this process, as they come.
+    """Measure on ``settings.ranks`` new processes; ``report`` gets rates and rows in this process, as they come.
 
     Raises PeerLostError if a rank dies, UnisonoError (one line) if one fails, SystemExit on SIGTERM; whatever is raised
     here, also by ``report`` or Ctrl-C, ends the ranks.

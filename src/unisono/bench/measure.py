@@ -34,7 +34,7 @@ _SAMPLED = 30  # calls whose time is taken singly on every rank, to see how far 
 
 
 def run_rank(settings: Settings, rank: int, init_method: str, report: Listener) -> None:
-    """Join the job as ``rank``, measure, leave. ``report`` hears rates and rows, on rank 0 alone.
+    """Join the job as ``rank``, measure, leave. ``report`` gets rates and rows, on rank 0 alone.
 
     A job with MPI in it needs the rank that mpiexec has given.
     """

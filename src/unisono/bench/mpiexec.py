@@ -88,7 +88,7 @@ def _mpiexec_of_a_wheel() -> str | None:
 
 
 def measure_by_mpiexec(settings: Settings, folder: Path, report: _Report) -> None:
-    """Measure on ranks that mpiexec starts; ``report`` hears rates and rows. ``folder`` is an empty directory.
+    """Measure on ranks that mpiexec starts; ``report`` gets rates and rows. ``folder`` is an empty directory.
 
     Raises PeerLostError if a rank dies, UnisonoError (one line) if one fails or none can be started.
     """

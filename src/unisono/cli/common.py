@@ -61,7 +61,7 @@ def echo(text: str) -> None:
 
 
 def write(path: Path, content: str) -> None:
-    """Write a file, UTF-8, and echo so; `-` is standard output. Raises UsageError if it cannot be written."""
+    """Write a file, UTF-8, and say so; `-` is standard output. Raises UsageError if it cannot be written."""
     if str(path) == "-":
         echo(content)
         return

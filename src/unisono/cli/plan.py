@@ -58,7 +58,7 @@ def plan(
     times: options.Times = None,
     link: options.LinkTime = None,
 ) -> None:
-    """Choose an algorithm by collective, size and topology, and echo why; or show what runs by default.
+    """Choose an algorithm by collective, size and topology, and say why; or show what runs by default.
 
     Examples; what `unisono tune` has measured on this machine counts more than the model:
 
@@ -78,9 +78,8 @@ def plan(
     refuse({"--microbatches": microbatches, "--times": times, "--link": link}, "is of pipelines: leave it out")
     if by_default:
         given = {"--topology": topology, "--hosts": hosts, "--model": model or None}
-        _defaults(
-            collective, nbytes, ranks, oversubscribed, [name for name, value in given.items() if value is not None]
-        )
+        others = [name for name, value in given.items() if value is not None]
+        _defaults(collective, nbytes, ranks, oversubscribed, others)
         return
     if oversubscribed is not None:
         raise UsageError("--oversubscribed and --no-oversubscribed are for the defaults: give --default as well")

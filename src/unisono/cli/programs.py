@@ -138,7 +138,7 @@ def _block_nbytes(c: Collective, nbytes: int) -> int:
 
 
 def default_table(collective: str | None = None) -> RichTable:
-    """The rows of all collectives, or of one; columns that echo nothing are left out."""
+    """The rows of all collectives, or of one; empty columns are left out."""
     rows = [row for row in TABLE if collective in (None, row.collective)]
     cells = {
         "collective": [row.collective for row in rows],

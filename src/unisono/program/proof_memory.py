@@ -60,7 +60,7 @@ class Region(NamedTuple):
 
     def __str__(self) -> str:
         if self.space == "stage":
-            return f"rank {self.rank}'s staging memory, {('even', 'odd')[self.parity]} parity"
+            return f"rank {self.rank}'s staging memory, {('even', 'odd')[self.parity]} half"
         names = {"in": "input", "out": "output", "temp": "temporary memory"}
         return f"rank {self.rank}'s {names.get(self.space, self.space)}"
 

@@ -30,7 +30,7 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Elements start .. stop-1 of a tensor, by its number among inputs, outputs, temporary memory and receive buffers."""
+    """Elements start .. stop-1 of a tensor, by its number: inputs, outputs, temporary memory, receive buffers."""
 
     tensor: int
     start: int

@@ -152,9 +152,7 @@ class CallQueue(ABC):
             raise again
 
     def _run_progress(self, spin: bool) -> None:
-        """Progresses the calls. An exception in between (Ctrl-C, a signal handler's) aborts the queue: later calls can
-        not build on half a step. Lock held.
-        """
+        """Progresses the calls; aborts the queue on a foreign exception, which leaves half a step. Lock held."""
         try:
             self._progress(spin)
         except BaseException as error:
@@ -262,10 +260,7 @@ class CallQueue(ABC):
         self._fail(task, DeadlockError(words) if words else error)
 
     def _rejected_error(self, task: Task | None, outcome: str) -> UnisonoError | None:
-        """The error of a rejected message: of ``task`` itself, or of another that no call has raised.
-
-        ``outcome``: the outcome of ``task``, for the error of another message.
-        """
+        """The error of a rejected message that no call has raised; ``outcome``: of ``task``, if it is not the one."""
         found = self.rejected.take() if self.rejected else None
         return MismatchError(f"{found[0]}. {outcome}") if found else None
 
