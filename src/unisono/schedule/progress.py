@@ -89,14 +89,14 @@ class _Run:
             elif not sends and self.arrived[peer, rank]:
                 self.arrived[peer, rank] -= 1
                 self.under_way[peer].remove(rank)
-            elif not sends and self.in_flight == 0 and self._offers(peer, rank):
+            elif not sends and self.in_flight == 0 and self._sends_to(peer, rank):
                 self.at[peer] += 1
             else:
                 break
             self.at[rank] += 1
         return self.at[rank] > start
 
-    def _offers(self, rank: int, to: int) -> bool:
+    def _sends_to(self, rank: int, to: int) -> bool:
         op = self._next(rank)
         return op is not None and op[1] and op[2] == to
 

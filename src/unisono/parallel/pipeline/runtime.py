@@ -132,11 +132,11 @@ class Pipeline:
             )
             raise MismatchError(f"the ranks of a pipeline have different schedules: {texts}; build one for all")
         verify(self.schedule).raise_if_bad()
-        wanted, complaint = self.schedule.stages_of(self.rank), None
+        wanted, mismatch = self.schedule.stages_of(self.rank), None
         if len(schedules) != self.schedule.world_size:
-            complaint = f"a schedule for {self.schedule.world_size} ranks does not fit a group of {len(schedules)}"
+            mismatch = f"a schedule for {self.schedule.world_size} ranks does not fit a group of {len(schedules)}"
         elif self.reduction not in ("mean", "sum"):
-            complaint = f'reduction = {self.reduction!r}: must be "mean" or "sum"'
+            mismatch = f'reduction = {self.reduction!r}: must be "mean" or "sum"'
         elif len(stages) != len(wanted):
-            complaint = f"{len(stages)} stages given, but {self.schedule.name} puts {len(wanted)} here: {list(wanted)}"
-        raise_on_all_ranks(complaint, self.group)
+            mismatch = f"{len(stages)} stages given, but {self.schedule.name} puts {len(wanted)} here: {list(wanted)}"
+        raise_on_all_ranks(mismatch, self.group)
