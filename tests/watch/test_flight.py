@@ -226,7 +226,7 @@ def test_messages_are_numbered_per_direction_and_tag() -> None:
     [
         (Call("barrier"), ("barrier", [], [])),
         (Call("all_reduce", torch.float32, (2, 3), "SUM"), ("all_reduce", [[2, 3]], [[2, 3]])),
-        (Call("all_gather", torch.float32, (2, 3), rest="single"), ("all_gather", [[2, 3]], [[2, 2, 3]])),
+        (Call("all_gather", torch.float32, (2, 3), extra_signature="single"), ("all_gather", [[2, 3]], [[2, 2, 3]])),
         (Call("reduce_scatter", torch.float32, (4, 3), "SUM"), ("reduce_scatter", [[4, 3]], [[6]])),
         (
             Call("reduce_scatter", torch.float32, (1,), "SUM", parts=(1, 2)),

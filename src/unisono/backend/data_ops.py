@@ -106,7 +106,7 @@ class DataOps(Builder):
         """An all_gather of tensors like this one, side by side."""
         if output.numel() != tensor.numel() * self.size or output.dtype != tensor.dtype:
             return None
-        call, nbytes = self.call("all_gather", tensor, rest="single"), tensor.nbytes
+        call, nbytes = self.call("all_gather", tensor, extra_signature="single"), tensor.nbytes
         input_offset, reach = self.rank * nbytes, (nbytes * self.size, nbytes)
         return self.prepare(call, torch.uint8, (nbytes,) * self.size, input_offset=input_offset, reach=reach)
 
@@ -227,7 +227,9 @@ class DataOps(Builder):
         for rank in range(self.size):
             many = each if rank == root else none
             sends, expects = (at_root, many) if gathers else (many, at_root)
-            found.append(Call(call.op, call.dtype, root=call.root, sends=sends, expects=expects, by=call.by))
+            found.append(
+                Call(call.op, call.dtype, root=call.root, sends=sends, expects=expects, algorithm=call.algorithm)
+            )
         return tuple(found)
 
     def all_to_all_lists(self, outputs: Tensors, inputs: Tensors, key: None = None) -> Prepared | None:
@@ -269,10 +271,10 @@ class DataOps(Builder):
         call = self.moving(
             "all_to_all", tensor.dtype, pieces, pieces, lambda: f"{name} {size} x [{count}] into {size} x [{count}]"
         )
-        if call.by and output is tensor:
+        if call.algorithm and output is tensor:
             return None  # by name, a block may be overwritten before it is sent: the long way copies
         nbytes = tensor.nbytes
-        kept = {} if call.by else {"input_offset": 0}  # the default reads a block before it overwrites it
+        kept = {} if call.algorithm else {"input_offset": 0}  # the default reads a block before it overwrites it
         sizes = (nbytes // size,) * size**2
         return self.prepare(call, torch.uint8, sizes, exclusive=True, reach=(nbytes, nbytes), **kept)
 

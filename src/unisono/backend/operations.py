@@ -87,9 +87,9 @@ class Builder:
         root = max(0, call.root)
         if call.refused:
             return by_default("barrier", 0, self.size, 0, self.oversubscribed)
-        if call.by.startswith(MEASURED):
+        if call.algorithm.startswith(MEASURED):
             return by_measurement(call.op, nbytes, self.size, root, self._exact, self.oversubscribed)
-        if not call.by:
+        if not call.algorithm:
             return by_default(call.op, nbytes, self.size, root, self.oversubscribed)
         options = chosen(self.options)
         assert options is not None
@@ -101,18 +101,21 @@ class Builder:
         tensor: torch.Tensor,
         reduce_op: str = "",
         root: int = -1,
-        rest: str = "",
+        extra_signature: str = "",
         parts: Tensors = (),
     ) -> Call:
         """The call for a tensor whose dtype and shape must agree on all ranks, and those of its ``parts``, if any."""
         by, kinds = self._algorithm(op), tuple((part.dtype, part.shape) for part in parts) if parts else ()
-        key = (op, tensor.dtype, tensor.shape, reduce_op, root, rest, kinds, by)
+        key = (op, tensor.dtype, tensor.shape, reduce_op, root, extra_signature, kinds, by)
         call = self._calls.get(key)
         if call is None:
             words = several(parts) if parts else ""
-            rest, args_text = rest + words, short(words, _PARTS_TEXT)
+            args_text = short(words, _PARTS_TEXT)
             shape, numels = tuple(tensor.shape), tuple(part.numel() for part in parts)
-            call = Call(op, tensor.dtype, shape, reduce_op, root, rest=rest, by=by, words=args_text, parts=numels)
+            call = Call(
+                op, tensor.dtype, shape, reduce_op, root, extra_signature=extra_signature + words, algorithm=by,
+                args_text=args_text, parts=numels,
+            )  # fmt: skip
             self._keep(key, call)
         return call
 
@@ -145,7 +148,7 @@ class Builder:
         call = self._calls.get(key)
         if call is None:
             numbers = [tuple(0 if s is None else piece(s) for s in row) for row in (sends, expects)]
-            call = Call(op, dtype, root=root, sends=numbers[0], expects=numbers[1], by=by, words=words())
+            call = Call(op, dtype, root=root, sends=numbers[0], expects=numbers[1], algorithm=by, args_text=words())
             self._keep(key, call)
         return call
 
@@ -156,7 +159,7 @@ class Builder:
         return call
 
     def refused(self, op: str, error: UsageError) -> Operation:
-        """The call of a rank whose arguments were wrong: it meets the others to tell them, then raises."""
+        """The call of a rank with wrong arguments: it meets the others, so that they raise, then raises."""
         return self._met(Call(op, refused=str(error)))
 
     def barrier(self) -> Operation:
@@ -166,7 +169,7 @@ class Builder:
     def barrier_call(self) -> Call:
         """The call of `barrier`."""
         by = self._algorithm("barrier")
-        return self._calls.get(("barrier", by)) or self._keep(("barrier", by), Call("barrier", by=by))
+        return self._calls.get(("barrier", by)) or self._keep(("barrier", by), Call("barrier", algorithm=by))
 
     def _met(self, call: Call) -> Operation:
         return Operation(call, [(self.prepare(call, torch.uint8, (0,)), NOTHING, NOTHING)], [])

@@ -145,7 +145,7 @@ class _Lowering:
         self.rows.append(Row("meet", step))
 
     def keep(self, step: int) -> None:
-        """This rank's own blocks that it shall have and nobody brings."""
+        """This rank's own blocks that it shall have and no rank brings."""
         landed = {id_ for moved in self.plan.steps for one in moved.landings for id_ in _ids([one.span])}
         for id_ in self.plan.after:
             if id_ in self.where and id_ not in landed:

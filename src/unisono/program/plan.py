@@ -2,7 +2,7 @@
 
 All transfers of a step from one rank to another are one message: the chunks that any of them names, each once, in
 order. A rank posts every message of a step before it waits for any, so that no order of messages can deadlock; they are
-listed by distance around the circle of ranks, so that not everybody turns to rank 0 first. Messages and stagings are
+listed by distance around the circle of ranks, so that not every rank turns to rank 0 first. Messages and stagings are
 read before anything of the step is written (`Schedule`'s rule: a transfer carries what its source held when the step
 began); then the *landings* take effect, copies first. The reductions that meet in one chunk are combined with what is
 there **in rank order**, so that ranks that sum the same parts in one step get the same bits.

@@ -5,10 +5,10 @@ orders two ranks. So time is cut into *epochs*, the stretches before each meetin
 may fall on each other exactly if they are in one epoch. If no two of these touch a byte that one of them writes, all
 interleavings end alike, and playing the epochs rank by rank proves all. The findings:
 
-    meetings    ranks meet unequally often, so that somebody waits for ever, or never, so that nothing orders them
+    meetings    ranks meet unequally often, so that a rank waits for ever, or never, so that nothing orders them
     race        two ranks touch a byte in one epoch, and one of them writes it
     user        a row touches a user's tensor while its program may: before the call begins there, or after it has ended
-    garbage     a row reads where nobody has written, or only the user's program, beside its data
+    garbage     a row reads where no rank has written, or only the user's program, beside its data
     stale       a row reads what an earlier call has left
     beyond      a row reaches outside its tensor, its area or its temporary memory
     overlap     a row writes over what it reads, in another place

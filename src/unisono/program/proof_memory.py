@@ -66,7 +66,7 @@ class Region(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Bytes begin .. end-1 of a region. ``value`` None: nobody has written there, or the user has since."""
+    """Bytes begin .. end-1 of a region. ``value`` None: no rank has written there, or the user has since."""
 
     begin: int
     end: int

@@ -34,7 +34,7 @@ class Call:
     """One rank's side of a collective.
 
     ``sends`` and ``expects`` hold a `piece` per rank of the group for operations whose sizes may differ by rank
-    (gather, scatter, all_gather, all_to_all). ``rest`` is any other text that must agree.
+    (gather, scatter, all_gather, all_to_all). ``extra_signature`` is any other text that must agree.
     ``refused`` is the caller's mistake: such a call still meets its peers, so that they raise too.
     """
 
@@ -45,10 +45,10 @@ class Call:
     root: int = -1
     sends: tuple[int, ...] = ()
     expects: tuple[int, ...] = ()
-    rest: str = ""
+    extra_signature: str = ""
     refused: str = ""
-    by: str = ""  # the algorithm, if one was chosen
-    words: str = ""  # how the arguments read, where dtype and shape do not say it
+    algorithm: str = ""  # the algorithm, if one was chosen
+    args_text: str = ""  # how the arguments read, where dtype and shape do not say it
     parts: tuple[int, ...] = ()
     """Elements of each, if these are several tensors."""
     accepted: set[bytes] = field(default_factory=set, repr=False)
@@ -78,7 +78,7 @@ class Call:
             bool(self.refused),
             self.root,
             0 if self.sends else self.numel,
-            _digest(self.rest + self.by + unknown + (repr(shape) if len(shape) > 8 else "")),
+            _digest(self.extra_signature + self.algorithm + unknown + (repr(shape) if len(shape) > 8 else "")),
             _digest(self.refused) if self.refused else 0,
             *dims,
         )
@@ -96,7 +96,7 @@ class Call:
 
     def describe(self, global_ranks: Sequence[int] | None = None) -> str:
         """The call in words: ``all_reduce(float32 [2, 3], SUM)``; ``global_ranks``: of the group, for the root."""
-        data = self.words or (f"{name_of_dtype(self.dtype)} {list(self.shape)}" if self.dtype else "")
+        data = self.args_text or (f"{name_of_dtype(self.dtype)} {list(self.shape)}" if self.dtype else "")
         root = global_ranks[self.root] if global_ranks and self.root >= 0 else self.root
-        text = words_of_call(self.op, data, self.reduce_op, root, self.by)
+        text = words_of_call(self.op, data, self.reduce_op, root, self.algorithm)
         return f"{text} refused: {self.refused}" if self.refused else text

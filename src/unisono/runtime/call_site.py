@@ -35,7 +35,7 @@ _INNER = (
 
 
 def is_inner(file: str) -> bool:
-    """True if a file's code is torch's, unisono's or glue of the standard library: nobody's call site."""
+    """True if a file's code is torch's, unisono's or glue of the standard library: never a call site."""
     return file.startswith(_INNER)
 
 
@@ -48,7 +48,7 @@ def call_site() -> Site:
     """The user's nearest line. A thread that is not the main one is named beside its function.
 
     On a thread that only has a library's function to call (an executor's, say) that is the line of the main thread, for
-    nothing tells who gave it the function.
+    the giver of the function is not known.
     """
     file, line, function = _users(sys._getframe(1))
     me, main = threading.get_ident(), threading.main_thread().ident

@@ -75,7 +75,7 @@ def _table() -> Measured:
 
 @cache
 def table_mark() -> str:
-    """Tells this machine's table from others: ranks that would choose by different ones find out at the first call."""
+    """The mark of this machine's table, which ranks compare at the first call."""
     return hashlib.blake2b(repr(_table().rows).encode(), digest_size=4).hexdigest()
 
 

@@ -65,7 +65,7 @@ def words_of_call(op: str, data: str, reduce_op: str, root: int | None, by: str 
 
 @dataclass(frozen=True)
 class Header:
-    """A call as far as its header tells. ``sends``, ``expects``: elements per rank, where these may differ."""
+    """A call as read from its header. ``sends``, ``expects``: elements per rank, where these may differ."""
 
     op: str
     dtype: str

@@ -1,4 +1,4 @@
-"""Messages of one rank: as they were asked for, and as they arrive; the head that goes before their bytes."""
+"""Messages of one rank: posted ones, arriving ones, and the head that precedes their bytes."""
 
 import struct
 from collections import deque
@@ -113,7 +113,7 @@ class Arriving:
 
     @property
     def taken(self) -> bool:
-        """True if anybody needs the rest of it to come."""
+        """True if the rest of it is needed."""
         return self.refused or self.message is not None
 
 
@@ -145,7 +145,7 @@ class Inbox:
 
     @property
     def occupied(self) -> bool:
-        """True if the next receive may have to do with what has come before."""
+        """True if messages have arrived that the next receive may match."""
         return self.current is not None or bool(self.unexpected)
 
 

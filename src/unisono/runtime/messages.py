@@ -1,7 +1,7 @@
 """The queue of messages: send and recv between two ranks, matched by source and tag, in the order they were posted.
 
 Messages to one peer leave in order; messages from one peer arrive in order and meet the oldest receive that names
-their source (or any) and their tag. A message nobody has asked for stays in the ring, unless a receive with another
+their source (or any) and their tag. A message without a receive stays in the ring, unless a receive with another
 tag waits behind it: then it is set unexpected in this rank's own memory. A send is done when its last byte is in the
 ring, so that small messages need no receiver; longer ones flow as the receiver takes them.
 
@@ -50,7 +50,7 @@ class MessageQueue(CallQueue):
         self._sends, self._posted = pending.sends, pending.posted
         self.rejected = RejectedMessages(segment, rank, global_ranks, label, self._out)
         self._control = MessageControl(segment, rank)
-        self._seen = 0  # this rank's bell as it was before the last look into the rings
+        self._seen = 0  # the count of this rank's bell before the last poll of the rings
 
     def busy(self) -> bool:
         """True if any message is under way."""
@@ -61,7 +61,7 @@ class MessageQueue(CallQueue):
     def run_now(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message:
-        """Carries a message to or from ``peer`` in one run of a loop, if the queue is free and the peer comes.
+        """Moves a message to or from ``peer`` in one run of a loop, if the queue is free and the peer is there.
 
         Else, and if only a part has moved by then, it is under way like any other: in the ``background``, or until it
         is done.
@@ -183,7 +183,7 @@ class MessageQueue(CallQueue):
         return int(arriving.unexpected.ctypes.data) if arriving.unexpected is not None else 0
 
     def _moved(self, each: Message | Arriving, job: Job) -> bool:
-        """Takes note of what a loop has done; whether anything has ended, or begun for somebody else."""
+        """Applies the result of a loop to a message; returns True if one has ended, or begun for another receive."""
         sends, peer, _, _, nbytes, moved, begun = job
         if isinstance(each, Arriving):
             each.moved = moved
@@ -207,7 +207,7 @@ class MessageQueue(CallQueue):
         return True
 
     def _open(self, peer: int) -> None:
-        """Reads the next head from ``peer`` and finds out whom the message is for, if anybody still waits for one."""
+        """Reads the next head from ``peer`` and matches the message, if a receive still waits for one."""
         inbox, wanting = self._in[peer], [m for m in self._posted if m.peer in (None, peer)]
         if not wanting:  # one from another rank has met the receive
             return
@@ -254,7 +254,7 @@ class MessageQueue(CallQueue):
         return False
 
     def _drain(self, arriving: Arriving, ring: Ring) -> None:
-        """Lets a refused message come, though nobody may wait here any more: its sender does."""
+        """Receives and drops a rejected message: its sender waits for that."""
         arriving.refused = True
         ring.want(1)
         self._worker.wake()
@@ -341,7 +341,7 @@ class MessageQueue(CallQueue):
                 self._fail(task, error)
 
     def _on_interrupt(self, task: Task, error: UnisonoError, held: bool) -> None:
-        """torch's send and recv wait for a Work that nobody sees: such a message is never taken up again."""
+        """Fails a message: torch's send and recv wait for a Work of their own, so no other wait follows."""
         self._fail(task, error)
 
     def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
@@ -361,7 +361,7 @@ class MessageQueue(CallQueue):
     def lost(self) -> list[str]:
         """Words on messages to this rank that it has never received, and on its own to ranks that have left before.
 
-        Told once: by the rank that leaves last.
+        Reported once: by the rank that leaves last.
         """
         with self._lock:
             others = self._pending.unclaimed(range(len(self._in)), self._global_ranks, in_ring=True)

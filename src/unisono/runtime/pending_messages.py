@@ -1,4 +1,4 @@
-"""The messages of one rank that are under way: its rings both ways, what is to go, what is expected, what has come."""
+"""The pending messages of one rank: its rings both ways, sends, posted receives, arriving messages."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ __all__ = ["Job", "PendingMessages", "listed"]
 
 Job = tuple[int, int, int, int, int, int, int]
 """The words of a job; see message_words.py."""
-_NAMED = 3  # messages that nobody receives, as errors name them
+_NAMED = 3  # messages without a receive that errors name
 
 
 class PendingMessages:
@@ -47,7 +47,7 @@ class PendingMessages:
         return [peer for peer in self.sources(message) if message.peer is not None or peer != self._rank]
 
     def want(self, message: Message, change: int) -> None:
-        """Tells the sources that could serve a receive that it is there (until it has ended), or gone."""
+        """Publishes to the sources of a receive that it is posted (+1) or has ended (-1)."""
         message.wanted = change > 0
         for peer in self.sources(message):
             self.inboxes[peer].ring.want(change)

@@ -122,7 +122,7 @@ class CallQueue(ABC):
                 self._run_progress(spin=not background)
         except UnisonoError:
             raise
-        except BaseException as error:  # nobody can take it up again
+        except BaseException as error:  # no Work of it exists
             self.abandon(task, error)
             raise
         self.leave(task, background)

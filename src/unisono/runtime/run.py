@@ -234,7 +234,7 @@ def _flat(
 
 
 def _check(share: Program, what: str, given: Sequence[int], wanted: Sequence[int], sizes: Sequence[int]) -> None:
-    """One block for each that is wanted, of the size that is told."""
+    """One block for each that is wanted, of the given size."""
     if len(given) != len(wanted):
         raise UsageError(f"{share.name}: rank {share.rank} has {len(wanted)} {what}s, got {len(given)}")
     for block, numel in zip(wanted, given, strict=True):

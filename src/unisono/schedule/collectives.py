@@ -94,7 +94,7 @@ class Collective:
 
     @classmethod
     def of(cls, name: str, world_size: int, pieces: int = 1, root: int = 0) -> "Collective":
-        """The collective with `pieces` chunks per rank (per pair for all_to_all, in all where nobody owns a chunk)."""
+        """The collective with `pieces` chunks per rank (per pair for all_to_all, in all where no rank owns a chunk)."""
         groups = {"all_to_all": world_size**2}.get(name, world_size if name in _OWNED else 1)
         return cls(name, world_size, groups * pieces, root)
 
@@ -121,7 +121,7 @@ class Collective:
 
     @property
     def pieces(self) -> int:
-        """Chunks per owner (per pair of ranks for all_to_all, all chunks where nobody owns one)."""
+        """Chunks per owner (per pair of ranks for all_to_all, all chunks where no rank owns one)."""
         return self.num_chunks // self._groups
 
     def owner(self, chunk: int) -> int | None:

@@ -32,7 +32,7 @@ class Wait:
 
 
 def busiest_sender(steps: Sequence[Step]) -> int:
-    """The most messages that any rank sends in one step: with as many under way per rank, nobody waits for ever."""
+    """The most messages that any rank sends in one step: with as many under way per rank, no rank waits for ever."""
     most = 0
     for step in steps:
         if len(step):
@@ -42,7 +42,7 @@ def busiest_sender(steps: Sequence[Step]) -> int:
 
 
 def find_deadlock(steps: Sequence[Step], in_flight: int) -> list[Wait]:
-    """Run until everybody is done or stuck: a cycle of waits, or an empty list if all came through."""
+    """Run until every rank is done or stuck: a cycle of waits, or an empty list if all came through."""
     run = _Run(steps, in_flight)
     moving = True
     while moving:

@@ -3,7 +3,7 @@
 - A rank takes its steps in order. It begins one when all its messages of the one before have ended and are summed.
 - A message starts when both its ends are ready; it takes alpha + bytes * beta, and its ends are busy until it ends.
   With `eager`, a message starts when its sender is ready, and the sender goes on when its last byte has left: alpha is
-  time on the wire, spent by nobody (as with small messages through buffers that are known to be free).
+  time on the wire, spent by no rank (as with small messages through buffers that are known to be free).
 - The messages of a step start together and share ports as well as can be: none waits for another's alpha, and the step
   takes as long as its busiest port (open shop scheduling with preemption). A port serves those that are ready first.
 - A port that several ranks share (a NIC) serves in the order of the steps.

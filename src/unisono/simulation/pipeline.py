@@ -1,4 +1,4 @@
-"""Predict a pipeline schedule: who is busy when, how long everybody is idle, what every rank must keep in memory.
+"""Predict a pipeline schedule: who is busy when, how long every rank is idle, what every rank must keep in memory.
 
 Every rank works through its row, waits for what an action needs, and sends each result as soon as the action ends; a
 message takes `link` and keeps no rank busy. Times are in any unit, as long as it is one. Never imports torch.

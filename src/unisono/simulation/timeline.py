@@ -62,7 +62,7 @@ class Timeline:
 
     @property
     def events(self) -> Events:
-        """Every transfer. Raises UsageError for more than EVENT_LIMIT of them, which nobody could draw."""
+        """Every transfer. Raises UsageError for more than EVENT_LIMIT of them, which no rank could draw."""
         if self.events_or_none is None:
             raise UsageError(
                 f"{self.schedule.name} over {self.schedule.world_size} ranks makes {self.traffic.num_messages} "

@@ -21,7 +21,7 @@ _CONTAINERS = (
 
 
 class Host(NamedTuple):
-    """One host, as its processes tell each other of it; equal for two of them if they can share memory."""
+    """One host, as its processes publish it; equal for two of them if they can share memory."""
 
     boot: str  # names the kernel until its next boot
     pid_namespace: int

@@ -23,7 +23,7 @@ HEAP, HEAP_NBYTES, HEAP_NONCE, ABORTED, AFFINITY = range(10, 15)
 """More of them: the descriptor, plus 1, of the memory of its process's shared tensors (0: none), its bytes, the number
 it begins with; the collective call that the rank has given up, counted from 1; a mark of the cores it may use."""
 ISSUED_AT, ISSUE_TIMES = 16, 16
-"""Words ``ISSUED_AT + k % ISSUE_TIMES`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
+"""Words ``ISSUED_AT + k % ISSUE_TIMES``: issue times of calls k, counted from 1 (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)
 """States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
 CALL, EXIT_NOTE, MESSAGE_ERROR = range(3)
@@ -109,7 +109,7 @@ class Layout:
 
     @property
     def mark(self) -> int:
-        """Tells memory laid out like this from that of another version of unisono."""
+        """A digest of this layout, which differs between versions of unisono."""
         places = [getattr(self, name) for name in dir(type(self)) if not name.startswith("_") and name != "mark"]
         words = sorted((name, value) for name, value in globals().items() if isinstance(value, int))
         return zlib.crc32(repr((places, words)).encode())

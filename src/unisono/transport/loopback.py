@@ -8,7 +8,7 @@
     results = run_loopback(4, rank_main, 10.0)        # one per rank
 
 A send copies its tensor and is done at once, so it never waits. If every rank that still runs waits for a message that
-nobody has sent, all of them raise DeadlockError with the list of waits; if a rank ends, those that wait for it raise
+no rank has sent, all of them raise DeadlockError with the list of waits; if a rank ends, those that wait for it raise
 PeerLostError.
 """
 
@@ -123,7 +123,7 @@ class Loopback(Transport):
             raise CollectiveTimeout(f"rank {self.rank} got no message from rank {peer} in {exchange.timeout:g} s")
 
     def close(self) -> None:
-        """This rank has ended: those that wait for it are told."""
+        """Ends this rank: ranks that wait for it raise."""
         with self._exchange.moved:
             self._exchange.running.discard(self.rank)
             self._exchange.moved.notify_all()

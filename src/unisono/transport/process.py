@@ -46,7 +46,7 @@ def cores() -> int:
 
 
 def affinity_mark() -> int:
-    """Tells the set of cores that this process may use from other sets: 63 bits, not 0."""
+    """A digest of the set of cores that this process may use: 63 bits, not 0."""
     text = repr(sorted(os.sched_getaffinity(0))).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1 or 1
 
@@ -127,7 +127,7 @@ def alive(identity: Identity) -> bool:
 def pin(rank: int, world_size: int) -> list[int]:
     """Keeps this process to its share of the cores, and returns them: equal shares, in the order of the ranks.
 
-    Does nothing, and returns none, where ranks outnumber cores or somebody has set an affinity already.
+    Does nothing, and returns none, where ranks outnumber cores or an affinity is set already.
     """
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // world_size

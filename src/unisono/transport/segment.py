@@ -2,7 +2,8 @@
 
 The segment is an anonymous memory file (memfd) made by the group's rank 0 and opened by the others through
 ``/proc/<pid>/fd``. It has no name in any file system: /dev/shm may be tiny, no end of a process, however sudden, leaves
-a file behind, and nobody listens on a socket. Its mode is 0600. Pages exist once touched, so a generous layout is free.
+a file behind, and no process listens on a socket. Its mode is 0600. Pages exist once touched, so a generous layout is
+free.
 """
 
 import ctypes
@@ -82,7 +83,7 @@ class Segment:
 
     @property
     def nonce(self) -> str:
-        """Tells this segment from any other."""
+        """A number that no other segment has."""
         return self.raw[FIELDS * 8 : FIELDS * 8 + 16].decode()
 
     @property

@@ -1,4 +1,4 @@
-"""The proof of a pipeline schedule: every microbatch through every stage once, in order, and nobody waits for ever.
+"""The proof of a pipeline schedule: every microbatch through every stage once, in order, and no rank waits for ever.
 
     range       an action of a stage, microbatch or kind that does not exist
     home        a stage that is on two ranks

@@ -9,7 +9,7 @@ A rank that fails over the loss of a peer ends after that peer, so that launcher
 torchrun polls its ranks, takes for the first failure the one with the earliest time, to the second, and among equals
 the one that it found ended first; ``multiprocessing`` takes the first process that it finds ended. A rank reads of a
 lost peer as soon as that says so or is dead, while the peer may take long to end, and longer to be seen. So a rank that
-ends over it stays until somebody has collected that process, or ended this one.
+ends over it stays until that process has been collected, or this one is ended.
 
 The time of a failure that went through torch's ``record`` is that in its error file; of any other it is when torchrun
 has found the process ended, which may be later than what a rank that read of it has recorded. So that is put off too.

@@ -245,7 +245,7 @@ def everything() -> list[tuple[QueueRecord, list[Entry], bool]]:
 
 
 def save_after(error: BaseException, ask_peers: Callable[[str], object]) -> None:
-    """Writes the record if ``error`` tells of a fault and a directory is configured, and asks the peers to do so.
+    """Writes the record if ``error`` is a fault and a directory is configured, and asks the peers to do so.
 
     Raises nothing: what goes wrong here must not hide the error.
     """

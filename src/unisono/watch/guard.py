@@ -40,7 +40,7 @@ def disagreement(call: Call, headers: bytes, size: int, global_ranks: Sequence[i
     signatures = [m[: SIGNATURE.size] for m in mine]
     if signatures.count(signatures[0]) != size:
         usual, votes = Counter(signatures).most_common(1)[0]
-        # Without a majority nobody can tell who is wrong.
+        # Without a majority it is unknown which ranks are wrong.
         return Disagreement([r for r, s in enumerate(signatures) if s != usual or 2 * votes <= size])
     if not call.sends:
         return None

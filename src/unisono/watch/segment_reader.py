@@ -1,7 +1,7 @@
 """Reads the records of a group's ranks from its shared memory, from outside, without changing anything.
 
 The memory is found among the open files of the user's processes and read with ``pread``: nothing is mapped, nothing
-written, nobody is asked. Never imports torch.
+written, no process is asked. Never imports torch.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The state of every job of this user on this host: the snapshot that `unisono ps` shows.
 
-It is put together from what the ranks write anyway (segment_reader.py) and what the kernel tells of their processes, so
-that it disturbs nobody and works on jobs that hang, and on ranks that are stopped. Never imports torch.
+It is put together from what the ranks write anyway (segment_reader.py) and what the kernel knows of their processes, so
+that it disturbs no process and works on jobs that hang, and on ranks that are stopped. Never imports torch.
 """
 
 import os
@@ -20,7 +20,7 @@ from unisono.watch.status_page import PageView
 __all__ = ["GroupStatus", "Job", "RankStatus", "snapshot", "span"]
 
 _PATIENCE = 1.0  # s of waiting before it is worth a sentence
-_AWAY = 0.15  # s after which a call that nobody waits for counts as one in the background
+_AWAY = 0.15  # s after which a call without a waiter counts as one in the background
 _STRAGGLES = 0.001  # s of mean delay from which a rank may be called late
 _ENOUGH = 4  # calls from which on a mean delay says something
 _MESSAGE = re.compile(r"^rank \d+ \(pid \d+\): (.*) (from|to) (any rank|rank (\d+)) \(tag (\d+), (.*)\) waits: (.*)$")
