@@ -96,14 +96,9 @@ class Builder:
         return by_name(options.name_for(call.op), call.op, self.size, root, options.chunks, options.deterministic)
 
     def call(
-        self,
-        op: str,
-        tensor: torch.Tensor,
-        reduce_op: str = "",
-        root: int = -1,
-        extra_signature: str = "",
+        self, op: str, tensor: torch.Tensor, reduce_op: str = "", root: int = -1, extra_signature: str = "",
         parts: Tensors = (),
-    ) -> Call:
+    ) -> Call:  # fmt: skip
         """The call for a tensor whose dtype and shape must agree on all ranks, and those of its ``parts``, if any."""
         by, kinds = self._algorithm(op), tuple((part.dtype, part.shape) for part in parts) if parts else ()
         key = (op, tensor.dtype, tensor.shape, reduce_op, root, extra_signature, kinds, by)

@@ -1,8 +1,8 @@
-"""Messages that their receiver refused, as their sender hears of it.
+"""Rejected messages: refused by their receiver, raised by their sender.
 
-A short message is in the ring, and its send has returned, before its receiver sees that it expects something else.
-So the receiver leaves what it refused beside the ring and sets one word of the sender's record. That word is all the
-sender looks at: at the end of every call on the group, and in every wait each time it looks around.
+A short message is in the ring, and its send has returned, before its receiver finds that it expects another one. So the
+receiver leaves a `Refusal` beside the ring and sets one word of the sender's record. The sender polls only that word:
+at the end of every call on the group, and at every check of its peers in a wait.
 """
 
 import threading
@@ -21,11 +21,11 @@ __all__ = ["RejectedMessages"]
 
 _CODES = {name: code for code, name in enumerate(DTYPES, 1)}
 _NAMES = ("", *DTYPES)
-_KEPT = 64  # refusals kept until somebody asks
+_KEPT = 64  # rejections kept until a call raises them
 
 
 class RejectedMessages:
-    """Both sides of it for one rank in one group; ``out`` are its rings to all ranks."""
+    """Rejects messages to one rank in one group, and collects rejections of its own; ``out``: its rings to all."""
 
     def __init__(
         self, segment: Segment, rank: int, global_ranks: Sequence[int], label: str, out: Sequence[Ring]
@@ -33,13 +33,13 @@ class RejectedMessages:
         self._segment, self._rank, self._global_ranks, self._label, self._out = segment, rank, global_ranks, label, out
         at = segment.field(rank, REFUSED)
         self.word = segment.longs[at : at + 1]
-        """One word, not 0 once a peer has refused a message of this rank: then `take` tells more."""
+        """One word, not 0 once a peer has refused a message of this rank: then `take` returns the error."""
         self._taking = threading.RLock()
         self._counts = [0] * len(out)
         self._unraised: deque[tuple[int, int, MismatchError]] = deque(maxlen=_KEPT)
 
     def refuse(self, ring: Ring, arriving: Arriving, message: Message) -> MismatchError:
-        """Lets the sender know that this rank refused what came in ``ring``; the error of its receive, ``message``."""
+        """Publishes to the sender that this rank rejects a message in ``ring``; returns the error of its receive."""
         call, source = message.call, message.source
         wanted = _CODES.get(name_of_dtype(call.dtype), 0)
         sent = _CODES.get(arriving.dtype, 0)
@@ -53,11 +53,11 @@ class RejectedMessages:
         )
 
     def take(self, peer: int = -1, number: int = 0) -> tuple[MismatchError, bool] | None:
-        """An error that was not told yet, and whether it is that of message ``number`` to ``peer``; else the oldest."""
+        """An error not raised yet, and whether it is of message ``number`` to ``peer``; else the oldest."""
         if self._taking._is_owned():  # type: ignore[attr-defined]  # a handler that interrupts this
             return None
         with self._taking:
-            self.word[0] = 0  # first: what is left from now on sets it again
+            self.word[0] = 0  # first: a later rejection sets it again
             for rank, ring in enumerate(self._out):
                 count, last = ring.refusal()
                 if count > self._counts[rank]:
