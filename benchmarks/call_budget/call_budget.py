@@ -37,9 +37,9 @@ def layers(x: torch.Tensor) -> dict[str, Callable[[], object]]:
     options = dist.AllreduceOptions()
     options.asyncOp = False
     queue, ways = outer._group.collectives, outer._group.fast_path
-    from unisono.backend.reduce_ops import Reducing
+    from unisono.backend.reduce_ops import ReduceOps
 
-    prepared, persistent = ways.prepared(Reducing.all_reduce_kind, "SUM", x, x), unisono.prepare("all_reduce", x)
+    prepared, persistent = ways.prepared(ReduceOps.all_reduce_kind, "SUM", x, x), unisono.prepare("all_reduce", x)
     assert prepared is not None
     at = x.data_ptr()
 

@@ -195,7 +195,7 @@ def warmed(rank: int, world_size: int, path: str, kept: bool) -> tuple[bool, boo
     all_there = dict(loops._ready)
     if not kept:
         loops._ready.clear()
-        loops._looked.update(all_there)
+        loops._searched.update(all_there)
         loops._load = lambda kind: loops._ready.update({kind: all_there[kind]})  # type: ignore[method-assign]
     dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
     used: list[str] = []

@@ -86,11 +86,8 @@ def default(collective: str, nbytes: int, world_size: int, oversubscribed: bool 
     Raises UsageError for a collective that does not exist.
     """
     for row in TABLE:
-        if (
-            row.collective == collective
-            and row.oversubscribed in (None, oversubscribed)
-            and row.reaches(nbytes, world_size)
-        ):
+        fits = row.collective == collective and row.oversubscribed in (None, oversubscribed)
+        if fits and row.reaches(nbytes, world_size):
             return row if world_size > 1 else replace(row, placement="staged", directly="")
     raise UsageError(f"unknown collective {collective!r}")
 

@@ -82,17 +82,9 @@ class _Lowering:
         rows, temps = tuple(self.rows), self.temps
         deterministic = self.plan.deterministic
         return Program(
-            self.plan.name,
-            self.c,
-            self.rank,
-            placement,
-            rows,
-            slots,
-            temps,
-            self.recvbufs,
-            deterministic,
+            self.plan.name, self.c, self.rank, placement, rows, slots, temps, self.recvbufs, deterministic,
             self._partial(),
-        )
+        )  # fmt: skip
 
     def _partial(self) -> bool:
         """True if any rank keeps a partial sum."""

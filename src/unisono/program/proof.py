@@ -265,15 +265,9 @@ def prove_default(
     An all_to_all in place is never direct: its tensors are not offered.
     """
     made = default_tables(
-        collective,
-        nbytes,
-        world_size,
-        area=area,
-        root=root,
-        oversubscribed=oversubscribed,
-        itemsize=itemsize,
+        collective, nbytes, world_size, area=area, root=root, oversubscribed=oversubscribed, itemsize=itemsize,
         wide=wide,
-    )
+    )  # fmt: skip
     found = {}
     for placement, tables in made.items():
         if in_place and collective == "all_to_all" and placement == "direct":
