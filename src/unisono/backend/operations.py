@@ -97,7 +97,7 @@ class Builder:
 
     def call(
         self, op: str, tensor: torch.Tensor, reduce_op: str = "", root: int = -1, extra_signature: str = "",
-        parts: Tensors = ()
+        parts: Tensors = (),
     ) -> Call:  # fmt: skip
         """The call for a tensor whose dtype and shape must agree on all ranks, and those of its ``parts``, if any."""
         by, kinds = self._algorithm(op), tuple((part.dtype, part.shape) for part in parts) if parts else ()
@@ -109,7 +109,7 @@ class Builder:
             shape, numels = tuple(tensor.shape), tuple(part.numel() for part in parts)
             call = Call(
                 op, tensor.dtype, shape, reduce_op, root, extra_signature=extra_signature + words, algorithm=by,
-                args_text=args_text, parts=numels
+                args_text=args_text, parts=numels,
             )  # fmt: skip
             self._keep(key, call)
         return call

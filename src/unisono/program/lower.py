@@ -79,8 +79,7 @@ class _Lowering:
     def program(self, placement: str) -> Program:
         """The program lowered so far."""
         slots = {"staged": self.slots, "mailbox": self.slots[:1]}.get(placement, ())
-        rows, temps = tuple(self.rows), self.temps
-        deterministic = self.plan.deterministic
+        rows, temps, deterministic = tuple(self.rows), self.temps, self.plan.deterministic
         return Program(
             self.plan.name, self.c, self.rank, placement, rows, slots, temps, self.recvbufs, deterministic,
             self._partial(),

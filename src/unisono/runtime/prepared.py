@@ -111,7 +111,7 @@ class Prepared:
 
     __slots__ = (
         "_adapted", "_input_offset", "_kept", "_kind", "_preparer", "_reach", "_words", "address", "call", "nbytes",
-        "root_read", "run"
+        "root_read", "run",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, preparer: "Preparer", run: Callable[..., int]) -> None:

@@ -77,7 +77,7 @@ def table(rows: Sequence[tuple[int, str, str]], odd: Sequence[int]) -> str:
 
 def compare_words(
     board: Board, global_ranks: Sequence[int], label: str, number: int, call: Call, site: Site, found: Disagreement,
-    meet: Callable[[], bool]
+    meet: Callable[[], bool],
 ) -> tuple[str, bool]:  # fmt: skip
     """Publishes this rank's call and meets the others, which have read the same headers of call ``number``.
 
