@@ -161,20 +161,20 @@ def under_way(rank: int, world_size: int) -> tuple[list[float], bool, list[Fault
         time.sleep(0.3)
     begun = time.monotonic()
     call.start()
-    run_now = time.monotonic() - begun < 0.2
+    prompt = time.monotonic() - begun < 0.2
     faults.append(attempt(call.start))
     faults.append(attempt(lambda: call.wait(0.02)) if rank == 0 else Fault("CollectiveTimeout", "rank 1", 0.0, 0.0))
     dist.all_reduce(y)  # in between
     call.wait()
     faults.append(attempt(call.wait))
     call()
-    return [x[0].item(), x[-1].item(), y[0].item()], run_now, faults
+    return [x[0].item(), x[-1].item(), y[0].item()], prompt, faults
 
 
 def test_start_and_wait() -> None:
-    for found, run_now, (early, twice, late, again) in ranks(2, group_timeout=27.0).run(under_way):
+    for found, prompt, (early, twice, late, again) in ranks(2, group_timeout=27.0).run(under_way):
         assert found == [4.0, 4.0, 4.0]
-        assert run_now
+        assert prompt
         for fault in (early, again):
             fault.says(
                 "UsageError", r"^<persistent all_reduce\(float32 \[50000\], SUM\)> has not been started: call st"

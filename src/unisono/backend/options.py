@@ -36,7 +36,7 @@ class Options:
     has not measured, the one that the simulator finds fastest. ``deterministic``: the algorithm sums in rank order, bit
     for bit as the default does. ``chunks``: pieces per block, for algorithms that pipeline. ``strict``: collectives
     that the algorithm does not have are refused. ``pin``: given for the default group, its ranks keep to their share of
-    the cores, where these suffice and nobody has set an affinity. Raises `UsageError` for a name that does not exist.
+    the cores, where these suffice and no affinity is set. Raises `UsageError` for a name that does not exist.
     """
 
     algorithm: str | Mapping[str, str] | None = None

@@ -81,7 +81,7 @@ def _for_our_groups(original: _Function, ours: Callable[[_Function, inspect.Boun
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        loaded = sys.modules.get("unisono.backend.process_group")  # no group is ours as long as nobody has made one
+        loaded = sys.modules.get("unisono.backend.process_group")  # no group is ours before one has been made
         try:
             asked = signature.bind(*args, **kwargs)
         except TypeError:  # torch says it better
@@ -260,7 +260,7 @@ _before_excepthook: list[Callable[[BaseException], object]] = []
 
 
 def call_before_excepthook(listener: Callable[[BaseException], object]) -> None:
-    """Calls ``listener`` with the exception that ends the program, before whatever else is told of it."""
+    """Calls ``listener`` with the exception that ends the program, before all other hooks."""
     if listener not in _before_excepthook:
         _before_excepthook.append(listener)
 

@@ -86,7 +86,7 @@ class PersistentCall:
 
     def _prepare_again(self) -> None:
         """Faster ways of running calls are there. Where they can not be used (the group has been left, a tensor has
-        lost its memory) the next call says so, not whoever brings them.
+        lost its memory) the next call raises, not the notification.
         """
         if self._pg._group.joined:
             with suppress(UsageError, AttributeError):  # the group may be left meanwhile

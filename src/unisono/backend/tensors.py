@@ -35,7 +35,7 @@ def ordinary(tensor: torch.Tensor) -> bool:
 
 
 def check(tensor: torch.Tensor, what: str) -> None:
-    """Raises `UsageError` for what this backend does not carry."""
+    """Raises `UsageError` for tensors that this backend does not take."""
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"{what} must be a tensor, not {type(tensor).__name__}")
     if tensor.device.type != "cpu":

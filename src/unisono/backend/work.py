@@ -64,7 +64,7 @@ DONE = FinishedWork([])
 class PendingWork(Work):
     """A call that may still be under way.
 
-    `wait` carries it forward in the caller's thread and raises its error; `is_completed` carries it without waiting.
+    `wait` progresses it in the caller's thread and raises its error; `is_completed` progresses it without waiting.
     The future completes with the list of output tensors, or raises the error.
     """
 

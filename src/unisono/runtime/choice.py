@@ -1,4 +1,4 @@
-"""Which schedule carries a call out, and how it is placed: the table of defaults, or an algorithm by name."""
+"""The schedule of a call and its placement: by the table of defaults, or an algorithm by name."""
 
 import hashlib
 from dataclasses import dataclass

@@ -1,13 +1,13 @@
 """The queue of messages: send and recv between two ranks, matched by source and tag, in the order they were posted.
 
-Messages to one peer leave in order; messages from one peer arrive in order and meet the oldest receive that names
-their source (or any) and their tag. A message without a receive stays in the ring, unless a receive with another
-tag waits behind it: then it is set unexpected in this rank's own memory. A send is done when its last byte is in the
-ring, so that small messages need no receiver; longer ones flow as the receiver takes them.
+Messages to one peer leave in order; messages from one peer arrive in order and match the oldest receive that names
+their source (or any) and their tag. A message without a receive stays in the ring, unless a receive with another tag
+waits behind it: then it is *unexpected*, and copied to this rank's own memory. A send is complete when its last byte is
+in the ring, so that small messages need no receiver; longer ones flow as the receiver takes them.
 
-A message on an ordinary tensor goes in one run of a loop (message_interpreter.py) if its peer comes at once. What is
-not waited for goes as far as it can when it is issued; whoever waits then carries all that is under way together, both
-ways at once.
+A message on an ordinary tensor goes in one run of a loop (message_interpreter.py) if its peer is there. A message in
+the background goes as far as it can when it is issued; the next wait progresses all that are under way together, in
+both directions at once.
 """
 
 import ctypes
@@ -237,13 +237,13 @@ class MessageQueue(CallQueue):
             self._end_message(arriving.message)
         elif arriving.unexpected is not None:
             inbox.unexpected.append(arriving)
-            for message in self._posted:  # a receive may have come while its message was set unexpected
+            for message in self._posted:  # a receive may have been posted while its message arrived
                 if message.peer in (None, peer) and self._take_unexpected(peer, message):
                     self._posted.remove(message)
                     return
 
     def _take_unexpected(self, peer: int, task: Message) -> bool:
-        """Hands over a message that was set unexpected, if there is one that ``task`` receives."""
+        """Completes ``task`` with an unexpected message, if one matches."""
         for waiting in self._in[peer].unexpected:
             if waiting.tag == task.tag:
                 self._in[peer].unexpected.remove(waiting)

@@ -82,7 +82,7 @@ def compare_words(
     """Publishes this rank's call and meets the others, which have read the same headers of call ``number``.
 
     ``meet`` arrives at the next meeting, and returns whether it is complete. Returns the text for the error, and
-    whether all ranks have come to tell of it: then the group can still be used.
+    whether all ranks have arrived: then the group can still be used.
     """
     parity = (board.position[0] - 1) & 1
     board.segment.set_text(board.rank, CALL, f"{number}\n{site_text(site)}\n{call.describe(global_ranks)}")

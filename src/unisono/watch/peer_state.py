@@ -70,7 +70,7 @@ def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
 def losses(segment: Segment, missing: Sequence[int], global_ranks: Sequence[int]) -> list[Loss]:
     """The losses over which a call of all ranks never ends: of ``missing`` ranks, else of ranks that died in it.
 
-    A call that all have come to may have ended for those that are gone: ask again who is missing afterwards.
+    A call at which all have arrived may have ended for those that are gone: check missing ranks again afterwards.
     """
     found = [gone for rank in missing if (gone := loss(segment, rank, global_ranks[rank]))]
     there = [rank for rank in range(len(global_ranks)) if rank not in missing]
