@@ -36,24 +36,24 @@ def layers(x: torch.Tensor) -> dict[str, Callable[[], object]]:
     outer = dist.distributed_c10d._get_default_group()
     options = dist.AllreduceOptions()
     options.asyncOp = False
-    lane, ways = outer._group.collectives, outer._group.fast_path
-    from unisono.backend.reducing import Reducing
+    queue, ways = outer._group.collectives, outer._group.fast_path
+    from unisono.backend.reduce_ops import ReduceOps
 
-    prepared, persistent = ways.prepared(Reducing.all_reduce_kind, "SUM", x, x), unisono.prepare("all_reduce", x)
+    prepared, persistent = ways.prepared(ReduceOps.all_reduce_kind, "SUM", x, x), unisono.prepare("all_reduce", x)
     assert prepared is not None
     at = x.data_ptr()
 
     def interpreter() -> None:
-        number = lane._issued = next(lane._numbers)
-        prepared.run(prepared.address, lane._at, number, lane.calls, PATIENCE, at, at, 0)
-        lane.calls += 1
+        number = queue._issued = next(queue._numbers)
+        prepared.run(prepared.address, queue._at, number, queue.calls, PATIENCE, at, at, 0)
+        queue.calls += 1
 
     return {
         "dist.all_reduce": lambda: dist.all_reduce(x),
         "dist.all_reduce, async_op=True, then wait": lambda: dist.all_reduce(x, async_op=True).wait(),
         "the group's method": lambda: outer.allreduce([x], options),
         "unisono.prepare, called": persistent,
-        "the lane": lambda: lane.at_once((prepared, x, x), at, at, outer._seconds, options),
+        "the queue": lambda: queue.run_now((prepared, x, x), at, at, outer._seconds, options),
         "the compiled interpreter": interpreter,
     }
 

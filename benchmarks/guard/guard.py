@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.backend.reducing import Reducing
+from unisono.backend.reduce_ops import ReduceOps
 from unisono.runtime.choice import by_default
 from unisono.runtime.prepared import Kind
 
@@ -38,9 +38,9 @@ class Switch:
 
     def __init__(self, x: torch.Tensor, compiled: bool) -> None:
         group: Any = dist.distributed_c10d._get_default_group()
-        self.lane, operations = group._group.collectives, group._group.operations
-        self.found = group._group.fast_path.prepared(Reducing.all_reduce_kind, "SUM", x, x)
-        choice = by_default("all_reduce", x.nbytes, group.size(), 0, operations.crowded)
+        self.queue, operations = group._group.collectives, group._group.operations
+        self.found = group._group.fast_path.prepared(ReduceOps.all_reduce_kind, "SUM", x, x)
+        choice = by_default("all_reduce", x.nbytes, group.size(), 0, operations.oversubscribed)
         kind = Kind(self.found.call, choice, x.dtype, (x.numel(),), guarded=False, completes=False)
         self.guarded = (self.found.address, self.found.run)
         self.kept = operations.preparer.prepare(kind)

@@ -59,7 +59,7 @@ class LocalRanks:
         self.processes, self.pipes = processes, pipes
 
     def messages(self) -> Iterator[Any]:
-        """What the ranks send, as it comes, until all have ended well.
+        """The messages of the ranks, as they arrive, until all have ended well.
 
         Raises PeerLostError if a rank was killed, UnisonoError if one raised; the message is one line and names rank,
         error and place.
@@ -78,7 +78,7 @@ class LocalRanks:
             raise min(failures, key=lambda failure: not failure.killed).error()
 
     def _ready(self, timeout: float | None) -> Iterator[Any]:
-        """What has come in; a rank that has ended otherwise than well has sent a failure."""
+        """Messages that have arrived; a rank that ended otherwise than well has sent a failure."""
         for reader in connection.wait(list(self.pipes), timeout):
             assert isinstance(reader, Connection)
             rank = self.pipes[reader]
@@ -92,7 +92,7 @@ class LocalRanks:
 
 
 def _death(rank: int, process: ForkServerProcess) -> _Failure | None:
-    """How a rank whose pipe has closed ended; None when it ended well."""
+    """The end of a rank whose pipe has closed; None if it ended well."""
     process.join(STOP_SECONDS)
     code = process.exitcode
     if code == 0:
@@ -146,13 +146,13 @@ def torchrun_rank(ranks: int | None) -> tuple[int | None, int | None]:
 
     Raises UsageError if torchrun's variables are no numbers, or `ranks` is given and is another number.
     """
-    told = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
-    if None in told.values():
+    found = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    if None in found.values():
         return None, ranks
     try:
-        rank, world_size = (int(value) for value in told.values() if value is not None)
+        rank, world_size = (int(value) for value in found.values() if value is not None)
     except ValueError:
-        raise UsageError(f"the environment has {told}, expected whole numbers as torchrun sets them") from None
+        raise UsageError(f"the environment has {found}, expected whole numbers as torchrun sets them") from None
     if ranks not in (None, world_size):
         raise UsageError(f"--ranks is {ranks}, but WORLD_SIZE says {world_size}: leave --ranks out under torchrun")
     return rank, world_size
@@ -183,7 +183,7 @@ def _start_server(preloaded: Sequence[str]) -> ForkServerContext:
 
 
 def _run(main: str, rank: int, pipe: Connection, *arguments: object) -> None:
-    """What a rank's process does: it leaves Ctrl-C to the launcher, ends with it, and sends its failure last."""
+    """The main function of a rank: leaves Ctrl-C to the launcher, ends with it, sends its failure last."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     OwnThread(target=_end_with_parent, name="unisono ends with its launcher", daemon=True).start()
     module, _, function = main.partition(":")
@@ -248,7 +248,7 @@ def termination_as_exit() -> Iterator[None]:
 
 
 def _end_with_launcher_at_once() -> None:
-    """Where this module is imported by the process that ranks are forked from, have Linux end it with the launcher.
+    """Has Linux end the process that ranks are forked from, if it imports this module, with the launcher.
 
     That process looks for its parent's end only after it has imported torch, seconds later. The launcher names itself
     in an environment variable, for the one case that the kernel cannot know: it was gone before it could be asked for.

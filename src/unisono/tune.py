@@ -56,7 +56,7 @@ def tune(
     settings.validate()
     rows = []
 
-    def tell(news: Rates | Result) -> None:
+    def report(news: Rates | Result) -> None:
         if isinstance(news, Result) and not news.refused:
             _, _, name = news.contender.partition(":")
             row = Row(news.collective, ranks, name or DEFAULT_PATH, news.nbytes, news.time)
@@ -64,5 +64,5 @@ def tune(
             if on_row is not None:
                 on_row(row)
 
-    launch(settings, tell)
+    launch(settings, report)
     return Measured(rows)

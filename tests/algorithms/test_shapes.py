@@ -1,4 +1,4 @@
-"""What sets each family apart, beyond being right: identities, in-place use, links and lanes that it uses."""
+"""What sets each family apart, beyond being right: identities, in-place use, links that it uses."""
 
 import numpy as np
 import pytest

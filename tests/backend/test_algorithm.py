@@ -161,7 +161,7 @@ def changed_in_a_block(rank: int, world_size: int) -> None:
     group = dist.group.WORLD._get_backend(torch.device("cpu"))._group
     for name in ("double_tree", "ring") if rank else ():  # ring has no barrier
         with unisono.algorithm(name):
-            group.collectives.preparer.change()
+            group.collectives.preparer.notify()
     dist.barrier()
 
 

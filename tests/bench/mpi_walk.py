@@ -42,7 +42,7 @@ def walk(rank: int, ranks: int) -> dict[str, int]:
             settings.validate()
             for collective in sorted(REDUCING):
                 found[f"{collective} {dtype} {op}"] = wrong(settings, MpiCaller(joined.mpi, settings), collective, rank)
-        numbers = joined.everybody(torch.tensor([rank, 0.5], dtype=torch.float64)).tolist()
+        numbers = joined.all_numbers(torch.tensor([rank, 0.5], dtype=torch.float64)).tolist()
     assert numbers == [number for r in range(ranks) for number in (r, 0.5)]
     return {"wrong": sum(found.values()), "cases": len(found)} | spoilt
 

@@ -93,7 +93,7 @@ def test_what_was_measured_is_written_though_the_terminal_is_gone(
         raise OSError(errno.EIO, "Input/output error")
 
     def hang_up() -> None:
-        monkeypatch.setattr(bench, "say", gone)
+        monkeypatch.setattr(bench, "echo", gone)
         raise SystemExit(129)
 
     monkeypatch.setattr(bench, "launch", _stub([ROW], hang_up))

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from unisono.cli.main import app
-from unisono.cli.programs import is_crowded
+from unisono.cli.programs import is_oversubscribed
 from unisono.program import Default, default
 from unisono.program.defaults import TABLE
 from unisono.schedule import COLLECTIVES
@@ -63,7 +63,7 @@ def test_what_was_measured_here_counts_more_than_the_model() -> None:
         (["all_reduce", "--topology", "pigeon"], "unknown topology 'pigeon'"),
         ([], "Missing argument 'COLLECTIVE'"),
         (["--bytes", "1MiB"], "Missing argument 'COLLECTIVE'"),
-        (["all_reduce", "--crowded"], "for the defaults: give --default as well"),
+        (["all_reduce", "--oversubscribed"], "for the defaults: give --default as well"),
         (["--default", "allreduce"], "unknown collective 'allreduce': expected one of all_reduce, "),
         (["--default", "--bytes", "1MiB"], "--bytes chooses one row of the defaults: give COLLECTIVE as well"),
         (["--default", "all_reduce", "-n", "4"], "--ranks chooses one row of the defaults: give --bytes as well"),
@@ -101,9 +101,15 @@ def test_the_table_of_one_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     table = (
         Default("barrier", 1 << 62, "one_shot"),
         Default("all_reduce", 1 << 17, "one_shot", times_ranks=True),
-        Default("all_reduce", 1 << 62, "ring", crowded=True, chunks=0, cap=1 << 18),
+        Default("all_reduce", 1 << 62, "ring", oversubscribed=True, chunks=0, cap=1 << 18),
         Default(
-            "all_reduce", 1 << 62, "two_phase", "mailbox", crowded=False, directly="direct", directly_above=1 << 20
+            "all_reduce",
+            1 << 62,
+            "two_phase",
+            "mailbox",
+            oversubscribed=False,
+            directly="direct",
+            directly_above=1 << 20,
         ),
     )
     monkeypatch.setattr("unisono.cli.programs.TABLE", table)
@@ -117,20 +123,20 @@ def test_the_table_of_one_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[-1] == "Cores: each rank has its own, or there are more ranks than cores."
 
 
-@pytest.mark.parametrize("crowded", [True, False])
-def test_the_row_for_a_size_is_the_one_the_backend_asks_for(crowded: bool) -> None:
+@pytest.mark.parametrize("oversubscribed", [True, False])
+def test_the_row_for_a_size_is_the_one_the_backend_asks_for(oversubscribed: bool) -> None:
     for nbytes, size in (("4KiB", 4096), ("1MiB", 1 << 20)):
-        option = "--crowded" if crowded else "--no-crowded"
+        option = "--oversubscribed" if oversubscribed else "--no-oversubscribed"
         lines = _plan("--default", "all_reduce", "--bytes", nbytes, "-n", "4", option).stdout.splitlines()
-        row = default("all_reduce", size, 4, crowded)
+        row = default("all_reduce", size, 4, oversubscribed)
         assert lines[0].endswith(f"over 4 ranks: {row.schedule}")
-        assert lines[1] == ("  fewer cores than ranks" if crowded else "  a core for each rank")
+        assert lines[1] == ("  fewer cores than ranks" if oversubscribed else "  a core for each rank")
         assert lines[2].startswith(f"  {row.placement}: ")
         assert lines[-1] == f"  drawn by `unisono draw default all_reduce -n 4 --bytes {nbytes}`"
 
 
 def test_a_row_tells_pieces_and_meetings() -> None:
-    lines = _plan("--default", "all_reduce", "--bytes", "8MiB", "-n", "4", "--no-crowded").stdout.splitlines()
+    lines = _plan("--default", "all_reduce", "--bytes", "8MiB", "-n", "4", "--no-oversubscribed").stdout.splitlines()
     # a half of 1 MiB holds 3 slots of 341 KiB; a piece is met for twice, but the meetings of neighbours are one
     assert lines[2] == "  mailbox: 4 chunks in 7 pieces, 293 KiB of a chunk at a time, 8 meetings"
     assert lines[3] == "  direct between shared tensors: 4 chunks in 1 piece, 2 MiB of a chunk at a time, 2 meetings"
@@ -148,6 +154,6 @@ def test_the_bytes_of_a_gathering_are_those_of_all_ranks() -> None:
 
 
 def test_ranks_and_cores_of_this_machine() -> None:
-    ranks = next(n for n in range(1, 4096) if is_crowded(n))
+    ranks = next(n for n in range(1, 4096) if is_oversubscribed(n))
     lines = _plan("--default", "barrier", "-n", str(ranks)).stdout.splitlines()
     assert lines[1] == f"  fewer cores than ranks: {ranks} ranks on {ranks - 1} core{'s' * (ranks != 2)} here"

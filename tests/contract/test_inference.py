@@ -87,7 +87,7 @@ def by_loops(rank: int, world_size: int) -> list[float]:
     with torch.inference_mode():
         total, part, sent = torch.ones(3), torch.zeros(1), torch.full((2,), float(rank))
         gathered = [torch.zeros(2) for _ in range(world_size)]
-        with patch.object(UnisonoProcessGroup, "_do", None):
+        with patch.object(UnisonoProcessGroup, "_general", None):
             dist.all_reduce(total, group=group)
             dist.reduce_scatter(part, [total[r : r + 1] for r in range(world_size)], group=group)
             dist.all_gather(gathered, sent, group=group)

@@ -161,20 +161,20 @@ def under_way(rank: int, world_size: int) -> tuple[list[float], bool, list[Fault
         time.sleep(0.3)
     begun = time.monotonic()
     call.start()
-    at_once = time.monotonic() - begun < 0.2
+    prompt = time.monotonic() - begun < 0.2
     faults.append(attempt(call.start))
     faults.append(attempt(lambda: call.wait(0.02)) if rank == 0 else Fault("CollectiveTimeout", "rank 1", 0.0, 0.0))
     dist.all_reduce(y)  # in between
     call.wait()
     faults.append(attempt(call.wait))
     call()
-    return [x[0].item(), x[-1].item(), y[0].item()], at_once, faults
+    return [x[0].item(), x[-1].item(), y[0].item()], prompt, faults
 
 
 def test_start_and_wait() -> None:
-    for found, at_once, (early, twice, late, again) in ranks(2, group_timeout=27.0).run(under_way):
+    for found, prompt, (early, twice, late, again) in ranks(2, group_timeout=27.0).run(under_way):
         assert found == [4.0, 4.0, 4.0]
-        assert at_once
+        assert prompt
         for fault in (early, again):
             fault.says(
                 "UsageError", r"^<persistent all_reduce\(float32 \[50000\], SUM\)> has not been started: call st"
@@ -186,7 +186,7 @@ def test_start_and_wait() -> None:
 
 
 def behind_others(rank: int, world_size: int) -> list[list[float]]:
-    """The lane is busy with asynchronous calls that wait for the last rank: prepared ones queue, in order."""
+    """The queue is busy with asynchronous calls that wait for the last rank: prepared ones queue, in order."""
     big, x, y = torch.ones(300_000), torch.full((5,), 1.0), torch.full((70_000,), 3.0)
     first, second = unisono.prepare("all_reduce", x), unisono.prepare("all_reduce", y)
     dist.barrier()
@@ -336,22 +336,22 @@ def changes(rank: int, world_size: int, path: str) -> tuple[list[float], bool, l
     """Loops come later, on rank 0 in the midst of a block that chooses an algorithm: the same calls are made on."""
     os.environ["UNISONO_FUSED"] = "0"
     dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
-    lane = dist.distributed_c10d._get_default_group()._group.collectives
+    queue = dist.distributed_c10d._get_default_group()._group.collectives
     x, y = torch.ones(1000), torch.ones(1000)
     call = unisono.prepare("all_reduce", x)
     with unisono.algorithm("double_tree"):
         named = unisono.prepare("all_reduce", y)
     call(), named()
     before, words = call._part[0].run, [repr(call), repr(named)]
-    lane.preparer._mode = 2  # as if they were wanted at once
-    lane.preparer.change()
+    queue.preparer._mode = 2  # as if they were wanted at once
+    queue.preparer.notify()
     call(), named()
     if rank == 0:
         with unisono.algorithm("ring"):
-            lane.preparer.change()
+            queue.preparer.notify()
     call(), named()
     call.start()
-    lane.preparer.change()
+    queue.preparer.notify()
     call.wait(), named()
     changed = call._part[0].run is not before
     words += [repr(call), repr(named)]

@@ -21,7 +21,7 @@ from unisono.torch_names import all_gather_single, reduce_scatter_single
 LARGE = 200_000  # elements: more than is tried at once
 
 
-def lane() -> Any:
+def queue() -> Any:
     group: Any = dist.group.WORLD
     return group._group.collectives
 
@@ -31,7 +31,7 @@ def begin(rank: int, world_size: int, path: str, wish: str = "1", timeout: float
     os.environ["UNISONO_ASYNC_PROGRESS"] = wish
     try:
         init(path, rank, world_size, timeout)
-        assert lane().ahead == (wish == "1")
+        assert queue().async_progress == (wish == "1")
     finally:
         del os.environ["UNISONO_ASYNC_PROGRESS"]
 
@@ -346,7 +346,7 @@ def interrupted(rank: int, world_size: int, path: str) -> list[Fault]:
     x, faults = torch.ones(LARGE), []
 
     def handle(*_: object) -> None:
-        if lane().entered():
+        if queue().entered():
             signal.setitimer(signal.ITIMER_REAL, 0)
             faults.append(attempt(dist.barrier))
             faults.append(attempt(lambda: dist.all_reduce(torch.ones(LARGE), async_op=True)))
@@ -396,7 +396,7 @@ def by_the_cores(rank: int, world_size: int, path: str) -> tuple[bool, int, floa
         init(path, rank, world_size)
         x = torch.ones(LARGE)
         dist.all_reduce(x, async_op=True).wait()
-        return lane().ahead, len(os.sched_getaffinity(0)), x.max().item()
+        return queue().async_progress, len(os.sched_getaffinity(0)), x.max().item()
     finally:
         dist.destroy_process_group()
         worker._sharers = seen

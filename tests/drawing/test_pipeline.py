@@ -19,9 +19,9 @@ def bars(svg: str) -> list[ET.Element]:
 def test_svg_has_a_bar_per_action_in_the_row_of_its_rank(name: str) -> None:
     line = simulate(build_pipeline(name, 3, 5))
     found = bars(str(draw(line, "svg")))
-    told = [bar.find(f"{SVG}title").text for bar in found]
+    titles = [bar.find(f"{SVG}title").text for bar in found]
     slots = [slot for row in line.slots for slot in row]
-    assert [words.split(":")[0] for words in told] == [str(slot.action) for slot in slots]
+    assert [words.split(":")[0] for words in titles] == [str(slot.action) for slot in slots]
     heights = sorted({float(bar.get("y")) for bar in found})
     rank = {slot.action: r for r, row in enumerate(line.slots) for slot in row}
     assert [heights.index(float(bar.get("y"))) for bar in found] == [rank[slot.action] for slot in slots]

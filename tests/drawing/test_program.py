@@ -30,7 +30,7 @@ PICTURES = {
     "star_3_pushed": ("star", "broadcast", 3, "pushed", 80),
     "direct_8_numbers_of_chunks": ("direct", "all_to_all", 8, "direct", 120),
 }
-NAMES = {"in": "in", "out": "out", "s": "stage", "t": "temp", "m": "mail"}
+NAMES = {"in": "in", "out": "out", "s": "stage", "t": "temp", "m": "recvbuf"}
 PLACE = re.compile(r"(?:([\d,-]+):)?(in|out|s|t|m)([\d,-]*)")
 
 

@@ -83,17 +83,17 @@ def test_bars_of_the_chart_are_as_long_as_the_messages(run: Timeline) -> None:
     assert len(bars) == 2 * len(e)
     scale = 1000 / max(run.time, float(e.end.max()))
     expected = [
-        (rank, lane, e.start[i], e.end[i], chunk_colour(int(e.chunk[i]), num_chunks))
+        (rank, track, e.start[i], e.end[i], chunk_colour(int(e.chunk[i]), num_chunks))
         for rank in range(run.schedule.world_size + run.schedule.switches)
-        for lane, ranks in ((0, e.src), (1, e.dst))
+        for track, ranks in ((0, e.src), (1, e.dst))
         for i in range(len(e))
         if ranks[i] == rank
     ]
-    for bar, (rank, lane, start, end, colour) in zip(bars, expected, strict=True):
+    for bar, (rank, track, start, end, colour) in zip(bars, expected, strict=True):
         assert bar.get("fill") == colour
         assert float(bar.get("x", "")) == pytest.approx(76 + start * scale, abs=0.06)
         assert float(bar.get("width", "")) == pytest.approx((end - start) * scale - 0.8, abs=0.06)
-        assert float(bar.get("y", "")) == pytest.approx(70 + 30 * rank + (2, 16)[lane])
+        assert float(bar.get("y", "")) == pytest.approx(70 + 30 * rank + (2, 16)[track])
 
 
 def test_the_text_chart_of_a_ring() -> None:

@@ -156,7 +156,9 @@ def leaves_badly(rank: int, world_size: int) -> list[Fault]:
         dist.barrier(group)
     if rank == 1:
         outcomes = iter([OSError("too many open files")])
-        patch.object(Group, "_say_left", autospec=True, side_effect=partial(_leave, Group._say_left, outcomes)).start()
+        patch.object(
+            Group, "_publish_left", autospec=True, side_effect=partial(_leave, Group._publish_left, outcomes)
+        ).start()
         raise ValueError("bad shard")
     return [attempt(lambda group=group: dist.barrier(group)) for group in groups]  # type: ignore[misc]
 

@@ -32,14 +32,14 @@ def _call(kind: str, rank: int) -> Any:
 
 
 def _in_the_midst(kind: str, handler: Callable[[], object]) -> None:
-    """Has ``handler`` called once, by a signal, while this thread is in the lane that serves ``kind``."""
+    """Has ``handler`` called once, by a signal, while this thread is in the queue that serves ``kind``."""
     group: Any = dist.group.WORLD
-    lane = group._group.messages if kind == "recv" else group._group.collectives
+    queue = group._group.messages if kind == "recv" else group._group.collectives
 
     store = _get_default_store()
 
     def handle(*_: object) -> None:
-        if lane.entered():
+        if queue.entered():
             signal.setitimer(signal.ITIMER_REAL, 0)
             try:
                 handler()
@@ -118,8 +118,8 @@ def _raised_before_the_wait(rank: int, world_size: int, kind: str) -> list[Fault
         time.sleep(0.3)
         return [attempt(lambda: [_call(kind, rank), kind == "recv" or dist.barrier()])]
     group: Any = dist.group.WORLD
-    lane = group._group.messages if kind == "recv" else group._group.collectives
-    owner, waits = (lane._worker, "wake") if kind == "wait" else (lane, "finish")
+    queue = group._group.messages if kind == "recv" else group._group.collectives
+    owner, waits = (queue._worker, "wake") if kind == "wait" else (queue, "finish")
 
     def raises(*_: object, **__: object) -> None:
         delattr(owner, waits)
@@ -148,15 +148,15 @@ def _left_at_the_end(rank: int, world_size: int) -> list[Fault]:
     if rank == 1:
         return []
     group: Any = dist.group.WORLD
-    lane = group._group.messages
-    at_once = lane.at_once
+    queue = group._group.messages
+    run_now = queue.run_now
 
     def moved(*args: Any) -> Any:
-        message = at_once(*args)
+        message = run_now(*args)
         dist.destroy_process_group()
         return message
 
-    lane.at_once = moved
+    queue.run_now = moved
     return [attempt(lambda: dist.send(torch.zeros(2), 1))]
 
 

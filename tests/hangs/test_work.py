@@ -89,7 +89,7 @@ def usage() -> Usage:
 
 
 def fail_and_leave(rank: int, k: int) -> float:
-    """One group of its own fails, asynchronously and in the other lane too; the next one works."""
+    """One group of its own fails, asynchronously and in the other queue too; the next one works."""
     group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=0.03))
     if rank == 0:
         work = dist.all_reduce(torch.zeros(100), group=group, async_op=True)

@@ -56,7 +56,9 @@ def borders(row: Default, n: int) -> list[int]:
         return [0]
     found = {0, 4, LINE + 4}
     past = 1 << 26 if row.upto == _ANY else row.upto // n
-    by_placement = default_tables(row.collective, past, n, area=Layout(n).stage, crowded=bool(row.crowded))
+    by_placement = default_tables(
+        row.collective, past, n, area=Layout(n).stage, oversubscribed=bool(row.oversubscribed)
+    )
     (*_, tables) = by_placement.values()
     for table in {tables[0], by_placement[row.placement][0]}:
         window = table.part * table.program.collective.pieces
@@ -75,8 +77,8 @@ def test_every_default_holds_around_every_border(row: Default, n: int) -> None:
             for in_place in (False, True):
                 for parity in (0, 1) if n == 2 else ((k + in_place) & 1,):
                     proofs = prove_default(
-                        row.collective, nbytes, n, area=Layout(n).stage, root=root, crowded=bool(row.crowded),
-                        in_place=in_place, first_meeting=parity,
+                        row.collective, nbytes, n, area=Layout(n).stage, root=root,
+                        oversubscribed=bool(row.oversubscribed), in_place=in_place, first_meeting=parity,
                     )  # fmt: skip
                     placements |= proofs.keys()
                     for proof in proofs.values():

@@ -17,9 +17,9 @@ from ranks import ranks
 from unisono.algorithms import list_algorithms
 from unisono.program import defaults
 from unisono.runtime import prepared
-from unisono.runtime.agreement import DIRECT, PUSHED
 from unisono.runtime.reduce import Reducer
-from unisono.transport import neighbours
+from unisono.runtime.zero_copy import DIRECT, PUSHED
+from unisono.transport import peer_mappings
 
 # torch 2.11 has the older names alone
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -29,13 +29,13 @@ OF_ALL_SHARED = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 Make = Callable[..., torch.Tensor]
 
 
-def lane() -> Any:
+def queue() -> Any:
     return dist.distributed_c10d._get_default_group()._group.collectives
 
 
 def mode() -> int:
     """How the last call went."""
-    return lane()._control.mode
+    return queue()._control.path
 
 
 def inputs(dtype: torch.dtype, count: int, world_size: int) -> list[torch.Tensor]:
@@ -112,10 +112,10 @@ def test_the_bits_of_staged_calls(world_size: int, tmp_path: Path) -> None:
     dtype = (torch.float32, torch.bfloat16, torch.int64)[world_size % 3]
     results = ranks(world_size, group=False).run(alike, str(tmp_path / "meeting"), dtype, [everybody, everybody[1:]])
     if world_size > 1:
-        together, apart = results[1]  # rank 1 does without the loops
+        together, separate = results[1]  # rank 1 does without the loops
         assert set(together) <= {DIRECT, PUSHED}
         assert PUSHED in together
-        assert [how for how in apart if how >= DIRECT] == [DIRECT]  # a broadcast, whose root shares
+        assert [how for how in separate if how >= DIRECT] == [DIRECT]  # a broadcast, whose root shares
         assert len(together) > 8
 
 
@@ -164,7 +164,7 @@ def test_every_algorithm_on_shared_tensors(world_size: int) -> None:
 
 def in_several_rounds(rank: int, world_size: int) -> bool:
     prepared.DIRECT_MOVED = 1 << 20
-    lane().preparer.change()  # prepares anew
+    queue().preparer.notify()  # prepares anew
     try:
         for _ in range(3):
             results = every_call(rank, world_size, unisono.empty, torch.float32)
@@ -172,7 +172,7 @@ def in_several_rounds(rank: int, world_size: int) -> bool:
         return all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
     finally:
         prepared.DIRECT_MOVED = defaults.DIRECT_MOVED
-        lane().preparer.change()
+        queue().preparer.notify()
 
 
 def test_in_several_rounds() -> None:
@@ -202,16 +202,16 @@ def refused(rank: int, world_size: int) -> tuple[float, int]:
     def forbidden(*args: Any) -> None:
         raise PermissionError("not yours")
 
-    mapped, found = neighbours._Mapped, []
+    mapped, found = peer_mappings._Mapped, []
     if rank == 1:
-        neighbours._Mapped = forbidden
+        peer_mappings._Mapped = forbidden
     try:
         x = unisono.empty(500_000).fill_(1.0)
         for _ in range(3):
             dist.all_reduce(x)
             found.append(mode())
     finally:
-        neighbours._Mapped = mapped
+        peer_mappings._Mapped = mapped
     return x.sum().item(), max(found, default=0)
 
 
@@ -275,7 +275,7 @@ def mapped_after_the_group(rank: int, world_size: int, meeting: str) -> bool:
     x = unisono.empty(500_000).fill_(1.0)
     for _ in range(3):
         dist.all_reduce(x)
-    during = len(neighbours._mapped)
+    during = len(peer_mappings._mapped)
     files = len(os.listdir("/proc/self/fd"))
     dist.destroy_process_group()
-    return during == 1 and not neighbours._mapped and len(os.listdir("/proc/self/fd")) <= files
+    return during == 1 and not peer_mappings._mapped and len(os.listdir("/proc/self/fd")) <= files

@@ -15,7 +15,7 @@ import unisono
 from ranks import ranks
 from unisono.errors import UsageError
 from unisono.runtime.collectives import CollectiveQueue
-from unisono.runtime.loops import WARM, Loops, loops, wanted
+from unisono.runtime.loops import COMPILE_AFTER, Loops, loops, wanted
 from unisono.runtime.words import DIFFERS, WAITS
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 from unisono.transport import futex
@@ -125,8 +125,8 @@ def results(rank: int, world_size: int, path: str, modes: list[str]) -> tuple[li
             x = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
         found.append(hashlib.blake2b(x.view(torch.uint8).numpy()).digest())
 
-    unusual, do = [], group._do
-    group._do = lambda op, *args: unusual.append(op) or do(op, *args)
+    unusual, do = [], group._general
+    group._general = lambda op, *args: unusual.append(op) or do(op, *args)
     ways = loops.of
     loops.of = lambda kind: seen(ways(kind), unusual)  # type: ignore[method-assign]
     for dtype, ops in OPS.items():
@@ -195,14 +195,14 @@ def warmed(rank: int, world_size: int, path: str, kept: bool) -> tuple[bool, boo
     all_there = dict(loops._ready)
     if not kept:
         loops._ready.clear()
-        loops._looked.update(all_there)
+        loops._searched.update(all_there)
         loops._load = lambda kind: loops._ready.update({kind: all_there[kind]})  # type: ignore[method-assign]
     dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
     used: list[str] = []
     ways = loops.of
     loops.of = lambda kind: used.append(kind) or ways(kind)  # type: ignore[method-assign]
     x = torch.ones(4)
-    for _ in range(WARM - 1):
+    for _ in range(COMPILE_AFTER - 1):
         dist.all_reduce(x, dist.ReduceOp.MAX)
     before = "float32" in used
     for _ in range(4000):
@@ -292,14 +292,14 @@ def test_waiting_ends_soon_where_each_yield_takes_milliseconds(monkeypatch: pyte
     segment, fd = create(Shelf(), 2, "lonely")
     os.close(fd)
     monkeypatch.setenv("UNISONO_FUSED", "0")
-    monkeypatch.setattr(futex, "CROWDED", ctypes.c_int64(0))
+    monkeypatch.setattr(futex, "OVERSUBSCRIBED_UNTIL", ctypes.c_int64(0))
     board = Board(segment, 0)
-    lane = CollectiveQueue(board, [0, 1], "lonely", GroupMonitor(board, [0, 1], "lonely"))
-    alone, yields = lane.preparer.meeting(), []
+    queue = CollectiveQueue(board, [0, 1], "lonely", GroupMonitor(board, [0, 1], "lonely"))
+    alone, yields = queue.preparer.meeting(), []
 
     def slow() -> None:
         yields.append(time.sleep(0.008))
 
     monkeypatch.setattr("os.sched_yield", slow)
-    assert alone.run(alone.address, lane._at, 0, 0, 1_000_000, 0, 0, 0) == WAITS
+    assert alone.run(alone.address, queue._at, 0, 0, 1_000_000, 0, 0, 0) == WAITS
     assert len(yields) == 1

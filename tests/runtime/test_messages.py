@@ -25,9 +25,9 @@ def exchange(rank: int, world_size: int, path: str, modes: list[str]) -> tuple[l
     os.environ["UNISONO_FUSED"] = modes[rank % len(modes)]
     dist.init_process_group("unisono", f"file://{path}", rank=rank, world_size=world_size)
     dist.barrier()
-    lane: MessageQueue = dist.distributed_c10d._get_default_group()._group.messages
-    rest, halves = lane._rest, []
-    lane._rest = lambda *args: halves.append(args) or rest(*args)  # type: ignore[method-assign]
+    queue: MessageQueue = dist.distributed_c10d._get_default_group()._group.messages
+    rest, halves = queue._rest, []
+    queue._rest = lambda *args: halves.append(args) or rest(*args)  # type: ignore[method-assign]
     wrong, sources, peer = [], [], 1 - rank
     for late in ("nobody", "sender", "receiver"):
         for seed, size in enumerate(SIZES):
@@ -48,7 +48,7 @@ def exchange(rank: int, world_size: int, path: str, modes: list[str]) -> tuple[l
                 work.wait()
                 assert work.is_completed()
             wrong += [] if torch.equal(got, pattern(size, seed)) else [size]
-    recorded = sum(note.ended > 0 and note.number > 0 for note in lane.monitor.messages.notes)
+    recorded = sum(note.ended > 0 and note.number > 0 for note in queue.monitor.messages.notes)
     dist.barrier()
     dist.destroy_process_group()
     return wrong, sources, recorded, len(halves)
@@ -84,8 +84,8 @@ def crossing(rank: int, world_size: int, path: str, modes: list[str]) -> list[st
         wrong += [
             f"{tag} of {peer}" for peer, tag, got in kept if not torch.equal(got, pattern(len(got), 7 * peer + tag))
         ]
-    lane: MessageQueue = dist.distributed_c10d._get_default_group()._group.messages
-    wrong += ["still busy"] if lane.busy() else []
+    queue: MessageQueue = dist.distributed_c10d._get_default_group()._group.messages
+    wrong += ["still busy"] if queue.busy() else []
     dist.barrier()
     dist.destroy_process_group()
     return wrong

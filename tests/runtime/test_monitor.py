@@ -15,8 +15,8 @@ from unisono.runtime.choice import by_default
 from unisono.runtime.collectives import CollectiveQueue, CollectiveTask
 from unisono.runtime.message import Message, prepare_message
 from unisono.runtime.messages import MessageQueue
-from unisono.runtime.monitor import Books, Loss, Monitor
-from unisono.runtime.prepared import Kind, Places
+from unisono.runtime.monitor import CallLog, Loss, Monitor
+from unisono.runtime.prepared import AddressTable, Kind
 from unisono.transport.board import Board
 from unisono.transport.process import Identity
 from unisono.transport.segment import Segment, create
@@ -29,10 +29,10 @@ class Shelf:
 
 
 class Events:
-    """A monitor that keeps what it is told. ``words``: what it says of a deadlock, ``gone``: ranks that are lost."""
+    """A monitor that records its calls. ``words``: its answer on a deadlock, ``gone``: ranks that are lost."""
 
     def __init__(self) -> None:
-        self.books = Books([None] * 8, array("q", bytes(64)), array("q", bytes(64)))
+        self.call_log = CallLog([None] * 8, array("q", bytes(64)), array("q", bytes(64)))
         self.events: list[tuple[Any, ...]] = []
         self.words, self.gone = "", set[int]()
 
@@ -40,7 +40,7 @@ class Events:
         self.events.append(("issued", call.op, peer, tag))
         return call.op
 
-    def located(self, ticket: Any, site: Site) -> None: ...
+    def located(self, call_id: Any, site: Site) -> None: ...
 
     def met(
         self, call: Call, number: int, site: Site | None, headers: bytes, meet: Callable[[], bool]
@@ -48,14 +48,14 @@ class Events:
         self.events.append(("met", call.op, number))
         return "they differ", True
 
-    def completed(self, ticket: Any, source: int) -> None:
-        self.events.append(("completed", ticket, source))
+    def completed(self, call_id: Any, source: int) -> None:
+        self.events.append(("completed", call_id, source))
 
     def moved(self, call: Call, peer: int, tag: int, began: int) -> None:
         self.events.append(("moved", call.op, peer, tag))
 
-    def failed(self, error: BaseException, ticket: Any = None) -> None:
-        self.events.append(("failed", type(error).__name__, ticket))
+    def failed(self, error: BaseException, call_id: Any = None) -> None:
+        self.events.append(("failed", type(error).__name__, call_id))
 
     def gave_up(self, error: UnisonoError) -> None:
         self.events.append(("gave up", type(error).__name__))
@@ -64,7 +64,7 @@ class Events:
         self.events.append(("waits", text()))
         return self
 
-    def look(self, needs: Sequence[Identity]) -> str:
+    def check(self, needs: Sequence[Identity]) -> str:
         return self.words
 
     def end(self) -> None:
@@ -128,9 +128,9 @@ def test_what_goes_at_once_is_reported_in_one(segment: Segment) -> None:
     first, one, second, two = queues(segment)
     x = torch.arange(4.0)
     prepared = {op: prepare_message(Call(op, x.dtype, (4,)), 3, x.nbytes) for op in ("send", "recv")}
-    first.at_once(prepared["send"], 1, x, 10.0, False)
+    first.run_now(prepared["send"], 1, x, 10.0, False)
     got = torch.zeros(4)
-    second.at_once(prepared["recv"], 0, got, 10.0, False)
+    second.run_now(prepared["recv"], 0, got, 10.0, False)
     assert torch.equal(got, x)
     assert (one.events, two.events) == ([("moved", "send", 1, 3)], [("moved", "recv", 0, 3)])
 
@@ -142,7 +142,7 @@ def test_a_message_of_another_size_fails(segment: Segment) -> None:
         second.submit(message("recv", 0, 5), background=False)
     assert two.events[1:] == [("completed", "recv", 0), ("failed", "MismatchError", None)]
     with pytest.raises(MismatchError, match="rank 1 refused a message of rank 0"):
-        first.hear()
+        first.raise_rejected()
     assert ("gave up", "MismatchError") not in one.events + two.events
 
 
@@ -197,7 +197,7 @@ def test_a_collective_is_met_with_headers_that_differ(segment: Segment) -> None:
     def make(rank: int, op: str) -> None:
         choice = by_default("barrier", 0, 2, 0, False)
         prepared = queue[rank].preparer.prepare(Kind(Call(op), choice, torch.uint8, (0,)))
-        task = CollectiveTask(prepared.call, [(prepared, Places([]), Places([]))], [], 10.0)
+        task = CollectiveTask(prepared.call, [(prepared, AddressTable([]), AddressTable([]))], [], 10.0)
         try:
             queue[rank].submit(task, background=False)
         except UnisonoError as error:
@@ -215,5 +215,5 @@ def test_a_collective_is_met_with_headers_that_differ(segment: Segment) -> None:
             ("met", op, 2),
             ("failed", "MismatchError", None),
         ]
-        assert [call.op for call in monitors[rank].books.calls if call] == ["barrier", op]
+        assert [call.op for call in monitors[rank].call_log.calls if call] == ["barrier", op]
         assert queue[rank].calls == 2

@@ -69,7 +69,7 @@ def test_code_that_needs_numba_is_not_made() -> None:
     def allocates(size: int) -> int:
         return np.zeros(size)[0]
 
-    with pytest.raises(RuntimeError, match="which nobody has where numba is not loaded"):
+    with pytest.raises(RuntimeError, match="which are not there where numba is not loaded"):
         compiled("test_other", {"allocates": allocates})
 
 

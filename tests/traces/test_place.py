@@ -4,7 +4,7 @@ from concurrent import futures
 from pathlib import Path
 
 import unisono
-from unisono.runtime.site import Site
+from unisono.runtime.call_site import Site
 from unisono.trace.place import place
 
 SOURCE = Path(unisono.__file__).parent

@@ -88,25 +88,25 @@ def test_additions_from_many_threads_are_all_counted() -> None:
 @pytest.fixture
 def free() -> Iterator[None]:
     """Nobody wants this core, as far as this process knows."""
-    before, futex.CROWDED.value = futex.CROWDED.value, 0
+    before, futex.OVERSUBSCRIBED_UNTIL.value = futex.OVERSUBSCRIBED_UNTIL.value, 0
     yield
-    futex.CROWDED.value = before
+    futex.OVERSUBSCRIBED_UNTIL.value = before
 
 
 def test_a_dear_yield_is_not_repeated_for_a_while(free: None, monkeypatch: pytest.MonkeyPatch) -> None:
     yields: list[int] = []
-    monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1) or time.sleep(2e-9 * futex.DEAR))
-    assert futex.give_way()
-    assert not futex.give_way()
+    monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1) or time.sleep(2e-9 * futex.SLOW_YIELD_NS))
+    assert futex.yield_core()
+    assert not futex.yield_core()
     assert len(yields) == 1
-    futex.CROWDED.value = time.monotonic_ns() - 1
-    assert futex.give_way()
+    futex.OVERSUBSCRIBED_UNTIL.value = time.monotonic_ns() - 1
+    assert futex.yield_core()
     assert len(yields) == 2
 
 
 def test_a_cheap_yield_is_repeated(free: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_yield", lambda: None)
-    assert all(futex.give_way() for _ in range(100))
+    assert all(futex.yield_core() for _ in range(100))
 
 
 def durations(rank: int, world_size: int) -> list[float]:

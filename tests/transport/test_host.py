@@ -27,7 +27,7 @@ def test_a_host_is_one_word_and_back() -> None:
     ],
 )
 def test_what_keeps_ranks_apart(there: Host, words: str, remedy: str) -> None:
-    apart, what_to_do = HERE.apart(there)
+    apart, what_to_do = HERE.difference(there)
     assert words in apart
     assert remedy in what_to_do
 

@@ -28,7 +28,7 @@ class FakePage:
     def text(self) -> str:
         return self.name
 
-    def sentence(self, wait: int, text: str) -> None:
+    def set_verdict(self, wait: int, text: str) -> None:
         self.judged = (wait, text)
 
     def verdict(self) -> tuple[int, str]:
@@ -50,22 +50,22 @@ class World:
     def _finder(self, k: int) -> CycleFinder:
         world, mine = self, self.page(k)
 
-        class Watch:
+        class OwnPage:
             me = Identity(k, 100 + k)
             wait, verdict = mine.wait, mine.verdict
 
             def peer(self, identity: Identity) -> FakePage | None:
                 return world.pages.get(identity)
 
-        watch: Any = Watch()
-        return CycleFinder(watch)
+        own: Any = OwnPage()
+        return CycleFinder(own)
 
     def round(self, *who: int) -> dict[int, str]:
         """Everybody (or these) looks around once; what they found."""
         found = {}
         for k in who or range(1, len(self.pages) + 1):
             self.page(k).looks += 1
-            found[k] = self.finders[k].look()
+            found[k] = self.finders[k].check()
         return found
 
     def rounds(self, count: int = 8) -> dict[int, str]:

@@ -6,10 +6,10 @@ import threading
 
 from unisono.errors import CollectiveTimeout, PeerLostError
 from unisono.runtime.monitor import Loss
-from unisono.runtime.task import first_line, same
-from unisono.transport.layout import FAREWELL, Layout
+from unisono.runtime.task import copy_error, first_line
+from unisono.transport.layout import EXIT_NOTE, Layout
 from unisono.transport.segment import create
-from unisono.watch.exit_notes import exit_note, lost, read_exit_note, spoken
+from unisono.watch.exit_notes import as_sentence, exit_note, lost, read_exit_note
 
 DEAD = Loss("rank 2 (pid 80 on node1) is dead: killed by SIGKILL")
 
@@ -64,17 +64,17 @@ def test_a_long_text_is_said_once_of_all_who_left_it() -> None:
 def test_a_rank_to_blame_itself_has_no_cause_before_its_words() -> None:
     assert read_exit_note(exit_note("ended by ValueError: a\nb")) == Loss("ended by ValueError: a\nb", "")
     assert read_exit_note("") == Loss("", "")
-    assert spoken(exit_note("has left", DEAD.words)) == f"has left ({DEAD.words})"
-    assert spoken(exit_note(f"read that {DEAD.words}", DEAD.words)) == f"read that {DEAD.words}"
+    assert as_sentence(exit_note("has left", DEAD.words)) == f"has left ({DEAD.words})"
+    assert as_sentence(exit_note(f"read that {DEAD.words}", DEAD.words)) == f"read that {DEAD.words}"
 
 
 def test_a_copy_of_an_error_keeps_its_cause_but_no_traceback() -> None:
     try:
         raise lost("barrier() can not end", [DEAD])
     except PeerLostError as error:
-        copy = same(error)
+        copy = copy_error(error)
     assert (type(copy), str(copy), copy.cause, copy.__traceback__) == (PeerLostError, str(copy), DEAD.words, None)
-    assert same(CollectiveTimeout("late")).cause == ""
+    assert copy_error(CollectiveTimeout("late")).cause == ""
     assert first_line(CollectiveTimeout("late:\nwhere")) == "late"
 
 
@@ -89,19 +89,19 @@ def test_a_text_that_is_written_again_while_it_is_read_is_never_torn() -> None:
     def write() -> None:
         while not done.is_set():
             for text in texts:
-                segment.say(1, FAREWELL, text)
+                segment.set_text(1, EXIT_NOTE, text)
 
-    segment.say(1, FAREWELL, "a" * 20)
+    segment.set_text(1, EXIT_NOTE, "a" * 20)
     writer = threading.Thread(target=write)
     sys.setswitchinterval(1e-6)
     try:
         writer.start()
         read: list[str] = []
         while len(read) < 2000 or len(set(read) - {""}) < 2:
-            read.append(segment.text(1, FAREWELL))
+            read.append(segment.text(1, EXIT_NOTE))
     finally:
         done.set()
         writer.join()
         sys.setswitchinterval(interval)
     assert set(read) <= whole | {""}
-    assert segment.text(0, FAREWELL) == ""
+    assert segment.text(0, EXIT_NOTE) == ""

@@ -19,7 +19,7 @@ from ranks import FORKS
 from unisono.runtime.call import Call, piece
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 from unisono.watch.flight import CollectiveRecord, MessageRecord, dump_flight_record
-from unisono.watch.schema import sizes
+from unisono.watch.fr_schema import sizes
 
 
 def _analyze(folder: Path) -> str:
@@ -175,14 +175,14 @@ def unheard(rank: int, world_size: int, folder: str) -> None:
 
 
 def test_a_receive_without_a_send_names_the_sender(tmp_path: Path) -> None:
-    from unisono.watch import page
+    from unisono.watch import status_page
     from unisono.watch.status import snapshot
 
     with Job(unheard, 3, str(tmp_path)) as job:
         job.hear("there", [1, 2])
         time.sleep(0.3)
         (found,) = snapshot(job.pid(0))
-        assert page.records(found.identities, str(tmp_path)) == {
+        assert status_page.records(found.identities, str(tmp_path)) == {
             r: str(tmp_path / f"flight_rank_{r}") for r in range(3)
         }
     said = _analyze(tmp_path)
@@ -195,9 +195,9 @@ def test_entries_start_with_the_first_call_that_all_ranks_still_keep(monkeypatch
     record = CollectiveRecord("the default group", [0, 1], 0, lambda: (9, 7, 10))
     for number in range(1, 10):
         place = number % 4
-        record.books.calls[place], record.books.moments[place] = Call("barrier"), 100 * number
+        record.call_log.calls[place], record.call_log.issue_times[place] = Call("barrier"), 100 * number
         if number <= 7:
-            record.books.ends[place] = 100 * number + 10
+            record.call_log.end_times[place] = 100 * number + 10
     found = [(e.number, e.state, e.when, e.ended) for e in record.entries()]
     assert found == [(7, "completed", 700, 710), (8, "started", 800, 0), (9, "scheduled", 900, 0)]
 
@@ -212,7 +212,7 @@ def test_messages_are_numbered_per_direction_and_tag() -> None:
     record.issue(send, 0, 5)
     record.end(anyone, 0)
     record.end(first, 0)
-    found = [(e.label, e.names, e.number, e.state, e.way) for e in record.entries()]
+    found = [(e.label, e.global_ranks, e.number, e.state, e.way) for e in record.entries()]
     assert found == [
         ("g, messages 4->7", [4, 7], 2, "completed", (0, 1)),
         ("g, messages 4->7", [4, 7], 1, "completed", (0, 1)),
@@ -226,7 +226,7 @@ def test_messages_are_numbered_per_direction_and_tag() -> None:
     [
         (Call("barrier"), ("barrier", [], [])),
         (Call("all_reduce", torch.float32, (2, 3), "SUM"), ("all_reduce", [[2, 3]], [[2, 3]])),
-        (Call("all_gather", torch.float32, (2, 3), rest="single"), ("all_gather", [[2, 3]], [[2, 2, 3]])),
+        (Call("all_gather", torch.float32, (2, 3), extra_signature="single"), ("all_gather", [[2, 3]], [[2, 2, 3]])),
         (Call("reduce_scatter", torch.float32, (4, 3), "SUM"), ("reduce_scatter", [[4, 3]], [[6]])),
         (
             Call("reduce_scatter", torch.float32, (1,), "SUM", parts=(1, 2)),

@@ -23,7 +23,7 @@ ODD = {
     "shape": Call("all_reduce", torch.float32, (3, 2), "SUM"),
     "rank of shape": Call("all_reduce", torch.float32, (6,), "SUM"),
     "reduce op": Call("all_reduce", torch.float32, (2, 3), "MAX"),
-    "rest": Call("all_reduce", torch.float32, (2, 3), "SUM", rest="factor 2"),
+    "rest": Call("all_reduce", torch.float32, (2, 3), "SUM", extra_signature="factor 2"),
     "refused": Call("all_reduce", refused="no"),
 }
 

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from hangs.job import Job, tell
 from unisono.runtime.header import Header
-from unisono.transport.layout import JOINED, MOMENTS
+from unisono.transport.layout import ISSUE_TIMES, JOINED
 from unisono.transport.process import Identity
-from unisono.watch import page, status
-from unisono.watch.memory import Findings, Member, Memory
+from unisono.watch import status, status_page
+from unisono.watch.segment_reader import Findings, Member, SegmentView
 from unisono.watch.status import RankStatus, snapshot, span
 
 
@@ -63,7 +63,7 @@ def test_a_hung_job() -> None:
         (remark,) = seen.remarks
         assert remark.startswith("rank 3 keeps ranks 0, 2 waiting for 1.")
         assert remark.endswith("it is outside unisono, after call no. 3 barrier()")
-        stacks = page.stacks(seen.identities)
+        stacks = status_page.stacks(seen.identities)
         assert "in one_sleeps" in stacks[3]
         assert "in broadcast" in stacks[2]
 
@@ -89,7 +89,7 @@ def test_a_stopped_rank_and_a_late_one() -> None:
         assert 2 in seen.ranks[0].waits_for
         assert any(r.startswith("rank 2 keeps rank") and "stopped, by a signal" in r for r in seen.remarks)
         before = seen.groups[0].completed
-        assert "does not answer" in page.stacks(seen.identities)[2]
+        assert "does not answer" in status_page.stacks(seen.identities)[2]
         job.signal(2, signal.SIGCONT)
         see(job, lambda j: j.groups[0].completed > before + 3)
 
@@ -115,16 +115,16 @@ def test_a_dead_rank_and_one_that_has_left() -> None:
 
 
 def _member(rank: int, moments: list[int], completed: int) -> Member:
-    ring = [0] * MOMENTS
+    ring = [0] * ISSUE_TIMES
     for number, moment in enumerate(moments, 1):
-        ring[number % MOMENTS] = moment
+        ring[number % ISSUE_TIMES] = moment
     return Member(rank, Identity(rank + 10, 1), JOINED, completed, len(moments), completed, 7, tuple(ring), None, "")
 
 
 def test_delays_are_taken_over_the_calls_that_all_ranks_still_know() -> None:
     early = _member(0, [1_000_000 * k for k in range(1, 21)], 19)
     late = _member(1, [1_000_000 * k + 500_000 for k in range(1, 20)], 18)
-    memory = Memory("the default group", (early, late))
+    memory = SegmentView("the default group", (early, late))
     compared, delays = memory.lateness()
     assert compared == 15  # calls 5 to 19: the first rank has forgotten call 4, the second has not issued call 20
     assert delays == {0: 0.0, 1: 0.0005}
@@ -134,8 +134,12 @@ def test_delays_are_taken_over_the_calls_that_all_ranks_still_know() -> None:
 
 def test_jobs_are_groups_that_share_processes() -> None:
     a, b, c = (_member(rank, [1], 1) for rank in range(3))
-    pair, whole, other = Memory("g [0, 1]", (a, b)), Memory("the default group", (a, b, c)), _member(0, [1], 1)
-    stranger = Memory("the default group", (Member(**{**vars(other), "who": Identity(99, 2)}),))
+    pair, whole, other = (
+        SegmentView("g [0, 1]", (a, b)),
+        SegmentView("the default group", (a, b, c)),
+        _member(0, [1], 1),
+    )
+    stranger = SegmentView("the default group", (Member(**{**vars(other), "who": Identity(99, 2)}),))
     found = status._together([pair, stranger, whole])
     assert [[m.label for m in job] for job in found] == [["the default group"], ["the default group", "g [0, 1]"]]
     assert snapshot(find=lambda: Findings((stranger,), {})) == []  # none of its processes lives

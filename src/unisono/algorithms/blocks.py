@@ -1,4 +1,4 @@
-"""What several families share: messages of consecutive blocks around the circle of ranks, and the power-of-two core."""
+"""Parts of several families: messages of consecutive blocks around the circle of ranks, and the power-of-two core."""
 
 from dataclasses import dataclass
 

@@ -55,7 +55,7 @@ def all_to_all(world_size: int, chunks: int = 1) -> Schedule:
 
 @register_algorithm("bruck", "barrier", steps="L", nbytes_per_rank="0")
 def barrier(world_size: int, chunks: int = 1) -> Schedule:
-    """Dissemination: after step i everybody has heard of the 2**(i+1)-1 ranks before it."""
+    """Dissemination: after step i every rank has heard of the 2**(i+1)-1 ranks before it."""
     ranks = np.arange(world_size)
     distances = [1 << i for i in range(ceil_log2(world_size))]
     steps = tuple(Step.make(ranks, (ranks + d) % world_size, 0, chunks, True) for d in distances)

@@ -1,6 +1,6 @@
 """Direct: every rank talks to every other at once.
 
-One-shot all_reduce: everybody sends everything to everybody, and each sums all by itself. One step, n-1 times the
+One-shot all_reduce: every rank sends everything to every rank, and each sums all by itself. One step, n-1 times the
 bytes: best for the smallest messages. Two-phase: each rank sums its own block of all, then hands it to all. Two steps
 with the bytes of a ring: best wherever all pairs are joined. Sums are taken in rank order.
 """
@@ -35,7 +35,7 @@ def _once(step: Step) -> tuple[Step, ...]:
 
 @register_algorithm("direct", "reduce_scatter", steps="1", nbytes_per_rank="(n-1)/n")
 def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
-    """Everybody sends each block to its owner at once."""
+    """Every rank sends each block to its owner at once."""
     src, dst = _pairs(world_size)
     step = Step.make(src, dst, dst * chunks, chunks, True)
     return Schedule("direct", Collective.of("reduce_scatter", world_size, chunks), _once(step))
@@ -43,7 +43,7 @@ def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
 
 @register_algorithm("direct", "all_gather", steps="1", nbytes_per_rank="(n-1)/n")
 def all_gather(world_size: int, chunks: int = 1) -> Schedule:
-    """Everybody sends its block to everybody at once."""
+    """Every rank sends its block to every rank at once."""
     src, dst = _pairs(world_size)
     step = Step.make(src, dst, src * chunks, chunks)
     return Schedule("direct", Collective.of("all_gather", world_size, chunks), _once(step))
@@ -59,7 +59,7 @@ def all_to_all(world_size: int, chunks: int = 1) -> Schedule:
 
 @register_algorithm("one_shot", "all_reduce", steps="1", nbytes_per_rank="n-1")
 def one_shot_all_reduce(world_size: int, chunks: int = 1) -> Schedule:
-    """Everybody sends everything to everybody; each sums all."""
+    """Every rank sends everything to every rank; each sums all."""
     src, dst = _pairs(world_size)
     step = Step.make(src, dst, 0, chunks, True)
     return Schedule("one_shot", Collective.of("all_reduce", world_size, chunks), _once(step))

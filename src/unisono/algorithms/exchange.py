@@ -1,7 +1,7 @@
 """All-to-all in rounds: each rank sends one block and receives one block per step.
 
 shift: in round i rank r sends to r+i and receives from r-i; n-1 rounds for any n.
-pairwise: in each round the ranks pair up and swap, as in a tournament in which everybody meets everybody (n-1 rounds
+pairwise: in each round the ranks pair up and swap, as in a tournament in which every rank meets every rank (n-1 rounds
 for even n; n for odd n, where one rank rests). A rank never receives into a block that it has yet to send, so the swap
 works in place.
 """

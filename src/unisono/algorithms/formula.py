@@ -32,11 +32,11 @@ class Formula:
 
     @property
     def is_bound(self) -> bool:
-        """Whether the value is an upper bound rather than exact."""
+        """True if the value is an upper bound rather than exact."""
         return self.text.startswith("<=")
 
     def __call__(self, world_size: int, chunks: int = 1) -> float:
-        """The value for a number of ranks and chunks; 0 for one rank, which has nobody to talk to."""
+        """The value for a number of ranks and chunks; 0 for one rank, which has no rank to talk to."""
         if world_size == 1:
             return 0.0
         rows, columns = squarish(world_size)

@@ -1,6 +1,6 @@
 """Recursive halving and doubling: few steps and few bytes, for any number of ranks.
 
-Halving: partners at distance p/2 .. 2, 1 each keep one half of what they hold and hand over the other, until everybody
+Halving: partners at distance p/2 .. 2, 1 each keep one half of what they hold and hand over the other, until every rank
 holds its sum; doubling runs the same way back. 2 log2 p steps with the bytes of a ring. Ranks beyond a power of two are
 folded into a neighbour first and served last, which adds two steps and up to the whole vector once each way.
 Source: Rabenseifner, "Optimization of collective reduction operations", 2004.

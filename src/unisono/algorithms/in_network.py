@@ -32,9 +32,9 @@ def _waves(ranks: np.ndarray, chunks: int) -> list[tuple[np.ndarray, int, int]]:
 
 @register_algorithm("in_network", "all_reduce", steps="k+1", nbytes_per_rank="1", simulation_only=True)
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
-    """Up to the switch, which sums; down to everybody."""
-    everybody = _waves(np.arange(world_size), chunks)
-    return _through_switch(Collective.of("all_reduce", world_size, chunks), everybody, everybody)
+    """Up to the switch, which sums; down to every rank."""
+    waves = _waves(np.arange(world_size), chunks)
+    return _through_switch(Collective.of("all_reduce", world_size, chunks), waves, waves)
 
 
 @register_algorithm("in_network", "reduce", steps="k+1", nbytes_per_rank="1", simulation_only=True)
@@ -46,7 +46,7 @@ def reduce(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
 
 @register_algorithm("in_network", "broadcast", steps="k+1", nbytes_per_rank="1", simulation_only=True)
 def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
-    """Up from the root, down to everybody else."""
+    """Up from the root, down to every rank else."""
     up, down = _waves(np.array([root]), chunks), _waves(np.delete(np.arange(world_size), root), chunks)
     return _through_switch(Collective.of("broadcast", world_size, chunks, root), up, down)
 
@@ -61,7 +61,7 @@ def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
 
 @register_algorithm("in_network", "all_gather", steps="2", nbytes_per_rank="1/n", simulation_only=True)
 def all_gather(world_size: int, chunks: int = 1) -> Schedule:
-    """Everybody's block up to the switch at once, all others down to everybody."""
+    """Every rank's block up to the switch at once, all others down to every rank."""
     ranks = np.arange(world_size)
     others = [np.delete(ranks, r) for r in ranks]
     up = Step.make(ranks, world_size, ranks * chunks, chunks)

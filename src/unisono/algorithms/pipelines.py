@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 PIPELINE = "pipeline"
-"""What stands in the place of a collective for the schedules of this file."""
+"""The key of these schedules in the place of a collective."""
 
 _Row = tuple[Action, ...]
 
@@ -123,7 +123,7 @@ class _Stage:
 
 
 def _zb_v_row(there: _Stage, back: _Stage, rank: int, world_size: int, num_microbatches: int) -> Iterator[Action]:
-    """What a rank does: fill the V, run it at F B W F B W, and empty it with B before W."""
+    """The actions of a rank: fill the V, run it at F B W F B W, and empty it with B before W."""
     for _ in range(2 * (world_size - rank) - 1):
         yield from there.next("F")
     for _ in range(rank):
@@ -172,7 +172,7 @@ SCHEDULES: dict[str, Callable[..., PipelineSchedule]] = {
 
 
 def usual_stages_per_rank(name: str) -> int:
-    """How many stages a schedule puts on each rank unless told: 1, or 2 for `interleaved` and `zb-v`.
+    """The default number of stages per rank of a schedule: 1, or 2 for `interleaved` and `zb-v`.
 
     Raises UsageError for a name that is not in SCHEDULES.
     """

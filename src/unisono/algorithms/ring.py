@@ -1,6 +1,6 @@
 """Ring, one way, both ways or over two strides: every rank sends to its neighbour, n-1 times around.
 
-In step i of the reduce_scatter, rank r passes block r-1-i on, so that block r comes home to rank r with everybody's
+In step i of the reduce_scatter, rank r passes block r-1-i on, so that block r comes home to rank r with every rank's
 part in it; the all_gather then carries finished blocks around. For 3 ranks:
 
     step 0: 0>1 c2 +, 1>2 c0 +, 2>0 c1 +

@@ -1,4 +1,4 @@
-"""Binomial tree: in each step, everybody who has it hands it to one more.
+"""Binomial tree: in each step, every rank who has it hands it to one more.
 
 Counting ranks from the root, at distance d = p/2 .. 2, 1 every multiple v of 2d hands to v+d what v+d and its followers
 need. For 4 ranks and root 0:
@@ -29,7 +29,7 @@ def _levels(world_size: int) -> list[tuple[int, np.ndarray]]:
 
 @register_algorithm("tree", "broadcast", steps="L", nbytes_per_rank="L")
 def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
-    """Everybody who has it hands it to one more."""
+    """Every rank who has it hands it to one more."""
     steps = tuple(
         Step.make((root + v) % world_size, (root + v + d) % world_size, 0, chunks) for d, v in _levels(world_size)
     )
@@ -38,7 +38,7 @@ def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
 
 @register_algorithm("tree", "scatter", steps="L", nbytes_per_rank="(n-1)/n")
 def scatter(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
-    """Everybody hands on half of the blocks it holds."""
+    """Every rank hands on half of the blocks it holds."""
     steps = []
     for d, v in _levels(world_size):
         length = np.minimum(d, world_size - v - d)

@@ -1,7 +1,7 @@
-"""The fast path: calls on ordinary tensors, prepared once per kind and carried out with as little Python as possible.
+"""The fast path: calls on ordinary tensors, prepared once per kind and issued with as little Python as possible.
 
-What travels, and in which places of the board, is the same whichever way a rank comes: here no arguments are checked
-again and no task is made. Tensors that are not contiguous, and mistakes, take the long way (moving.py, reducing.py).
+Both paths write the same bytes to the same places of the board. The fast path checks no argument again and makes no
+task. Tensors that are not contiguous, and mistakes, take the general path (data_ops.py, reduce_ops.py).
 """
 
 from collections.abc import Callable
@@ -10,40 +10,40 @@ from typing import Any
 
 import torch
 
-from unisono.backend.moving import Moving
+from unisono.backend.data_ops import DataOps
 from unisono.backend.operations import Builder, Tensors
 from unisono.backend.options import chosen
-from unisono.backend.reducing import Reducing
+from unisono.backend.reduce_ops import ReduceOps
 from unisono.backend.tensors import ordinary
 from unisono.errors import UsageError
 from unisono.runtime.message import PreparedMessage, prepare_message
-from unisono.runtime.prepared import Places, Prepared, Preparer
+from unisono.runtime.prepared import AddressTable, Prepared, Preparer
 from unisono.transport.inference import outside_inference
 
-__all__ = ["FastPath", "Maker"]
+__all__ = ["FastPath", "KindMaker"]
 
 _KEPT = 2048  # kinds of calls kept for reuse
 
-Maker = Callable[[Any, torch.Tensor, torch.Tensor, Any], Prepared | None]
-_Placed = torch.Tensor | Places
+KindMaker = Callable[[Any, torch.Tensor, torch.Tensor, Any], Prepared | None]
+_Placed = torch.Tensor | AddressTable
 
 
 class FastPath:
-    """Prepared calls of one rank in one group, by kind; None where a call must take the long way."""
+    """Prepared calls of one rank in one group, by kind; None if a call needs the general path."""
 
     def __init__(self, operations: Builder, preparer: Preparer) -> None:
         self._ops, self._rank, self._size = operations, operations.rank, operations.size
         self._kinds: dict[Any, Prepared | None] = {}
         self._messages: dict[Any, PreparedMessage] = {}
-        preparer.tell(self._forget)
+        preparer.subscribe(self._forget)
 
     def _forget(self) -> None:
-        """Begins anew, with what runs calls now."""
+        """Drops all prepared calls: a faster interpreter is there."""
         self._kinds = {}
 
-    def prepared(self, make: Maker, key: Any, output: torch.Tensor, tensor: torch.Tensor) -> Prepared | None:
-        """What ``make`` prepares for these tensors and ``key``, if the tensors allow it."""
-        alike = output is tensor  # in place: half of the questions
+    def prepared(self, make: KindMaker, key: Any, output: torch.Tensor, tensor: torch.Tensor) -> Prepared | None:
+        """The call that ``make`` prepares for these tensors and ``key``; None unless the tensors are ordinary."""
+        alike = output is tensor  # in place: half of the checks
         if not ordinary(output) or not (alike or ordinary(tensor)):
             return None
         options = chosen(self._ops.options)
@@ -57,18 +57,18 @@ class FastPath:
 
     @outside_inference
     def _make(self, whole: Any, make: Callable[..., Prepared | None], *given: Any) -> Prepared | None:
-        kinds = self._kinds  # which others may begin anew meanwhile
+        kinds = self._kinds  # another thread may replace it meanwhile
         if len(kinds) >= _KEPT:
             kinds.clear()
         try:
             found = make(self._ops, *given)
         except UsageError:
-            found = None  # refused the long way, where the peers hear of it
+            found = None  # refused on the general path, which notifies the peers
         kinds[whole] = found
         return found
 
     def barrier(self) -> Prepared | None:
-        """No data."""
+        """The prepared barrier."""
         options = chosen(self._ops.options)
         whole = ("barrier", options.key if options is not None else None)
         try:
@@ -77,7 +77,7 @@ class FastPath:
             return self._make(whole, lambda ops: ops.prepare(ops.barrier_call(), torch.uint8, (0,)))
 
     def message(self, op: str, tensor: torch.Tensor, tag: int) -> PreparedMessage | None:
-        """A send or recv of ``tensor``, prepared, if the tensor allows it."""
+        """The prepared send or recv of ``tensor``; None unless the tensor is ordinary."""
         if not ordinary(tensor):
             return None
         key = (op, tensor.dtype, tensor.shape, tag)
@@ -92,7 +92,7 @@ class FastPath:
         """The prepared call on lists of tensors of one dtype and shape, its output and its input.
 
         ``key``: the reduce op, or the root, or None. ``outputs``, ``inputs``: one per rank, or one, or none. Lists of
-        several shapes take the long way.
+        several shapes take the general path.
         """
         tensors = [*outputs, *inputs]
         if not tensors:
@@ -108,18 +108,18 @@ class FastPath:
             found = self._kinds[whole]
         except KeyError:
             found = self._make(whole, make, outputs, inputs, key)
-        if found is None or not self._apart(outputs, inputs, first.nbytes):
+        if found is None or not self._disjoint(outputs, inputs, first.nbytes):
             return None
-        target = Places(outputs) if listed[1] and outputs else tensors[0]
-        return found, target, Places(inputs) if listed[0] and inputs else tensors[-1]
+        target = AddressTable(outputs) if listed[1] and outputs else tensors[0]
+        return found, target, AddressTable(inputs) if listed[0] and inputs else tensors[-1]
 
-    def _apart(self, outputs: Tensors, inputs: Tensors, nbytes: int) -> bool:
-        """Whether no output shares memory with another, or with an input but for a rank's own piece, one and the same.
+    def _disjoint(self, outputs: Tensors, inputs: Tensors, nbytes: int) -> bool:
+        """Returns True if no output shares memory with another, or with an input other than the rank's own piece.
 
-        Nor has any none.
+        False, too, if one has no memory.
         """
         into, out = [t.data_ptr() for t in outputs], [t.data_ptr() for t in inputs]
-        if not all(into) or not all(out):  # empty, or freed: that is refused the long way
+        if not all(into) or not all(out):  # empty, or freed: refused on the general path
             return False
         if len(into) > 1:
             ordered = sorted(into)
@@ -132,10 +132,10 @@ class FastPath:
 
 
 _MAKERS: dict[str, tuple[Callable[..., Prepared | None], tuple[bool, bool]]] = {
-    "all_gather": (Moving.all_gather_lists, (False, True)),
-    "all_to_all": (Moving.all_to_all_lists, (True, True)),
-    "reduce_scatter": (Reducing.reduce_scatter_lists, (True, False)),
-    "gather": (Moving.gather_lists, (False, True)),
-    "scatter": (Moving.scatter_lists, (True, False)),
+    "all_gather": (DataOps.all_gather_lists, (False, True)),
+    "all_to_all": (DataOps.all_to_all_lists, (True, True)),
+    "reduce_scatter": (ReduceOps.reduce_scatter_lists, (True, False)),
+    "gather": (DataOps.gather_lists, (False, True)),
+    "scatter": (DataOps.scatter_lists, (True, False)),
 }
-"""What prepares a call, and whether its inputs and its outputs are one per rank."""
+"""The function that prepares a call, and whether its inputs and its outputs are one per rank."""

@@ -1,4 +1,4 @@
-"""One rank's membership in one group: the shared memory, its two queues, its coming and its going."""
+"""One rank's membership in one group: the shared memory, its two queues, joining and leaving."""
 
 import logging
 import os
@@ -8,37 +8,37 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from unisono.backend import last_words
-from unisono.backend.arrival import Arrival
+from unisono.backend import exit_hooks
+from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
-from unisono.backend.moving import Moving
+from unisono.backend.first_call import FirstCall
+from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.options import Options
-from unisono.backend.reducing import Reducing
-from unisono.backend.roll import Roll
+from unisono.backend.reduce_ops import ReduceOps
 from unisono.backend.stores import keep_inherited
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.runtime.collectives import CollectiveQueue
 from unisono.runtime.messages import MessageQueue
-from unisono.runtime.task import first_line, reentered
-from unisono.transport.arena import announce
+from unisono.runtime.task import first_line, reentry_error
 from unisono.transport.board import Board
-from unisono.transport.layout import ABSENT, AFFINITY, FAREWELL, JOINED, LEFT, NAME, PID, STATE
+from unisono.transport.layout import ABSENT, AFFINITY, EXIT_NOTE, JOINED, LEFT, NAME, PID, STATE
 from unisono.transport.process import Identity, affinity_mark
 from unisono.transport.segment import Segment, attach, create
+from unisono.transport.shared_heap import announce
 from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.monitor import GroupMonitor
-from unisono.watch.page import close_watch, watch
+from unisono.watch.status_page import close_own_page, own_page
 
 __all__ = ["Group", "Operations"]
 
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
 _ENDED = "ended (its program came to an end, at its last line or by sys.exit) without destroy_process_group"
-_watching = threading.RLock()  # held while it is found out whether this process needs its watch
-_trouble: UnisonoError | None = None  # what a group of this process has failed with, until the next one is made
+_page_lock = threading.RLock()  # held while the own page is opened or closed
+_last_failure: UnisonoError | None = None  # the failure of a group of this process, until the next one is made
 
 
-class Operations(Moving, Reducing):
+class Operations(DataOps, ReduceOps):
     """Builds every operation."""
 
 
@@ -50,40 +50,46 @@ class Group:
     """
 
     def __init__(
-        self, rank: int, names: Sequence[int], label: str, timeout: float, roll: Roll, options: Options | None
+        self,
+        rank: int,
+        global_ranks: Sequence[int],
+        label: str,
+        timeout: float,
+        members: MemberRegistry,
+        options: Options | None,
     ) -> None:
-        self.rank, self.size, self.names, self.timeout = rank, len(names), list(names), timeout
-        self.label, self._roll, self._options = label, roll, options
+        self.rank, self.size, self.global_ranks, self.timeout = rank, len(global_ranks), list(global_ranks), timeout
+        self.label, self._members, self._options = label, members, options
         self.messages: MessageQueue
         self.collectives: CollectiveQueue
         self.operations: Operations
         self.fast_path: FastPath
-        self._store = roll.store
+        self._store = members.store
         self._segment: Segment | None = None
         self._fd = -1
         self.joined = False
         self._joining = threading.RLock()
         self._closed = ""
-        global _trouble
-        _trouble = None
+        global _last_failure
+        _last_failure = None
         if rank == 0:
-            with roll.able():
+            with members.able():
                 self._segment, self._fd = create(self._store, self.size, label)
         _living.add(self)
-        last_words.listen(_leave_all)
+        exit_hooks.call_at_exit(_leave_all)
 
     def join(self, op: str = "") -> None:
         """Maps the segment if that is still to be done, for call ``op``; raises if the group is closed."""
         if self._joining._is_owned():  # type: ignore[attr-defined]
-            raise reentered("a call", self.label)
+            raise reentry_error("a call", self.label)
         with self._joining:
             if not self.joined:
                 try:
-                    with self._roll.able():
+                    with self._members.able():
                         self._join(op)
                 finally:
                     if self._closed:
-                        self._roll.let_go()
+                        self._members.release()
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -92,50 +98,52 @@ class Group:
     def _join(self, op: str) -> None:
         self._refuse_if_closed()
         segment = self._segment = self._segment or self._attach(op)
-        segment.absentees = self._roll
-        with self._or_told(), _watching:
-            watch()  # first: who has joined can be asked where it is
+        segment.absentees = self._members
+        with self._or_notify(), _page_lock:
+            own_page()  # first: a rank that has joined can be asked for its stacks
         self._claim(segment)  # if that fails another process is this rank
-        with self._or_told():
+        with self._or_notify():
             self._make_queues(segment)
         self.joined = True
         if self._closed:  # by a signal handler, meanwhile
             self.joined = False
-            self._say_left(segment, _exit_note(self._closed))
+            self._publish_left(segment, _exit_note(self._closed))
         self._refuse_if_closed()
 
     @contextmanager
-    def _or_told(self) -> Iterator[None]:
-        """The peers must not wait for a rank that fails over this."""
+    def _or_notify(self) -> Iterator[None]:
+        """Publishes a failure of the block: the peers must not wait for this rank."""
         try:
             yield
         except BaseException as error:
             words = f"could not join it ({type(error).__name__}: {error})"
-            self._roll.give_up(words)
+            self._members.cannot_join(words)
             self.close(words)
             raise
 
     def _make_queues(self, segment: Segment) -> None:
         board = Board(segment, self.rank)
         announce(segment, self.rank)
-        monitor = GroupMonitor(board, self.names, self.label)
-        self.collectives = CollectiveQueue(board, self.names, self.label, monitor)
+        monitor = GroupMonitor(board, self.global_ranks, self.label)
+        self.collectives = CollectiveQueue(board, self.global_ranks, self.label, monitor)
         preparer = self.collectives.preparer
-        self.operations = Operations(preparer, self.names, segment.crowded, self._options)
+        self.operations = Operations(preparer, self.global_ranks, segment.oversubscribed, self._options)
         self.fast_path = FastPath(self.operations, preparer)
-        self.messages = MessageQueue(segment, self.rank, self.names, self.label, monitor)
-        self.collectives.refusals = self.messages.refusals
+        self.messages = MessageQueue(segment, self.rank, self.global_ranks, self.label, monitor)
+        self.collectives.rejected = self.messages.rejected
 
     def _attach(self, op: str) -> Segment:
-        """The segment, once the first rank has made it; raises why it will not, or where that rank is instead."""
+        """The segment, once the first rank has made it; raises if it never will, or not in time."""
         deadline = time.monotonic() + self.timeout
         if not op:
-            return attach(self._store, self.rank, self.size, deadline, self._roll)
-        arrival = Arrival(self._roll, op, self.label, self.names[0], self.names[self.rank], self.timeout)
+            return attach(self._store, self.rank, self.size, deadline, self._members)
+        first_call = FirstCall(
+            self._members, op, self.label, self.global_ranks[0], self.global_ranks[self.rank], self.timeout
+        )
         try:
-            return attach(self._store, self.rank, self.size, deadline, arrival)
+            return attach(self._store, self.rank, self.size, deadline, first_call)
         finally:
-            arrival.end()
+            first_call.end()
 
     def _claim(self, segment: Segment) -> None:
         """Enters this process as the group's rank; raises `UsageError` if another process has done so."""
@@ -146,14 +154,14 @@ class Group:
                 f"rank {self.rank} of {self.label} is claimed twice: by pid {other.pid or 'unknown'} and by pid "
                 f"{mine.pid}; give every process its own rank"
             )
-        segment.longs[segment.field(self.rank, NAME)] = self.names[self.rank]
+        segment.longs[segment.field(self.rank, NAME)] = self.global_ranks[self.rank]
         segment.longs[segment.field(self.rank, AFFINITY)] = affinity_mark()
         segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
 
     def serve_all(self) -> None:
-        """Lets the other groups of this process know the ranks of this one: it is the default group."""
+        """Makes the ranks of this group, the default one, known to the other groups of this process."""
         assert self._segment is not None
-        self._roll.serve_all(self._segment)
+        self._members.serve_all(self._segment)
 
     def wait_for_all(self) -> None:
         """Returns once every rank has joined; raises `CollectiveTimeout` naming those that have not.
@@ -171,14 +179,14 @@ class Group:
         segment, deadline, pause = self._segment, time.monotonic() + self.timeout, 0.0005
         assert segment is not None
         while True:
-            missing = [name for r, name in enumerate(self.names) if segment.state(r) == ABSENT]
+            missing = [name for r, name in enumerate(self.global_ranks) if segment.state(r) == ABSENT]
             if not missing:
                 break
             self._refuse_if_closed()
             if pause >= 0.02:
                 self._check_missing(segment)
             if time.monotonic() > deadline:
-                there = [n for n in self.names if n not in missing]
+                there = [n for n in self.global_ranks if n not in missing]
                 raise CollectiveTimeout(
                     f"{self.label}: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not join within "
                     f"{self.timeout:g} s (world size {self.size}; joined: {', '.join(map(str, there))})"
@@ -192,11 +200,11 @@ class Group:
         `UsageError` if it is on another host.
         """
         absent = [rank for rank in range(self.size) if segment.state(rank) == ABSENT]
-        gone = [(rank, loss) for rank in absent if (loss := self._roll.gone(rank)).words]
-        self._roll.check_host()  # whatever keeps a rank away, this explains it
+        gone = [(rank, loss) for rank in absent if (loss := self._members.gone(rank)).words]
+        self._members.check_host()  # explains any absence
         if losses := [loss for rank, loss in gone if segment.state(rank) == ABSENT]:
             raise lost(f"{self.label} can not be joined", losses)
-        if words := self._roll.complaint():
+        if words := self._members.mismatch():
             raise MismatchError(words)
 
     def _forget_fd(self) -> None:
@@ -207,7 +215,7 @@ class Group:
     def close(self, why: str = "has left the group (destroy_process_group)", failing: bool = False) -> None:
         """Leaves the group: peers that still wait for this rank read ``why``; calls under way end with an error.
 
-        ``failing``: the program ends by an error, which explains what is left undone.
+        ``failing``: the program ends by an error, so calls left undone are not reported.
         """
         if self._closed:
             return
@@ -217,62 +225,62 @@ class Group:
             if self.joined:
                 self._close_queues(UnisonoError(f"{self.label}: this rank {why} while the call was under way"), failing)
         finally:
-            self._let_go(words)
+            self._release(words)
 
-    def _let_go(self, words: str) -> None:
+    def _release(self, words: str) -> None:
         segment = self._segment
         if self.joined and segment is not None:
             self.joined = False
             del self.collectives, self.messages, self.operations, self.fast_path
-            self._say_left(segment, words)
+            self._publish_left(segment, words)
         else:
             self._leave_unjoined(words)
-        if self._fd >= 0 and segment is not None and self._roll.counted:
+        if self._fd >= 0 and segment is not None and self._members.counted:
             # Ranks whose first call is still to come must find the memory: messages sent to them may lie in it.
             _left_open.append((self._fd, segment))
             self._fd = -1
         self._forget_fd()
         self._segment = None
         if not self._joining._is_owned() and self._joining.acquire(blocking=False):  # type: ignore[attr-defined]
-            self._roll.let_go()  # else whoever joins does so
+            self._members.release()  # else the joining thread does so
             self._joining.release()
         _living.discard(self)
         _close_joined()
-        _close_watch_if_alone()
+        _close_own_page_if_alone()
 
     def __del__(self) -> None:
-        """Leaves a group that nobody has any more."""
+        """Leaves a group to which there is no reference any more."""
         self.close("has dropped the group without destroy_process_group")
 
     def _close_queues(self, error: UnisonoError, failing: bool) -> None:
         self.collectives.close(error)
         if not self.collectives.entered():  # a call that this one interrupts may be reading there
-            self.collectives.neighbours.forget()
+            self.collectives.mappings.forget()
         self.messages.close(error)
         self._log_refusals()
         for words in () if failing or self.messages.entered() else self.messages.lost():
             logging.getLogger("unisono").warning("%s", words)
 
     def _log_refusals(self) -> None:
-        """What peers have refused and no call has raised; torch would be left half way out of the group by an error."""
-        refusals = self.messages.refusals
+        """Logs rejections that no call has raised; an error here would leave torch half way out of the group."""
+        refusals = self.messages.rejected
         while refusals is not None and (found := refusals.take()):
             logging.getLogger("unisono").error("%s", found[0])
 
-    def _say_left(self, segment: Segment, words: str) -> None:
-        segment.say(self.rank, FAREWELL, words)
+    def _publish_left(self, segment: Segment, words: str) -> None:
+        segment.set_text(self.rank, EXIT_NOTE, words)
         segment.longs[segment.field(self.rank, STATE)] = LEFT
 
     def _leave_unjoined(self, words: str) -> None:
-        """Leaves a group in which this rank can make no call: peers need not wait, nor keep the memory, for it."""
+        """Leaves a group in which this rank can make no call, so that peers neither wait nor keep memory for it."""
         # Suppressed: the group's memory, or the store, is gone, and so are those who would read of it.
         with suppress(UnisonoError, OSError):
-            segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._roll)
+            segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._members)
             if segment.state(self.rank) == ABSENT or segment.identity(self.rank) == Identity.mine():
-                self._say_left(segment, words)
+                self._publish_left(segment, words)
 
     def disown(self) -> None:
-        """Forgets the group without a word to its peers: it belongs to the parent of this forked process."""
+        """Forgets the group without an exit note: it belongs to the parent of this forked process."""
         self._closed = (
             "was forked: the group belongs to the process that this one was forked from; make a group of its own"
         )
@@ -282,14 +290,14 @@ class Group:
             self.messages.disown()
             del self.collectives, self.messages, self.operations, self.fast_path
         self._joining, self._segment = threading.RLock(), None
-        self._roll.let_go()
+        self._members.release()
         self._forget_fd()
 
 
 def _close_joined() -> None:
-    """Closes the memory of groups that this process has left, once nobody needs it.
+    """Closes the memory of groups that this process has left, once no rank needs it.
 
-    That is when every rank has joined, or when nobody has: then who comes learns from the default group who has left.
+    That is when every rank has joined, or when none has: a later rank reads from the default group who has left.
     """
     for fd, segment in list(_left_open):
         ranks = range(segment.layout.world_size)
@@ -299,37 +307,37 @@ def _close_joined() -> None:
             os.close(fd)
 
 
-def _close_watch_if_alone() -> None:
-    """Ends this process's watch if it is in no group."""
-    with _watching:
+def _close_own_page_if_alone() -> None:
+    """Closes this process's page if it is in no group."""
+    with _page_lock:
         if not _living:
-            close_watch()
+            close_own_page()
 
 
 def _exit_note(why: str) -> str:
     """``why`` and what has gone wrong in a group of this process: peers in its other groups read why it leaves."""
-    global _trouble
-    lanes = [lane for group in _living if group.joined for lane in (group.collectives, group.messages)]
-    errors = [lane.failed for lane in lanes if lane.failed is not None]
-    _trouble = next((error for error in errors if error.cause), errors[0] if errors else _trouble)
-    if _trouble is None:
+    global _last_failure
+    queues = [queue for group in _living if group.joined for queue in (group.collectives, group.messages)]
+    errors = [queue.failed for queue in queues if queue.failed is not None]
+    _last_failure = next((error for error in errors if error.cause), errors[0] if errors else _last_failure)
+    if _last_failure is None:
         return exit_note(why)
-    words = first_line(_trouble)
-    return exit_note(why if words in why else f"{why} after an error: {words}", _trouble.cause)
+    words = first_line(_last_failure)
+    return exit_note(why if words in why else f"{why} after an error: {words}", _last_failure.cause)
 
 
 def _leave_all(words: str) -> None:
-    """At this process's end: workers end, peers are told how it ended."""
+    """Leaves all groups at exit: ends workers, publishes exit notes."""
     for group in list(_living):
-        with suppress(Exception):  # one that can not be left must not silence the others
+        with suppress(Exception):  # a group that can not be left must not keep the others
             group.close(words or _ENDED, failing=bool(words))
-    close_watch()
+    close_own_page()
 
 
 def _disown() -> None:
-    """In a forked child: the groups belong to the parent; the child may neither use them nor say it left."""
-    global _trouble, _watching
-    _trouble, _watching = None, threading.RLock()
+    """Forgets all groups in a forked child: they belong to the parent."""
+    global _last_failure, _page_lock
+    _last_failure, _page_lock = None, threading.RLock()
     keep_inherited()  # first: a group that is disowned lets its store go
     for fd, _ in _left_open:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""What torch asks of a process group apart from its operations: who is in it, what it is called, how it ends."""
+"""The methods of a process group other than operations: its members, its name, its end."""
 
 from datetime import timedelta
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.backend.frames import keep_from_dynamo
+from unisono.backend.caller_frame import keep_from_dynamo
 from unisono.backend.group import Group
 
 __all__ = ["Membership"]
@@ -24,7 +24,7 @@ class Membership(dist.ProcessGroup):
     def __repr__(self) -> str:
         """Quoted by torch when a rank is no member: torch's ``src`` and ``dst`` are global ranks, often mistaken."""
         return (
-            f"{self._group.label}: global ranks {self._group.names} (src and dst are global ranks; for a rank "
+            f"{self._group.label}: global ranks {self._group.global_ranks} (src and dst are global ranks; for a rank "
             f"within the group, 0 to {self._group.size - 1}, use group_src or group_dst)"
         )
 

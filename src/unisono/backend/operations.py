@@ -1,7 +1,7 @@
-"""Every collective: torch's arguments checked and turned into a call (what peers compare) and what carries it out.
+"""Every collective: torch's arguments, checked and turned into a call, which peers compare, and its prepared programs.
 
 A mistake in the arguments raises `UsageError`; the process group still lets that call meet its peers (`refused`), so
-that they hear of it instead of waiting. Calls are cached: training repeats itself.
+that they raise too instead of waiting. Calls are cached: training repeats itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,23 +17,33 @@ from unisono.errors import UsageError
 from unisono.runtime.call import Call, name_of_dtype, piece
 from unisono.runtime.choice import MEASURED, Choice, by_default, by_measurement, by_name, table_mark
 from unisono.runtime.collectives import Part
-from unisono.runtime.prepared import Kind, Places, Prepared, Preparer
+from unisono.runtime.prepared import AddressTable, Kind, Prepared, Preparer
 from unisono.watch.exit_notes import short
 
-__all__ = ["NOTHING", "Builder", "Operation", "Shape", "Tensors", "apart", "same_dtype", "shapes", "unpack"]
+__all__ = [
+    "NOTHING",
+    "Builder",
+    "Operation",
+    "Shape",
+    "Tensors",
+    "clone_if_overlapping",
+    "same_dtype",
+    "shapes",
+    "unpack",
+]
 
 Tensors = Sequence[torch.Tensor]
 Shape = Sequence[int]
 _KEPT = 4096  # calls kept for reuse
-NOTHING = Places([])
+NOTHING = AddressTable([])
 """The memory of a call that has none."""
 _BY_MEASUREMENT = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
-_TOLD = 300  # characters of a call's parts that people read
+_PARTS_TEXT = 300  # characters of a call's parts that people read
 
 
 @dataclass(slots=True)
 class Operation:
-    """A call ready to be carried out: its programs, and what brings results to tensors that no program fills."""
+    """A call ready to run: its programs, and functions that copy results to tensors that no program fills."""
 
     call: Call
     parts: list[Part]
@@ -42,25 +52,27 @@ class Operation:
 
 
 class Builder:
-    """What the builders of all operations share: the ranks, the calls made and prepared before."""
+    """The base of the builders of all operations: the ranks, the calls made and prepared before."""
 
-    def __init__(self, preparer: Preparer, names: Sequence[int], crowded: bool, options: Options | None = None) -> None:
-        self.preparer, self.rank, self.size, self.names = preparer, preparer.rank, preparer.size, names
-        self.crowded, self.options = crowded, options
+    def __init__(
+        self, preparer: Preparer, global_ranks: Sequence[int], oversubscribed: bool, options: Options | None = None
+    ) -> None:
+        self.preparer, self.rank, self.size, self.global_ranks = preparer, preparer.rank, preparer.size, global_ranks
+        self.oversubscribed, self.options = oversubscribed, options
         self._measured = options is not None and options.select == "measured"
         self._exact = options is not None and options.deterministic
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._prepared: dict[tuple[Any, ...], Prepared] = {}
-        preparer.tell(self._forget)
+        preparer.subscribe(self._forget)
 
     def _forget(self) -> None:
-        """Prepares anew, with what runs calls now."""
+        """Drops all prepared calls: a faster interpreter is there."""
         self._prepared = {}
 
     def prepare(self, call: Call, dtype: torch.dtype, sizes: Sequence[int], **kind: Any) -> Prepared:
         """The call, prepared; the rest as in `Kind`. Cached with the call."""
         key = (id(call), dtype, kind.get("listed"), kind.get("guarded"), kind.get("completes"))
-        kept = self._prepared  # which others may begin anew meanwhile
+        kept = self._prepared  # another thread may replace it meanwhile
         found = kept.get(key)
         if found is None or found.call is not call:
             if len(kept) >= _KEPT:
@@ -74,33 +86,31 @@ class Builder:
         """The schedule of a call: by default, or of the algorithm that was chosen."""
         root = max(0, call.root)
         if call.refused:
-            return by_default("barrier", 0, self.size, 0, self.crowded)
-        if call.by.startswith(MEASURED):
-            return by_measurement(call.op, nbytes, self.size, root, self._exact, self.crowded)
-        if not call.by:
-            return by_default(call.op, nbytes, self.size, root, self.crowded)
+            return by_default("barrier", 0, self.size, 0, self.oversubscribed)
+        if call.algorithm.startswith(MEASURED):
+            return by_measurement(call.op, nbytes, self.size, root, self._exact, self.oversubscribed)
+        if not call.algorithm:
+            return by_default(call.op, nbytes, self.size, root, self.oversubscribed)
         options = chosen(self.options)
         assert options is not None
         return by_name(options.name_for(call.op), call.op, self.size, root, options.chunks, options.deterministic)
 
     def call(
-        self,
-        op: str,
-        tensor: torch.Tensor,
-        reduce_op: str = "",
-        root: int = -1,
-        rest: str = "",
+        self, op: str, tensor: torch.Tensor, reduce_op: str = "", root: int = -1, extra_signature: str = "",
         parts: Tensors = (),
-    ) -> Call:
+    ) -> Call:  # fmt: skip
         """The call for a tensor whose dtype and shape must agree on all ranks, and those of its ``parts``, if any."""
         by, kinds = self._algorithm(op), tuple((part.dtype, part.shape) for part in parts) if parts else ()
-        key = (op, tensor.dtype, tensor.shape, reduce_op, root, rest, kinds, by)
+        key = (op, tensor.dtype, tensor.shape, reduce_op, root, extra_signature, kinds, by)
         call = self._calls.get(key)
         if call is None:
             words = several(parts) if parts else ""
-            rest, told = rest + words, short(words, _TOLD)
+            args_text = short(words, _PARTS_TEXT)
             shape, numels = tuple(tensor.shape), tuple(part.numel() for part in parts)
-            call = Call(op, tensor.dtype, shape, reduce_op, root, rest=rest, by=by, words=told, parts=numels)
+            call = Call(
+                op, tensor.dtype, shape, reduce_op, root, extra_signature=extra_signature + words, algorithm=by,
+                args_text=args_text, parts=numels,
+            )  # fmt: skip
             self._keep(key, call)
         return call
 
@@ -133,7 +143,7 @@ class Builder:
         call = self._calls.get(key)
         if call is None:
             numbers = [tuple(0 if s is None else piece(s) for s in row) for row in (sends, expects)]
-            call = Call(op, dtype, root=root, sends=numbers[0], expects=numbers[1], by=by, words=words())
+            call = Call(op, dtype, root=root, sends=numbers[0], expects=numbers[1], algorithm=by, args_text=words())
             self._keep(key, call)
         return call
 
@@ -144,7 +154,7 @@ class Builder:
         return call
 
     def refused(self, op: str, error: UsageError) -> Operation:
-        """The call of a rank whose arguments were wrong: it meets the others to tell them, then raises."""
+        """The call of a rank with wrong arguments: it meets the others, so that they raise, then raises."""
         return self._met(Call(op, refused=str(error)))
 
     def barrier(self) -> Operation:
@@ -152,9 +162,9 @@ class Builder:
         return self._met(self.barrier_call())
 
     def barrier_call(self) -> Call:
-        """What `barrier` shall mean."""
+        """The call of `barrier`."""
         by = self._algorithm("barrier")
-        return self._calls.get(("barrier", by)) or self._keep(("barrier", by), Call("barrier", by=by))
+        return self._calls.get(("barrier", by)) or self._keep(("barrier", by), Call("barrier", algorithm=by))
 
     def _met(self, call: Call) -> Operation:
         return Operation(call, [(self.prepare(call, torch.uint8, (0,)), NOTHING, NOTHING)], [])
@@ -164,12 +174,12 @@ class Builder:
         if 0 <= rank < self.size:
             return
         hint = ""
-        if rank in self.names:
-            place = self.names.index(rank)
+        if rank in self.global_ranks:
+            place = self.global_ranks.index(rank)
             hint = f"; {rank} is a global rank: give it as src or dst, or {place} as group_src or group_dst"
         raise UsageError(
             f"there is no group rank {rank} in a group of {self.size} ranks, 0 to {self.size - 1} (global ranks "
-            f"{list(self.names)}){hint}"
+            f"{list(self.global_ranks)}){hint}"
         )
 
     def one_per_rank(self, tensors: Tensors, like: torch.Tensor, what: str) -> None:
@@ -201,8 +211,8 @@ def several(tensors: Tensors) -> str:
     return f"{len(tensors)} tensor{'s' * (len(tensors) != 1)}: {', '.join(words)}"
 
 
-def apart(mine: torch.Tensor, others: Sequence[torch.Tensor], own: int) -> torch.Tensor:
-    """``mine``, copied if it shares memory with a result other than the one it ends up in itself, at its own place."""
+def clone_if_overlapping(mine: torch.Tensor, others: Sequence[torch.Tensor], own: int) -> torch.Tensor:
+    """``mine``, cloned if it overlaps a result; number ``own`` may be the same memory."""
     for rank, other in enumerate(others):
         if overlap(mine, other) and not (rank == own and mine.data_ptr() == other.data_ptr()):
             return mine.clone()

@@ -36,7 +36,7 @@ class Options:
     has not measured, the one that the simulator finds fastest. ``deterministic``: the algorithm sums in rank order, bit
     for bit as the default does. ``chunks``: pieces per block, for algorithms that pipeline. ``strict``: collectives
     that the algorithm does not have are refused. ``pin``: given for the default group, its ranks keep to their share of
-    the cores, where these suffice and nobody has set an affinity. Raises `UsageError` for a name that does not exist.
+    the cores, where these suffice and no affinity is set. Raises `UsageError` for a name that does not exist.
     """
 
     algorithm: str | Mapping[str, str] | None = None
@@ -61,7 +61,7 @@ class Options:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """What tells calls by these options from others."""
+        """The key of these options in caches of calls."""
         named = self.algorithm
         names_ = named if named is None or isinstance(named, str) else tuple(sorted(named.items()))
         return names_, self.deterministic, self.chunks, self.strict
@@ -112,7 +112,7 @@ def chosen(group: Options | None) -> Options | None:
 
 
 def pinned(group: Options | None) -> bool:
-    """Whether the ranks of a default group with these options keep to cores of their own."""
+    """True if the ranks of a default group with these options keep to cores of their own."""
     wanted = _switched_on("UNISONO_PIN")
     return wanted or (group is not None and group.pin)
 
@@ -125,7 +125,7 @@ def _switched_on(name: str) -> bool:
 
 
 def from_environment() -> Options | None:
-    """What the environment chooses, or None. Raises `UsageError` for a value or a name that does not exist."""
+    """The options of the environment, or None. Raises `UsageError` for a value or a name that does not exist."""
     text, exact = os.environ.get("UNISONO_ALGORITHM", ""), _switched_on("UNISONO_DETERMINISTIC")
     how = os.environ.get("UNISONO_SELECT", "") or "default"
     if how not in ("default", "measured"):

@@ -38,13 +38,13 @@ VARIABLE, GLOO = "UNISONO_PATCHES", "UNISONO_REPLACES"
 at_first_group: list[Callable[[], object]] = []
 """Called, each once, when this process makes its first group, after the patches."""
 normaliser: list[Callable[[], Any]] = []
-"""What loads the batch normalisation of `unisono.parallel`, which is no room of the backend's to import."""
+"""Loads the batch normalisation of `unisono.parallel`, which the backend may not import."""
 _Function = Callable[..., Any]
 _applied: set[str] = set()
 
 
 def _wanted(name: str) -> bool:
-    """Whether a patch is applied. Raises `UsageError` for a value of the variable that names another."""
+    """True if a patch is applied. Raises `UsageError` for a value of the variable that names another."""
     text = os.environ.get(VARIABLE)
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
     names = [part for part in parts if part != "none"] if parts else list(_PATCHES)
@@ -99,7 +99,7 @@ def _for_our_groups(original: _Function, ours: Callable[[_Function, inspect.Boun
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        loaded = sys.modules.get("unisono.backend.process_group")  # no group is ours as long as nobody has made one
+        loaded = sys.modules.get("unisono.backend.process_group")  # no group is ours before one has been made
         try:
             asked = signature.bind(*args, **kwargs)
         except TypeError:  # torch says it better
@@ -129,7 +129,7 @@ class _Pickled:
 
 
 _KINDS = (TypeError, AttributeError, pickle.PicklingError)
-"""What pickle raises; the error on every rank is one of these too, for programs that expect it."""
+"""Errors of pickle; the error on every rank is one of these too, for programs that expect it."""
 
 
 class _Failure:
@@ -167,7 +167,7 @@ def _refuse(op: str, found: Sequence[Any]) -> None:
 
 
 def _is_root(given: dict[str, Any]) -> bool:
-    """Whether this rank is the one that a call's ``src`` or ``group_src`` names; torch's own check follows.
+    """True if this rank is the one that a call's ``src`` or ``group_src`` names; torch's own check follows.
 
     A rank is asked of the group itself, as torch does: a group whose members have no default group in common numbers
     them otherwise than theirs do.
@@ -242,7 +242,7 @@ def _patch_objects() -> None:
 
 
 def _patch_sync_batch_norm() -> None:
-    """Where the group's backend for CPU tensors is unisono they are normalised as by `unisono.parallel`."""
+    """Normalises CPU tensors of groups of unisono as `unisono.parallel` does."""
     import torch.distributed as dist
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -276,7 +276,7 @@ _before_excepthook: list[Callable[[BaseException], object]] = []
 
 
 def call_before_excepthook(listener: Callable[[BaseException], object]) -> None:
-    """Calls ``listener`` with the exception that ends the program, before whatever else is told of it."""
+    """Calls ``listener`` with the exception that ends the program, before all other hooks."""
     if listener not in _before_excepthook:
         _before_excepthook.append(listener)
 
@@ -300,7 +300,7 @@ _PATCHES = {
 # Gloo's name
 
 _NAMES = {"gloo": "unisono", "cpu:gloo": "cpu:unisono"}
-"""What a program may ask for, and what it gets. A name that serves a GPU too is left to torch."""
+"""The backend a program names, and the one it gets. A name that serves a GPU too is left to torch."""
 
 
 def _naming(original: _Function) -> _Function:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.backend.fast_path import Maker
-from unisono.backend.moving import Moving
+from unisono.backend.data_ops import DataOps
+from unisono.backend.fast_path import KindMaker
 from unisono.backend.operations import NOTHING
 from unisono.backend.process_group import UnisonoProcessGroup
-from unisono.backend.reducing import Reducing, reduce_op
+from unisono.backend.reduce_ops import ReduceOps, reduce_op
 from unisono.errors import UsageError
 from unisono.runtime.collectives import CollectiveTask, Part
 from unisono.runtime.prepared import Prepared
@@ -19,15 +19,15 @@ from unisono.runtime.task import Task
 
 __all__ = ["PersistentCall", "prepared"]
 
-_ONE: dict[str, Maker] = {
-    "all_reduce": Reducing.all_reduce_kind,
-    "reduce": Reducing.reduce_kind,
-    "broadcast": Moving.broadcast_kind,
+_ONE: dict[str, KindMaker] = {
+    "all_reduce": ReduceOps.all_reduce_kind,
+    "reduce": ReduceOps.reduce_kind,
+    "broadcast": DataOps.broadcast_kind,
 }
-_TWO: dict[str, Maker] = {
-    "all_gather": Moving.all_gather_kind,
-    "reduce_scatter": Reducing.reduce_scatter_kind,
-    "all_to_all": Moving.all_to_all_kind,
+_TWO: dict[str, KindMaker] = {
+    "all_gather": DataOps.all_gather_kind,
+    "reduce_scatter": ReduceOps.reduce_scatter_kind,
+    "all_to_all": DataOps.all_to_all_kind,
 }
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 
@@ -73,20 +73,20 @@ class PersistentCall:
         self._pg, self._collective, self._tensors, self._op, self._root = pg, collective, tensors, op, root
         self._output: Any = tensors[0] if tensors else NOTHING
         self._input: Any = tensors[-1] if tensors else NOTHING
-        self._lane, self._refused = pg._group.collectives, pg._group.collectives.refused
+        self._queue, self._refused = pg._group.collectives, pg._group.collectives.refused
         self._seconds = pg._seconds
         self._task: Task | None = None
         self._part: Part
         self._around = contextvars.copy_context()  # with the algorithm of the block that this is made in
         self._prepare()
-        self._lane.preparer.tell(self._again)
+        self._queue.preparer.subscribe(self._prepare_again)
 
     def __repr__(self) -> str:
-        return f"<persistent {self._part[0].call.describe(self._pg._group.names)}>"
+        return f"<persistent {self._part[0].call.describe(self._pg._group.global_ranks)}>"
 
-    def _again(self) -> None:
+    def _prepare_again(self) -> None:
         """Faster ways of running calls are there. Where they can not be used (the group has been left, a tensor has
-        lost its memory) the next call says so, not whoever brings them.
+        lost its memory) the next call raises, not the notification.
         """
         if self._pg._group.joined:
             with suppress(UsageError, AttributeError):  # the group may be left meanwhile
@@ -106,9 +106,9 @@ class PersistentCall:
         else:
             found = ways.prepared(_TWO[name], self._op if name == "reduce_scatter" else None, output, source)
         if found is None or not self._fits(found):
-            told = ", ".join(f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for tensor in self._tensors)
+            given = ", ".join(f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for tensor in self._tensors)
             raise UsageError(
-                f"prepare {name} on {told}: tensors must be contiguous CPU tensors, not empty, apart or in place as "
+                f"prepare {name} on {given}: tensors must be contiguous CPU tensors, not empty, apart or in place as "
                 f"torch.distributed allows, with shapes and a dtype that {name} takes"
             )
         self._part = found, output, source
@@ -119,16 +119,16 @@ class PersistentCall:
 
     def __call__(self) -> None:
         """Makes the call and returns when it is done."""
-        part, lane = self._part, self._lane
+        part, queue = self._part, self._queue
         target = source = part[1].data_ptr()
         if part[2] is not part[1]:
             source = part[2].data_ptr()
         if (not target or not source) and self._tensors:
             raise self._lost()
-        if lane.at_once(part, target, source, self._seconds, None) is None:
+        if queue.run_now(part, target, source, self._seconds, None) is None:
             self._submit(False)
         if self._refused[0]:
-            lane.hear()
+            queue.raise_rejected()
 
     def _lost(self) -> UsageError:
         return UsageError(f"{self!r}: a tensor has lost its memory")
@@ -137,7 +137,7 @@ class PersistentCall:
         if not self._pg._group.joined:
             self._pg._group.join(f"{self!r}")  # raises why it cannot be used any more
         task = CollectiveTask(self._part[0].call, [self._part], self._tensors, self._seconds(None))
-        self._lane.submit(task, background)
+        self._queue.submit(task, background)
         return task
 
     def start(self) -> None:
@@ -147,7 +147,7 @@ class PersistentCall:
         target, source = self._part[1].data_ptr(), self._part[2].data_ptr()
         if (not target or not source) and self._tensors:
             raise self._lost()
-        task = self._lane.at_once(self._part, target, source, self._seconds, None, background=True)
+        task = self._queue.run_now(self._part, target, source, self._seconds, None, background=True)
         self._task = task or self._submit(True)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -155,7 +155,7 @@ class PersistentCall:
         if self._task is None:
             raise UsageError(f"{self!r} has not been started: call start() first")
         try:
-            self._lane.finish(self._task, timeout)
+            self._queue.finish(self._task, timeout)
         finally:
             if self._task.done:
                 self._task = None

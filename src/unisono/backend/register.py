@@ -19,9 +19,9 @@ def _create(options: Any, backend_options: Any = None) -> Any:
 
     from unisono.backend import patches
     from unisono.backend.group import Group
+    from unisono.backend.member_registry import MemberRegistry, default_nonce
     from unisono.backend.options import Options, from_environment, pinned
     from unisono.backend.process_group import UnisonoProcessGroup
-    from unisono.backend.roll import Roll, default_nonce
     from unisono.backend.stores import shared_store
     from unisono.errors import UsageError
     from unisono.transport.process import pin
@@ -30,29 +30,29 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     choices = backend_options if backend_options is not None else from_environment()
     if not isinstance(choices, Options | None):
         raise UsageError(f"pg_options for unisono must be unisono.Options, not {type(choices).__name__}")
-    names = list(options.global_ranks_in_group)
-    whole = not names  # the default group, or one that a user makes over a store of its own
+    global_ranks = list(options.global_ranks_in_group)
+    whole = not global_ranks  # the default group, or one that a user makes over a store of its own
     default = whole and not dist.is_initialized()
-    names = names or list(range(options.group_size))
-    if not 0 <= options.group_rank < len(names):
-        size = len(names)
+    global_ranks = global_ranks or list(range(options.group_size))
+    if not 0 <= options.group_rank < len(global_ranks):
+        size = len(global_ranks)
         raise UsageError(f"rank {options.group_rank} in a world of size {size}: ranks go from 0 to {size - 1}")
     timeout: timedelta = options.timeout
     seconds = timeout.total_seconds() if timeout is not None else -1.0
     seconds = seconds if seconds >= 0 else math.inf  # negative: timedelta.max, say, which torch's clock does not hold
-    label = "the default group" if default else f"group {options.group_id} {names}"
+    label = "the default group" if default else f"group {options.group_id} {global_ranks}"
     # torch's name for a default group counts the attempts to make one, which may be more on one rank than on another.
     name = "default" if default else options.group_id
     # Tells this default group's sub-groups from those of an earlier one over the same store; nothing if it is of
     # another backend, whatever groups this process was in before.
     epoch = f"whole {name}" if whole else default_nonce()
     store, rank = shared_store(options.store), options.group_rank
-    roll = Roll(store, epoch, name, label, names, rank, counted=not whole)
-    group = Group(options.group_rank, names, label, seconds, roll, choices)
+    members = MemberRegistry(store, epoch, name, label, global_ranks, rank, counted=not whole)
+    group = Group(options.group_rank, global_ranks, label, seconds, members, choices)
     if whole:
         group.wait_for_all()
     if default:
-        if pinned(choices) and (cores := pin(options.group_rank, len(names))):
+        if pinned(choices) and (cores := pin(options.group_rank, len(global_ranks))):
             torch.set_num_threads(min(torch.get_num_threads(), len(cores)))  # more would wait for each other's core
         group.serve_all()
     return UnisonoProcessGroup(group, options.store, timeout)

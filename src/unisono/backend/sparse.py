@@ -1,4 +1,4 @@
-"""all_reduce of sparse COO tensors: everybody's entries are gathered and added up, in rank order."""
+"""all_reduce of sparse COO tensors: the entries of all ranks are gathered and added up, in rank order."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def all_reduce_sparse(group: Any, tensor: torch.Tensor, name: str, opts: Any) ->
     Raises `UsageError` for another reduce op (``name``) than SUM.
     """
     mine = _Entries(group.getSize())
-    _wait(group._do("all_reduce", opts, lambda: mine.count(group, tensor, name)))
+    _wait(group._general("all_reduce", opts, lambda: mine.count(group, tensor, name)))
     rest = mine.values.shape[1:]
     counts = mine.counts.tolist()
     indices = [torch.empty((count, mine.indices.shape[0]), dtype=torch.int64, device="cpu") for count in counts]
@@ -43,7 +43,7 @@ class _Entries:
         self.values: torch.Tensor
 
     def count(self, group: Any, tensor: torch.Tensor, name: str) -> Operation:
-        """Counts the entries of all ranks, in a call whose header tells what tensors these are of."""
+        """Counts the entries of all ranks, in a call whose header describes their tensors."""
         if name != "SUM":
             raise UsageError(f"all_reduce of a sparse tensor combines with SUM alone, not {name}; use .to_dense()")
         with torch.inference_mode(tensor.is_inference()):  # torch adds such tensors up in no other mode
@@ -51,7 +51,7 @@ class _Entries:
             self.indices, self.values = whole.indices(), whole.values()
         dims, operations = tensor.sparse_dim(), group._group.operations
         words = f"sparse {name_of_dtype(tensor.dtype)} {list(tensor.shape)} of {dims} sparse dims"
-        call = Call("all_reduce", tensor.dtype, tuple(tensor.shape), name, rest=words, words=words)
+        call = Call("all_reduce", tensor.dtype, tuple(tensor.shape), name, extra_signature=words, args_text=words)
         own = torch.tensor([whole._nnz()], device="cpu")
         prepared = operations.counts(call, own.nbytes)
         return Operation(call, [(prepared, self.counts, own)], [tensor])

@@ -26,7 +26,7 @@ for _mode in (False, True):
 
 
 def ordinary(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in memory as they are, side by side.
+    """True if its elements lie in memory as they are, side by side.
 
     Not so where torch dispatches in another way than for these: sparse, nested, quantised and zero tensors, lazy
     conjugates, other devices.
@@ -35,7 +35,7 @@ def ordinary(tensor: torch.Tensor) -> bool:
 
 
 def check(tensor: torch.Tensor, what: str) -> None:
-    """Raises `UsageError` for what this backend does not carry."""
+    """Raises `UsageError` for tensors that this backend does not take."""
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"{what} must be a tensor, not {type(tensor).__name__}")
     if tensor.device.type != "cpu":
@@ -54,7 +54,7 @@ def check(tensor: torch.Tensor, what: str) -> None:
 
 
 def _wraps(tensor: torch.Tensor, what: str) -> bool:
-    """Whether it is a result of a functional collective, which torch unwraps; raises for another wrapper of tensors."""
+    """True if it is a result of a functional collective, which torch unwraps; raises for another wrapper of tensors."""
     wrapper: bool = is_traceable_wrapper_subclass(tensor)
     if not wrapper:
         return False
@@ -91,7 +91,7 @@ def _check_memory(tensor: torch.Tensor, what: str) -> None:
 
 
 def _fake(tensor: torch.Tensor) -> bool:
-    """Whether it is one of torch's fake tensors, which are not to be asked where they lie."""
+    """True if it is one of torch's fake tensors, which are not to be asked where they lie."""
     module = sys.modules.get("torch._subclasses.fake_tensor")
     return module is not None and isinstance(tensor, module.FakeTensor)
 
@@ -115,7 +115,7 @@ def as_bytes(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _shares_memory_with_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements may lie in one place: sorted by stride, each dim must step over all smaller ones."""
+    """True if two elements may lie in one place: sorted by stride, each dim must step over all smaller ones."""
     span = 0
     for stride, dim in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if dim > 1:
@@ -166,11 +166,11 @@ def separate(results: Sequence[Result], what: str) -> None:
 
 
 def late(results: Sequence[Result]) -> list[Callable[[], object]]:
-    """What brings those results to their tensors that lie elsewhere."""
+    """Functions that copy results to tensors that lie elsewhere."""
     return [result.deliver for result in results if result.tensor is not None]
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two flat contiguous tensors share bytes."""
+    """True if two flat contiguous tensors share bytes."""
     start, other = a.data_ptr(), b.data_ptr()
     return start < other + b.nbytes and other < start + a.nbytes

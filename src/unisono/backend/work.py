@@ -1,4 +1,4 @@
-"""What a call hands back: torch's Work over a task, and its future."""
+"""The Work of a call, over its task, and its future."""
 
 from datetime import timedelta
 from typing import Any
@@ -64,13 +64,13 @@ DONE = FinishedWork([])
 class PendingWork(Work):
     """A call that may still be under way.
 
-    `wait` carries it forward in the caller's thread and raises its error; `is_completed` carries it without waiting.
+    `wait` progresses it in the caller's thread and raises its error; `is_completed` progresses it without waiting.
     The future completes with the list of output tensors, or raises the error.
     """
 
-    def __init__(self, lane: CallQueue, task: Task) -> None:
+    def __init__(self, queue: CallQueue, task: Task) -> None:
         super().__init__()
-        self._access, self._task = lane.access, task
+        self._access, self._task = queue.access, task
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until the call is done; raises its error, or `CollectiveTimeout` after ``timeout`` (the call goes on)."""
@@ -82,22 +82,22 @@ class PendingWork(Work):
         return True
 
     def _finish(self, timeout: timedelta | None) -> None:
-        lane = self._access.lane
-        if lane is not None:
-            lane.finish(self._task, _seconds(timeout))
+        queue = self._access.queue
+        if queue is not None:
+            queue.finish(self._task, _seconds(timeout))
         elif self._task.error is not None:
             raise self._task.error
 
     def _ended(self) -> bool:
-        lane = self._access.lane
-        return lane.poll(self._task) if lane is not None else self._task.done
+        queue = self._access.queue
+        return queue.poll(self._task) if queue is not None else self._task.done
 
     def is_completed(self) -> bool:
-        """Whether the call has ended, well or not."""
+        """True if the call has ended, well or not."""
         return self._ended()
 
     def is_success(self) -> bool:
-        """Whether the call has ended well."""
+        """True if the call has ended well."""
         return self._ended() and self._task.error is None
 
     def exception(self) -> BaseException | None:
@@ -126,13 +126,13 @@ class PendingWork(Work):
         An exception set on a future from Python is invisible to C++ (DDP would read it as gradients), so the error is
         raised by a ``then`` step, which C++ does see.
         """
-        task, lane = self._task, self._access.lane
+        task, queue = self._task, self._access.queue
         outputs: torch.futures.Future[Any] = torch.futures.Future()
         if self._ended() and task.error is None:
             outputs.set_result(task.outputs)
             return outputs
-        if lane is not None:
-            lane.listen(task, lambda _: outputs.set_result(None))
+        if queue is not None:
+            queue.listen(task, lambda _: outputs.set_result(None))
         else:
             outputs.set_result(None)
         return outputs.then(lambda _: _outcome(task))

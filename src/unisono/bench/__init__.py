@@ -1,1 +1,1 @@
-"""What calls cost: every collective beside its rivals and beside what the machine could do at best."""
+"""The cost of calls: every collective beside its rivals and beside what the machine could do at best."""

@@ -23,7 +23,7 @@ def block_count(collective: str, nbytes: int, itemsize: int, ranks: int) -> int:
 
 
 def busbw_factor(collective: str, ranks: int) -> float:
-    """What algbw is multiplied by so that it can be compared with the rate of the wire."""
+    """The factor from algbw to busbw, which is comparable with the rate of the wire."""
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks
     return 1.0 if collective in VECTORS or collective == "barrier" else (ranks - 1) / ranks

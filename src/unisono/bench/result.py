@@ -1,4 +1,4 @@
-"""What was measured, as values and as JSON. Never imports torch."""
+"""Results of a measurement, as values and as JSON. Never imports torch."""
 
 import json
 import os
@@ -106,7 +106,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it was measured. ``mpi`` is the MPI library, where it is a contender."""
+    """The machine of a measurement. ``mpi`` is the MPI library, where it is a contender."""
 
     host: str = ""
     cpu: str = ""
@@ -128,7 +128,7 @@ class Machine:
 
 
 def this_machine(mpi: str = "") -> Machine:
-    """What can be said of the machine and the versions here; which MPI library is found elsewhere."""
+    """The machine and the versions here; the MPI library is found elsewhere."""
     return Machine(
         host=socket.gethostname(),
         cpu=_cpu(),
@@ -182,7 +182,7 @@ class Result:
 
     @classmethod
     def load(cls, path: Path) -> "Result":
-        """What `save` wrote; raises UsageError if there is no such file, or it is something else."""
+        """Reads a result of `save`; raises UsageError if there is no such file, or it is something else."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if (data["format"], data["version"]) != (_FORMAT, _VERSION):

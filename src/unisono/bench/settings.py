@@ -1,4 +1,4 @@
-"""What is to be measured: plain values that travel between processes. Never imports torch."""
+"""Settings of a measurement: plain values that travel between processes. Never imports torch."""
 
 import math
 import os
@@ -181,7 +181,7 @@ class Settings:
 
     @property
     def by_mpiexec(self) -> bool:
-        """Whether MPI is among the contenders, so that mpiexec must start the ranks."""
+        """True if MPI is among the contenders, so that mpiexec must start the ranks."""
         return any(contender.backend == "mpi" for contender in self.contenders)
 
     @property

@@ -23,12 +23,12 @@ _COLUMNS = {
 }
 """Units and widths."""
 _SPARED = (("type", "redop"), ("count",), ("algbw",), ("limit",))
-"""What is left out, in this order, where lines would be wider than the screen; type and redop go to the heading."""
+"""Columns left out, in this order, where lines would be wider than the screen; type and redop go to the heading."""
 _GAP = "  "
 
 
 def preamble(result: Result, settings: Settings) -> list[str]:
-    """What was asked, and where."""
+    """The settings and the machine."""
     cores = settings.pins()
     pinned = f"pinned to core{'s' * (len(cores) > 1)} {', '.join(map(str, cores))}" if cores else "not pinned"
     if settings.pin and not cores:

@@ -39,14 +39,14 @@ class TorchCaller:
         return start_and_wait
 
     def output(self, case: Case) -> torch.Tensor:
-        """Where the result lies."""
+        """The tensor of the result."""
         return case.output
 
     def barrier(self) -> None:
         """No rank is back before all have come."""
         dist.barrier(self.group)
 
-    def everybody(self, numbers: torch.Tensor) -> torch.Tensor:
+    def all_numbers(self, numbers: torch.Tensor) -> torch.Tensor:
         """The numbers of all ranks, in rank order: ``[ranks * n]`` for ``[n]``."""
         found = numbers.new_empty(dist.get_world_size(self.group) * len(numbers))
         all_gather_single(found, numbers, self.group)
@@ -71,7 +71,7 @@ def torch_callers(
 
 
 def _built_in(backend: str) -> bool:
-    """Whether this torch has the backend at all."""
+    """True if this torch has the backend at all."""
     return backend == "unisono" or bool(getattr(dist, f"is_{backend}_available")())
 
 

@@ -75,7 +75,7 @@ def fill(target: torch.Tensor, table: torch.Tensor, first: int = 0) -> None:
 
 
 def wrong(found: torch.Tensor, table: torch.Tensor, first: int = 0) -> int:
-    """How many elements of ``found`` (1-D) differ from the table's repetition from ``first`` on.
+    """The number of elements of ``found`` (1-D) that differ from the table's repetition from ``first`` on.
 
     Whole numbers must be equal; floating point may be off by the rounding of its dtype, 8 units in the last place, but
     float8, which has few, must be rounded once from the exact result.

@@ -17,7 +17,7 @@ from unisono.bench.plot import save_plot
 from unisono.bench.result import Rates, Result, Row, this_machine
 from unisono.bench.settings import COLLECTIVES, DTYPES, IN_PLACE, MEMORIES, OPS, Contender, Settings
 from unisono.bench.table import Table, describe_rates, footer, preamble
-from unisono.cli.common import check_writable, say
+from unisono.cli.common import check_writable, echo
 from unisono.errors import UsageError
 from unisono.launch import torchrun_rank
 from unisono.units import parse_nbytes, show_nbytes
@@ -109,8 +109,8 @@ def bench(
     if what and what[0] == "compare":
         _compare(what[1:])
         return
-    rank, told = torchrun_rank(ranks)
-    world_size = DEFAULT.ranks if told is None else told
+    rank, given_world_size = torchrun_rank(ranks)
+    world_size = DEFAULT.ranks if given_world_size is None else given_world_size
     place = "" if in_place is None else "in" if in_place else "out"
     settings = Settings(
         **_collectives(what or list(DEFAULT.collectives), place),
@@ -142,7 +142,7 @@ def _compare(files: list[str]) -> None:
         raise UsageError(f"compare takes two files, the earlier result and the later one, got {len(files)}")
     before, after = (Result.load(Path(file)) for file in files)
     for text in compare(before, after):
-        say(text)
+        echo(text)
 
 
 def _contenders(backend: str, algorithm: str, against: str) -> tuple[Contender, ...]:
@@ -164,7 +164,7 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
     with _Screen(result, settings) as screen:
         try:
             if rank is None:
-                launch(settings, screen.tell)
+                launch(settings, screen.report)
             else:
                 _join(settings, rank, screen)
             result.complete = True
@@ -175,12 +175,12 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
         if json is not None and result.rows:
             result.save(json)
     for text in footer(result):
-        say(text)
+        echo(text)
     if json is not None and result.rows:
-        say(f"# wrote {json}")
+        echo(f"# wrote {json}")
     if plot is not None and result.rows:
         save_plot(plot, result)
-        say(f"# wrote {plot}")
+        echo(f"# wrote {plot}")
     if code:
         raise typer.Exit(code)
     if any(row.wrong for row in result.rows):
@@ -190,7 +190,7 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
 def _join(settings: Settings, rank: int, screen: "_Screen") -> None:
     from unisono.bench.measure import run_rank
 
-    run_rank(settings, rank, "env://", screen.tell)
+    run_rank(settings, rank, "env://", screen.report)
 
 
 def _plain(settings: Settings) -> dict[str, object]:
@@ -223,18 +223,18 @@ class _Screen:
 
     def __enter__(self) -> Self:
         for text in preamble(self.result, self.settings):
-            say(text)
+            echo(text)
         self.bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.bar.stop()
 
-    def tell(self, news: Rates | Row) -> None:
+    def report(self, news: Rates | Row) -> None:
         """Takes in what the ranks have found; a line is shown once all contenders have their row."""
         if isinstance(news, Rates):
             self.result.rates = news
-            say(describe_rates(news))
+            echo(describe_rates(news))
             return
         self.result.rows.append(news)
         self.pending.append(news)
@@ -245,7 +245,7 @@ class _Screen:
         if subject.collective != self.collective:
             self.collective = subject.collective
             for text in self.table.heading(subject):
-                say(text)
-        say(self.table.line(subject, rivals))
+                echo(text)
+        echo(self.table.line(subject, rivals))
         size = show_nbytes(subject.nbytes) if subject.nbytes else ""
         self.bar.update(self.task, advance=1, description=f"{subject.collective} {size}")

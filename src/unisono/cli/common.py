@@ -1,4 +1,4 @@
-"""What commands share: text in and out, files, and the place of a process among those that torchrun has started."""
+"""Helpers of all commands: text in and out, files, and the place of a process among those that torchrun has started."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from unisono.errors import UsageError
 
-__all__ = ["check_writable", "read_source", "say", "show", "source_name", "write"]
+__all__ = ["check_writable", "echo", "read_source", "show", "source_name", "write"]
 
 
 def check_writable(path: Path, what: str = "") -> None:
@@ -32,7 +32,7 @@ def check_writable(path: Path, what: str = "") -> None:
 
 
 def source_name(source: str) -> str:
-    """What a source of text is called in messages."""
+    """The name of a source of text in messages."""
     return "standard input" if source == "-" else source
 
 
@@ -46,7 +46,7 @@ def read_source(source: str) -> str:
         raise UsageError(f"{source_name(source)} is not text (UTF-8): expected a schedule") from None
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Write to standard output, with `?` for what its encoding lacks.
 
     A reader that has gone (`| head`) is no error: the rest of the output has no taker.
@@ -63,17 +63,17 @@ def say(text: str) -> None:
 def write(path: Path, content: str) -> None:
     """Write a file, UTF-8, and say so; `-` is standard output. Raises UsageError if it cannot be written."""
     if str(path) == "-":
-        say(content)
+        echo(content)
         return
     try:
         path.write_text(content, encoding="utf-8")
     except OSError as problem:
         raise UsageError(f"cannot write {path}: {problem.strerror}") from None
-    say(f"wrote {path}")
+    echo(f"wrote {path}")
 
 
 def show(console: Console, content: RenderableType, **how: Any) -> None:
-    """Print with rich, in colour where the terminal has it, as `say` does."""
+    """Print with rich, in colour where the terminal has it, as `echo` does."""
     with console.capture() as captured:
         console.print(content, **how)
-    say("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    echo("\n".join(line.rstrip() for line in captured.get().splitlines()))

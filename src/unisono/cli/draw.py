@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from unisono.cli import options
-from unisono.cli.common import say, show, write
+from unisono.cli.common import echo, show, write
 from unisono.cli.programs import Placed, bound, programs
 from unisono.cli.schedules import Asked, pipeline_costs, refuse
 from unisono.drawing import STYLES
@@ -125,7 +125,7 @@ def _draw_schedule(
     played = draw_as(simulate(schedule, **how), width=console.width) if timeline else None
     made = [(path, draw_as(schedule, name, style=style, **how)) for name, path in files.items() if path is not None]
     if text:
-        say(_text_form(schedule))
+        echo(_text_form(schedule))
     if played is not None:
         show(console, played)
     for path, drawing in made:
@@ -142,9 +142,9 @@ def _draw_programs(
         raise UsageError("--text is the form that has no sizes: leave --bound out")
     made = programs(found.schedule, placement or found.placement, rank)
     if nbytes is not None:
-        say("\n\n".join(bound(each, nbytes, found.cap).to_text() for each in made))
+        echo("\n\n".join(bound(each, nbytes, found.cap).to_text() for each in made))
     elif text:
-        say("\n".join(each.to_text() for each in made))
+        echo("\n".join(each.to_text() for each in made))
     else:
         show(console, draw_as(made, width=console.width))
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from unisono.algorithms import list_algorithms
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, bubble_formula, build_pipeline
-from unisono.cli.common import say, show
+from unisono.cli.common import echo, show
 from unisono.errors import UsageError
 from unisono.program.defaults import TABLE
 from unisono.schedule import COLLECTIVES
@@ -35,11 +35,11 @@ def list_(
     for name in wanted if collective is None else (collective,):
         show(console, _pipelines() if name == PIPELINE else _table(name))
     if collective == PIPELINE:
-        say("Bubble: share of its time that a rank is idle, for F, B and W equally long; of 4 ranks, 8 microbatches.")
+        echo("Bubble: share of its time that a rank is idle, for F, B and W equally long; of 4 ranks, 8 microbatches.")
         return
-    say("Bytes: sent by the busiest rank, as a share of the collective's. n ranks, k pieces, L = ceil(log2 n),")
-    say("p the largest power of two up to n, x = n - p, a columns and b rows of the squarest grid.")
-    say("* runs by default: `unisono plan --default` says from which size to which.")
+    echo("Bytes: sent by the busiest rank, as a share of the collective's. n ranks, k pieces, L = ceil(log2 n),")
+    echo("p the largest power of two up to n, x = n - p, a columns and b rows of the squarest grid.")
+    echo("* runs by default: `unisono plan --default` says from which size to which.")
 
 
 def _pipelines() -> Table:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
 from unisono.cli import options
-from unisono.cli.common import say, show
+from unisono.cli.common import echo, show
 from unisono.cli.programs import default_notes, default_table, describe_default
 from unisono.cli.schedules import pipeline_costs, refuse, topology_of
 from unisono.cli.simulate import compare_pipelines
@@ -28,9 +28,13 @@ _Collective = Annotated[
 _Default = Annotated[
     bool, typer.Option("--default", help="What runs if no algorithm is asked for: the table, or its row for --bytes.")
 ]
-_Crowded = Annotated[
+_Oversubscribed = Annotated[
     bool | None,
-    typer.Option("--crowded/--no-crowded", help="More ranks than cores, with --default.", show_default="as it is here"),
+    typer.Option(
+        "--oversubscribed/--no-oversubscribed",
+        help="More ranks than cores, with --default.",
+        show_default="as it is here",
+    ),
 ]
 
 
@@ -49,7 +53,7 @@ def plan(
     hosts: Annotated[int | None, typer.Option(help="Hosts of a cluster.", show_default="8 ranks per host")] = None,
     model: Annotated[bool, typer.Option("--model", help="By the model, even if this machine was measured.")] = False,
     by_default: _Default = False,
-    crowded: _Crowded = None,
+    oversubscribed: _Oversubscribed = None,
     microbatches: options.Microbatches = None,
     times: options.Times = None,
     link: options.LinkTime = None,
@@ -74,25 +78,26 @@ def plan(
     refuse({"--microbatches": microbatches, "--times": times, "--link": link}, "is of pipelines: leave it out")
     if by_default:
         given = {"--topology": topology, "--hosts": hosts, "--model": model or None}
-        _defaults(collective, nbytes, ranks, crowded, [name for name, value in given.items() if value is not None])
+        others = [name for name, value in given.items() if value is not None]
+        _defaults(collective, nbytes, ranks, oversubscribed, others)
         return
-    if crowded is not None:
-        raise UsageError("--crowded and --no-crowded are for the defaults: give --default as well")
+    if oversubscribed is not None:
+        raise UsageError("--oversubscribed and --no-oversubscribed are for the defaults: give --default as well")
     if collective is None:
         raise UsageError("Missing argument 'COLLECTIVE'.")
     table = Measured.load() if topology is None and not model else None
     where = topology_of(topology or "shared_memory", _RANKS if ranks is None else ranks, hosts)
     selector = Selector(collective, where, table)
     if nbytes is not None or collective == "barrier":
-        say("\n".join(_indented(explain(selector.choose(parse_nbytes(nbytes or "0"))))))
+        echo("\n".join(_indented(explain(selector.choose(parse_nbytes(nbytes or "0"))))))
     if collective != "barrier":
         choices = selector.table()
-        say("" if nbytes is not None else selector.topology.describe())
+        echo("" if nbytes is not None else selector.topology.describe())
         show(Console(highlight=False), _table(choices))
-        say(ranges(choices, selector.crossovers(choices)))
+        echo(ranges(choices, selector.crossovers(choices)))
     left_out = selector.choose(0).left_out
     if left_out:
-        say("not considered: " + ", ".join(f"{name} ({why})" for name, why in left_out))
+        echo("not considered: " + ", ".join(f"{name} ({why})" for name, why in left_out))
 
 
 def _pipelines(ranks: int, microbatches: int, times: str | None, link: float | None) -> None:
@@ -126,19 +131,23 @@ def _table(choices: list[Choice]) -> Table:
 
 
 def _defaults(
-    collective: str | None, nbytes: str | None, ranks: int | None, crowded: bool | None, others: list[str]
+    collective: str | None, nbytes: str | None, ranks: int | None, oversubscribed: bool | None, others: list[str]
 ) -> None:
-    """What runs by default: the row for a size, or the table."""
+    """Prints the defaults: the row for a size, or the table."""
     if others:
         raise UsageError(f"{others[0]} is for a choice by cost, the defaults are a table: leave it out")
     if collective is not None and collective not in COLLECTIVES:
         raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
     if collective is not None and (nbytes is not None or collective == "barrier"):
-        say("\n".join(_indented(describe_default(collective, nbytes, _RANKS if ranks is None else ranks, crowded))))
+        echo(
+            "\n".join(
+                _indented(describe_default(collective, nbytes, _RANKS if ranks is None else ranks, oversubscribed))
+            )
+        )
         return
-    for name, value in (("--bytes", nbytes), ("--ranks", ranks), ("--crowded", crowded)):
+    for name, value in (("--bytes", nbytes), ("--ranks", ranks), ("--oversubscribed", oversubscribed)):
         if value is not None:
             missing = "--bytes" if collective else "COLLECTIVE"
             raise UsageError(f"{name} chooses one row of the defaults: give {missing} as well")
     show(Console(highlight=False), default_table(collective))
-    say("\n".join(["", *default_notes()]))
+    echo("\n".join(["", *default_notes()]))

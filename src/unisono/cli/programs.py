@@ -1,4 +1,4 @@
-"""What commands about programs share: what runs by default, the programs of its ranks, their tables and proofs.
+"""Helpers of commands about programs: the defaults, the programs of its ranks, their tables and proofs.
 
 Sizes count as in `Collective.chunk_nbytes`: the tensor of an all_reduce, the whole of what n ranks gather.
 """
@@ -25,7 +25,7 @@ __all__ = [
     "default_table",
     "describe_default",
     "find_default",
-    "is_crowded",
+    "is_oversubscribed",
     "place_default",
     "programs",
     "prove_placed",
@@ -51,24 +51,24 @@ class Placed:
     cap: int = 1 << 40
 
 
-def is_crowded(ranks: int) -> bool:
-    """Whether so many ranks have to share the cores of this machine."""
+def is_oversubscribed(ranks: int) -> bool:
+    """True if so many ranks have to share the cores of this machine."""
     return ranks > cores()
 
 
-def find_default(collective: str, nbytes: int, ranks: int, crowded: bool | None = None) -> Default:
-    """The row of the table for a call on this machine, or as if it was crowded, or was not.
+def find_default(collective: str, nbytes: int, ranks: int, oversubscribed: bool | None = None) -> Default:
+    """The row of the table for a call on this machine, or as if it was oversubscribed, or was not.
 
     Raises UsageError for a collective that does not exist and for less than one rank.
     """
     if collective not in COLLECTIVES:
         raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
     size = _block_nbytes(Collective.of(collective, ranks), nbytes)
-    return default(collective, size, ranks, is_crowded(ranks) if crowded is None else crowded)
+    return default(collective, size, ranks, is_oversubscribed(ranks) if oversubscribed is None else oversubscribed)
 
 
 def place_default(row: Default, nbytes: int, ranks: int, root: int = 0) -> list[Placed]:
-    """What a row runs for a call: over staging memory, then, if it is large enough, between shared tensors.
+    """The programs of a row for a call: over staging memory, then, if it is large enough, between shared tensors.
 
     Tensors of which the root of a broadcast may push a part are also read without. One rank alone pushes nothing.
     """
@@ -138,12 +138,12 @@ def _block_nbytes(c: Collective, nbytes: int) -> int:
 
 
 def default_table(collective: str | None = None) -> RichTable:
-    """The rows of all collectives, or of one; columns that say nothing are left out."""
+    """The rows of all collectives, or of one; empty columns are left out."""
     rows = [row for row in TABLE if collective in (None, row.collective)]
     cells = {
         "collective": [row.collective for row in rows],
         "up to": [_limit(row) for row in rows],
-        "cores": [_CORES[row.crowded] for row in rows],
+        "cores": [_CORES[row.oversubscribed] for row in rows],
         "schedule": [row.schedule for row in rows],
         "placement": [row.placement for row in rows],
         "chunks": [str(row.chunks or "n") for row in rows],
@@ -162,8 +162,8 @@ def default_table(collective: str | None = None) -> RichTable:
 
 
 def default_notes() -> list[str]:
-    """What the columns mean."""
-    same = all(row.crowded is None for row in TABLE)
+    """The meaning of the columns."""
+    same = all(row.oversubscribed is None for row in TABLE)
     return [
         "The first row that fits counts. Up to: bytes of the tensor, or of a rank's piece",
         "where each has its own; n ranks. Shared: if all tensors are of unisono.empty.",
@@ -183,15 +183,15 @@ def _shared(row: Default) -> str:
     return row.directly + (f" >{show_nbytes(row.directly_above).replace(' ', '')}" if row.directly_above else "")
 
 
-def describe_default(collective: str, nbytes: str | None, ranks: int, crowded: bool | None = None) -> list[str]:
+def describe_default(collective: str, nbytes: str | None, ranks: int, oversubscribed: bool | None = None) -> list[str]:
     """Lines: the schedule for one call, on how many cores, what it comes to, and how to see it."""
     size = parse_nbytes(nbytes or "0")
-    row = find_default(collective, size, ranks, crowded)
-    full = is_crowded(ranks) if crowded is None else crowded
+    row = find_default(collective, size, ranks, oversubscribed)
+    full = is_oversubscribed(ranks) if oversubscribed is None else oversubscribed
     of, option = (f" of {show_nbytes(size)}", f" --bytes {nbytes}") if nbytes else ("", "")
     piece = _block_nbytes(Collective.of(collective, ranks), size)
     of += f", {show_nbytes(piece)} a rank," if piece < size else ""
-    here = f": {show_ranks(ranks)} on {show_count(cores(), 'core')} here" if crowded is None else ""
+    here = f": {show_ranks(ranks)} on {show_count(cores(), 'core')} here" if oversubscribed is None else ""
     return [
         f"{collective}{of} over {show_ranks(ranks)}: {row.schedule}",
         f"{'fewer cores than ranks' if full else 'a core for each rank'}{here}",

@@ -17,10 +17,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from unisono.cli.common import say, show
+from unisono.cli.common import echo, show
 from unisono.errors import UsageError
 from unisono.units import show_nbytes, show_seconds
-from unisono.watch import page
+from unisono.watch import status_page
 from unisono.watch.status import GroupStatus, Job, RankStatus, snapshot, span
 
 __all__ = ["NOTHING_EXIT", "ps"]
@@ -74,16 +74,16 @@ def _follow(pid: int | None, interval: float) -> None:
 
 
 def _print(jobs: Sequence[Job], pid: int | None, as_json: bool, stacks: bool) -> None:
-    answers = [page.stacks(job.identities) if stacks else {} for job in jobs]
+    answers = [status_page.stacks(job.identities) if stacks else {} for job in jobs]
     if as_json and jobs:
-        say(json.dumps([_plain(job, found) for job, found in zip(jobs, answers, strict=True)], indent=2))
+        echo(json.dumps([_plain(job, found) for job, found in zip(jobs, answers, strict=True)], indent=2))
     for job, found in zip(jobs, answers, strict=True) if not as_json else ():
         console = Console(highlight=False)
         show(console, _job(job, console.width))
         for rank, stack in found.items():
-            say(f"\nrank {rank}\n{stack}\n")
+            echo(f"\nrank {rank}\n{stack}\n")
     if not jobs:
-        say("[]" if as_json else _nothing(pid))
+        echo("[]" if as_json else _nothing(pid))
         raise typer.Exit(NOTHING_EXIT)
 
 
@@ -99,14 +99,14 @@ def _plain(job: Job, stacks: dict[int, str]) -> dict[str, object]:
 
 def _dump(jobs: Sequence[Job], folder: Path, pid: int | None) -> None:
     if not jobs:
-        say(_nothing(pid))
+        echo(_nothing(pid))
         raise typer.Exit(NOTHING_EXIT)
     if len(jobs) > 1:
         pids = ", ".join(str(job.pid) for job in jobs)
         raise UsageError(f"--dump takes one job, but there are {len(jobs)}: name one by a pid ({pids})")
-    answers = page.records(jobs[0].identities, str(folder))
+    answers = status_page.records(jobs[0].identities, str(folder))
     for rank, answer in answers.items():
-        say(f"rank {rank}: {answer.removeprefix('! ')}" if answer.startswith("! ") else f"rank {rank} wrote {answer}")
+        echo(f"rank {rank}: {answer.removeprefix('! ')}" if answer.startswith("! ") else f"rank {rank} wrote {answer}")
     if any(answer.startswith("! ") for answer in answers.values()):
         raise typer.Exit(NOTHING_EXIT)
 
@@ -174,7 +174,7 @@ def _ranks(ranks: Sequence[RankStatus], bar: int) -> Table:
 
 
 def _doing(rank: RankStatus) -> Text:
-    """What a rank is in, and below it what it waits for and where."""
+    """The call of a rank, and below it what it waits for and where."""
     if rank.state in ("dead", "given up", "left", "absent"):
         text = Text(f"{rank.state}: {rank.words}" if rank.state in ("dead", "given up") else rank.words)
         text.stylize(_STYLES[rank.state])

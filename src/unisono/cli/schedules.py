@@ -1,4 +1,4 @@
-"""What commands about schedules share: how a schedule is named on the command line, and where it comes from."""
+"""Helpers of commands about schedules: its name on the command line, and its source."""
 
 import re
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Asked:
 
     @property
     def is_name(self) -> bool:
-        """Whether the source is an algorithm, a pipeline schedule, or the default, rather than a file."""
+        """True if the source is an algorithm, a pipeline schedule, or the default, rather than a file."""
         return self.source in (DEFAULT, *names(), *SCHEDULES)
 
     def find(self) -> Schedule | PipelineSchedule:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from unisono.algorithms.pipelines import SCHEDULES, bubble_formula
 from unisono.cli import options
-from unisono.cli.common import say, show
+from unisono.cli.common import echo, show
 from unisono.cli.schedules import Asked, pipeline_costs, refuse, topology_of
 from unisono.errors import UsageError
 from unisono.schedule import PRESETS, PipelineSchedule, Schedule, Topology
@@ -92,7 +92,7 @@ def _no_mixture(
 
 
 def _formula(line: PipelineTimeline, times: str | None, link: float | None) -> str:
-    """What the literature's formula gives; it knows no links."""
+    """The time by the literature's formula; it knows no links."""
     s = line.schedule
     forward, input_gradient, weight_gradient = (float(time) for time in (times or "1,1,1").split(","))
     value = None if link else bubble_formula(s, forward, input_gradient, weight_gradient)
@@ -101,10 +101,10 @@ def _formula(line: PipelineTimeline, times: str | None, link: float | None) -> s
 
 def _report_pipeline(line: PipelineTimeline, times: str | None, link: float | None) -> None:
     s = line.schedule
-    say(f"{s.name}: {s.num_stages} stages on {s.world_size} ranks, {s.num_microbatches} microbatches")
+    echo(f"{s.name}: {s.num_stages} stages on {s.world_size} ranks, {s.num_microbatches} microbatches")
     formula = _formula(line, times, link)
-    say(f"bubble {line.bubble:.2%}, by the formula {formula}; time {line.time:g}; {line.num_messages} messages")
-    say(f"microbatches in flight on each rank: {', '.join(f'{peak:g}' for peak in line.in_flight)}")
+    echo(f"bubble {line.bubble:.2%}, by the formula {formula}; time {line.time:g}; {line.num_messages} messages")
+    echo(f"microbatches in flight on each rank: {', '.join(f'{peak:g}' for peak in line.in_flight)}")
 
 
 def compare_pipelines(lines: Sequence[PipelineTimeline], times: str | None, link: float | None) -> None:
@@ -126,13 +126,13 @@ def _report(line: Timeline, limit: int) -> None:
     size = "" if c.name == "barrier" else f" of {show_nbytes(line.nbytes)}"
     kinds = line.traffic.by_kind(line.topology).items()
     moved = ", ".join(f"{show_nbytes(nbytes)} over {name}" for name, nbytes in kinds)
-    say(f"{line.schedule.name} {c.name}{size} over {c.world_size} ranks: {show_seconds(line.time)}")
-    say(f"algbw {line.algbw / 1e9:.3g} GB/s, busbw {line.busbw / 1e9:.3g} GB/s")
-    say(f"{line.schedule.num_steps} steps, {line.traffic.num_messages} messages, {moved or 'nothing'} in all")
-    say(_constants(line.topology))
+    echo(f"{line.schedule.name} {c.name}{size} over {c.world_size} ranks: {show_seconds(line.time)}")
+    echo(f"algbw {line.algbw / 1e9:.3g} GB/s, busbw {line.busbw / 1e9:.3g} GB/s")
+    echo(f"{line.schedule.num_steps} steps, {line.traffic.num_messages} messages, {moved or 'nothing'} in all")
+    echo(_constants(line.topology))
     if limit:
-        say("\nCritical path")
-        say("\n".join(line.critical_path(limit)))
+        echo("\nCritical path")
+        echo("\n".join(line.critical_path(limit)))
 
 
 def _constants(topology: Topology) -> str:
@@ -162,12 +162,12 @@ def _compare(runs: Sequence[Timeline]) -> None:
             _ratio(fast, last_eager),
         )
     show(Console(highlight=False), table)
-    say(_constants(last.topology))
-    say(
+    echo(_constants(last.topology))
+    echo(
         "time: both ends of a message are busy while it starts up. eager: they are not; latency adds up along the path."
     )
     if {r.schedule.name for r in runs} >= {"ring", "double_tree"} and c.world_size >= 1024:
-        say(f"For comparison: {_ANNOUNCED}.")
+        echo(f"For comparison: {_ANNOUNCED}.")
 
 
 def _ratio(time: float, other: float) -> str:

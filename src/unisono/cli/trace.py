@@ -14,7 +14,7 @@ from unisono.bench.bound import bound_nbytes
 from unisono.bench.launch import launch
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
-from unisono.cli.common import say
+from unisono.cli.common import echo
 from unisono.errors import UsageError
 from unisono.trace.arm import COMPUTE, FOLDER
 from unisono.trace.chrome import write_trace
@@ -96,14 +96,14 @@ def _clear(out: Path) -> None:
 
 @cache
 def _rates(ranks: int) -> Rates:
-    """How fast as many ranks copy here."""
+    """The rate at which as many ranks copy here."""
     found: list[Rates] = []
 
-    def hear(news: Rates | Row) -> None:
+    def receive(news: Rates | Row) -> None:
         if isinstance(news, Rates):
             found.append(news)
 
-    launch(Settings(collectives=(), ranks=ranks, least=1, most=_LARGEST), hear)
+    launch(Settings(collectives=(), ranks=ranks, least=1, most=_LARGEST), receive)
     return found[0]
 
 
@@ -114,7 +114,7 @@ def _report_all(launches: list[list[RankRecord]], out: Path, bound: bool) -> Non
         folder = out
         if len(launches) > 1:
             folder = out / f"{_LAUNCH}{number}"
-            say(f"launch {number} of {len(launches)}:")
+            echo(f"launch {number} of {len(launches)}:")
         _report(records, folder, _rates(len(records)) if bound else None)
 
 
@@ -134,8 +134,8 @@ def _report(records: list[RankRecord], out: Path, rates: Rates | None) -> None:
     except OSError as problem:
         raise UsageError(f"cannot write into {out}: {problem.strerror}") from None
     for line in summary.words():
-        say(line)
-    say(f"wrote {trace_file} (for https://ui.perfetto.dev) and {page_file}")
+        echo(line)
+    echo(f"wrote {trace_file} (for https://ui.perfetto.dev) and {page_file}")
 
 
 def _bound(rates: Rates | None) -> Bound:

@@ -90,13 +90,14 @@ def train(
 
         unisono train --dp 2 --tp 2 --pp 2
 
-    Under torchrun each process joins as the rank it is told to be: torchrun --nproc-per-node 4 -m unisono.cli train
+    Under torchrun each process joins as the rank it is given_world_size to be: torchrun --nproc-per-node 4 -m
+    unisono.cli train
     """
-    rank, told = torchrun_rank(ranks)
-    mesh = _mesh({"dp": dp, "tp": tp, "pp": pp, "sp": sp}, told, schedule, microbatches)
+    rank, given_world_size = torchrun_rank(ranks)
+    mesh = _mesh({"dp": dp, "tp": tp, "pp": pp, "sp": sp}, given_world_size, schedule, microbatches)
     settings = Settings(
         backend=backend,
-        ranks=told if told is not None else mesh.shape.world_size if mesh else DEFAULT.ranks,
+        ranks=given_world_size if given_world_size is not None else mesh.shape.world_size if mesh else DEFAULT.ranks,
         text=text,
         steps=steps,
         batch=batch,

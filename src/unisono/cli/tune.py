@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unisono.cli.common import say, show
+from unisono.cli.common import echo, show
 from unisono.errors import UsageError
 from unisono.schedule import COLLECTIVES, preset
 from unisono.selection import Measured, Row, Selector, ranges
@@ -43,14 +43,14 @@ def tune(
     progress = Console(stderr=True, highlight=False)
     with progress.status("starting the ranks ...") as status:
 
-        def tell(row: Row) -> None:
+        def report(row: Row) -> None:
             status.update(f"{row.collective} {show_nbytes(row.nbytes)} by {row.algorithm}: {show_seconds(row.seconds)}")
 
-        table = measure_all(wanted, ranks, sizes, names, tell)
+        table = measure_all(wanted, ranks, sizes, names, report)
     for name in wanted:
         _print(name, ranks, table)
     if keep:
-        say(f"kept in {kept.merged(table).save()}")
+        echo(f"kept in {kept.merged(table).save()}")
 
 
 def _checked(algorithms: str | None, collectives: list[str]) -> list[str] | None:
@@ -83,4 +83,4 @@ def _print(collective: str, ranks: int, measured: Measured) -> None:
     if collective != "barrier" and set(measured.algorithms(collective, ranks)) - {DEFAULT_PATH}:
         selector = Selector(collective, preset("shared_memory", ranks), measured)
         choices = selector.table(sizes)
-        say(f"* fastest. Of the algorithms: {ranges(choices, selector.crossovers(choices))}.")
+        echo(f"* fastest. Of the algorithms: {ranges(choices, selector.crossovers(choices))}.")

@@ -1,7 +1,7 @@
-"""What a Gantt chart shows: the messages of a simulated collective, or the actions of a pipeline."""
+"""The contents of Gantt charts: the messages of a simulated collective, or the actions of a pipeline."""
 
 from unisono.drawing.colours import chunk_colour
-from unisono.drawing.gantt import Bar, Chart, Lane, Row
+from unisono.drawing.gantt import Bar, Chart, Row, Track
 from unisono.drawing.messages import chunk_range
 from unisono.errors import UsageError
 from unisono.simulation import PipelineTimeline, Slot, Timeline
@@ -25,7 +25,7 @@ def chart_of(timeline: Timeline | PipelineTimeline, picture: bool) -> Chart:
 
 
 def _messages(timeline: Timeline, picture: bool) -> Chart:
-    """Two lanes per rank, what it sends and what it receives."""
+    """Two tracks per rank, what it sends and what it receives."""
     e, s = timeline.events, timeline.schedule
     nodes, num_chunks = s.world_size + s.switches, s.collective.num_chunks
     if picture and (nodes > _MAX_NODES or len(e) > _MAX_BARS):
@@ -40,12 +40,12 @@ def _messages(timeline: Timeline, picture: bool) -> Chart:
         start, end, chunks = float(e.start[i]), float(e.end[i]), chunk_range(first, int(e.count[i]))
         sign, fill = ("+", "━") if e.reduce[i] else ("=", "╌")
         span = f"{show_seconds(start)} to {show_seconds(end)}"
-        told = f"step {e.step[i]}: {src}→{dst} {chunks} {sign}, {show_nbytes(float(e.nbytes[i]))}, {span}"
-        for lanes, node, name, opacity in ((sends, src, f"→{dst}", 1.0), (receives, dst, f"←{src}", 0.55)):
+        title = f"step {e.step[i]}: {src}→{dst} {chunks} {sign}, {show_nbytes(float(e.nbytes[i]))}, {span}"
+        for tracks, node, name, opacity in ((sends, src, f"→{dst}", 1.0), (receives, dst, f"←{src}", 0.55)):
             name, colour = f"{name} {chunks} {sign}", chunk_colour(first, num_chunks)
-            lanes[node].append(Bar(start, end, colour, told, name, (f"c{first}",), opacity, fill))
+            tracks[node].append(Bar(start, end, colour, title, name, (f"c{first}",), opacity, fill))
     names = [f"rank {n}" if n < s.world_size else f"switch {n}" for n in range(nodes)]
-    rows = [Row(name, [Lane("→ ", sends[n]), Lane("← ", receives[n])]) for n, name in enumerate(names)]
+    rows = [Row(name, [Track("→ ", sends[n]), Track("← ", receives[n])]) for n, name in enumerate(names)]
     took = f"{show_nbytes(timeline.nbytes)} over {timeline.topology.name} in {show_seconds(timeline.time)}"
     return Chart(
         f"{s.name} {s.collective.name} · {s.world_size} ranks · {took}",
@@ -59,7 +59,7 @@ def _messages(timeline: Timeline, picture: bool) -> Chart:
 
 
 def _actions(timeline: PipelineTimeline) -> Chart:
-    """One lane per rank; of several stages on a rank the later ones are paler."""
+    """One track per rank; of several stages on a rank the later ones are paler."""
     slots = [slot for row in timeline.slots for slot in row]
     if len(slots) > _MAX_BARS:
         raise UsageError(f"{len(slots)} actions are too many to draw, {_MAX_BARS} is the most: draw fewer microbatches")
@@ -71,7 +71,7 @@ def _actions(timeline: PipelineTimeline) -> Chart:
     for rank, row in enumerate(timeline.slots):
         stages = timeline.schedule.stages_of(rank)
         bars = [_action(slot, stages) for slot in row]
-        rows.append(Row(f"rank {rank}", [Lane(" ", bars)], f"{timeline.bubbles[rank]:.1%} idle"))
+        rows.append(Row(f"rank {rank}", [Track(" ", bars)], f"{timeline.bubbles[rank]:.1%} idle"))
     used = {slot.action.kind for slot in slots}
     legend = [(colour, f"{kind} {name}") for kind, (name, colour) in _KINDS.items() if kind in used]
     named = max((len(str(slot.action)) for slot in slots), default=1)
@@ -91,12 +91,12 @@ def _actions(timeline: PipelineTimeline) -> Chart:
 
 def _action(slot: Slot, stages: tuple[int, ...]) -> Bar:
     action, (what, colour) = slot.action, _KINDS[slot.action.kind]
-    told = (
+    title = (
         f"{action}: {what} of stage {action.stage}, microbatch {action.microbatch}, {slot.start:.6g} to {slot.end:.6g}"
     )
     opacity = 1.0 - 0.35 * stages.index(action.stage) / max(len(stages) - 1, 1)
     names = (f"{action}━", action.kind, action.kind[:1])
-    return Bar(slot.start, slot.end, colour, told, str(action.microbatch), names, opacity)
+    return Bar(slot.start, slot.end, colour, title, str(action.microbatch), names, opacity)
 
 
 def pipeline_heading(timeline: PipelineTimeline) -> str:

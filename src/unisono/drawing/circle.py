@@ -17,7 +17,7 @@ _SHORT = 60
 
 @dataclass(frozen=True)
 class _Ring:
-    """Where the nodes are: complex numbers x + y·j around 0, clockwise from the top; switches in the middle."""
+    """The places of the nodes: complex numbers x + y·j around 0, clockwise from the top; switches in the middle."""
 
     ranks: int
     switches: int

@@ -23,7 +23,7 @@ _RULED = Box("\n".join(["    ", "    ", " ── ", "    ", "    ", "    ", "   
 
 @dataclass(frozen=True, repr=False)
 class Drawing:
-    """What `draw` returns: `format` is text, svg, html, gantt or trace.
+    """The result of `draw`: `format` is text, svg, html, gantt or trace.
 
     `print` gives its content, `save` writes it to a file, a notebook shows it; rich prints text in colour, up to
     `width` columns wide.

@@ -1,4 +1,4 @@
-"""A Gantt chart, in SVG and in text: a row per rank with one or two lanes, a bar for what it does, gaps where it waits.
+"""A Gantt chart, in SVG and in text: a row per rank with one or two tracks, a bar for work, a gap for a wait.
 
 The same chart shows the messages of a collective (what a rank sends above what it receives) and the actions of a
 pipeline; drawing/charts.py says what is in it.
@@ -13,7 +13,7 @@ from rich.text import Text
 from unisono.drawing.drawing import Drawing
 from unisono.drawing.svg import document, element, text, ticks
 
-__all__ = ["Bar", "Chart", "Lane", "Row", "gantt_svg", "gantt_text"]
+__all__ = ["Bar", "Chart", "Row", "Track", "gantt_svg", "gantt_text"]
 
 _LEFT, _TOP, _ROW = 76.0, 70.0, 30.0
 _MAX_LINES = 32
@@ -24,13 +24,13 @@ class Bar:
     """One thing that takes time, from `start` to `end`, in the colour `colour`.
 
     `name` is written into the picture and `names` into the text, the first that fits; `fill` is the rest of the bar in
-    text; `told` is what a pointer over the bar shows.
+    text; `title` is shown by a pointer over the bar.
     """
 
     start: float
     end: float
     colour: str
-    told: str
+    title: str
     name: str
     names: tuple[str, ...]
     opacity: float = 1.0
@@ -38,7 +38,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class Track:
     """Bars one after the other; in text on a line of their own, after `mark`."""
 
     mark: str
@@ -50,7 +50,7 @@ class Row:
     """A rank, and in the picture a note at the end of its row."""
 
     name: str
-    lanes: list[Lane]
+    tracks: list[Track]
     note: str = ""
 
 
@@ -89,9 +89,9 @@ def gantt_svg(chart: Chart) -> str:
             element("rect", x=_LEFT, y=y + 1, width=chart.wide, height=_ROW - 2, class_="panel", fill_opacity=0.6)
         )
         body.append(text(_LEFT - 12, y + _ROW / 2 + 4, row.name, "right"))
-        height = (_ROW - 2 - 2 * len(row.lanes)) / len(row.lanes)
-        for k, lane in enumerate(row.lanes):
-            for bar in lane.bars:
+        height = (_ROW - 2 - 2 * len(row.tracks)) / len(row.tracks)
+        for k, track in enumerate(row.tracks):
+            for bar in track.bars:
                 body += _bar(bar, _LEFT + (bar.start - chart.begin) * per, y + 2 + k * (height + 2), per, height)
         if row.note:
             body.append(text(_LEFT + chart.wide + 12, y + _ROW / 2 + 4, row.note, "soft"))
@@ -110,7 +110,7 @@ def _bar(bar: Bar, x: float, y: float, per: float, height: float) -> list[str]:
     width = (bar.end - bar.start) * per
     drawn = element(
         "rect",
-        element("title", bar.told),
+        element("title", bar.title),
         x=x,
         y=y,
         width=max(width - 0.8, 0.6),
@@ -128,16 +128,16 @@ def _bar(bar: Bar, x: float, y: float, per: float, height: float) -> list[str]:
 
 
 def gantt_text(chart: Chart, width: int) -> Drawing:
-    """A line per lane: `c3━━━` is a bar with its name; a bar has a character at least, of two the later one is seen."""
+    """A line per track: `c3━━━` is a bar with its name; a bar has at least a character, the later of two covers."""
     shown = chart.rows if len(chart.rows) <= _MAX_LINES else [*chart.rows[: _MAX_LINES - 1], chart.rows[-1]]
-    name, mark = max(len(row.name) for row in shown) + 1, max(len(lane.mark) for row in shown for lane in row.lanes)
+    name, mark = max(len(row.name) for row in shown) + 1, max(len(track.mark) for row in shown for track in row.tracks)
     left = name + max(mark, 1)
     columns = max(min(width - left, chart.columns), 10)
     lines = []
     for row in shown:
-        for i, lane in enumerate(row.lanes):
-            start = Text(f"{'' if i else row.name:{name}}{lane.mark:{left - name}}")
-            lines.append(Text.assemble(start, *_line(lane.bars, chart, columns)))
+        for i, track in enumerate(row.tracks):
+            start = Text(f"{'' if i else row.name:{name}}{track.mark:{left - name}}")
+            lines.append(Text.assemble(start, *_line(track.bars, chart, columns)))
     axis = Text(f"{'':{left}}0{chart.unit(chart.until - chart.begin):>{columns - 1}}", "dim")
     hidden = len(chart.rows) - len(shown)
     notes = [Text(f"ranks {_MAX_LINES - 1} to {_MAX_LINES - 2 + hidden} not shown", "italic")] if hidden else []

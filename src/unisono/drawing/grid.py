@@ -112,7 +112,7 @@ def _some(total: int, most: int, tail: int) -> list[int]:
 
 
 def _break(shown: list[int]) -> int | None:
-    """Where numbers are left out, if they are: at most one place, never the end."""
+    """The place at which numbers are left out, if they are: at most one, never the end."""
     return next((i for i, x in enumerate(shown) if x != i), None)
 
 
@@ -129,7 +129,7 @@ def _touching(step: Step, ranks: list[int]) -> Step:
 
 
 def _parts(step: Step, rank: int, nodes: int) -> list[_Part]:
-    """What a rank sends, then what it receives: chunks to one peer, then peers with the same chunks, are gathered."""
+    """The sends of a rank, then its receives: chunks to one peer, then peers with the same chunks, are gathered."""
     parts: list[_Part] = []
     for sends, mine, others in ((True, step.src, step.dst), (False, step.dst, step.src)):
         by_peer: dict[tuple[int, bool], set[int]] = {}

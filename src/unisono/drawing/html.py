@@ -54,7 +54,7 @@ def draw_html(schedule: Schedule) -> str:
 
 
 def _data(schedule: Schedule) -> dict[str, Any]:
-    """What the page shows. A cell is [rank, chunk, contributions in words, contributing ranks, those counted twice]."""
+    """The page's data. A cell is [rank, chunk, contributions in words, contributing ranks, those counted twice]."""
     c, shown = schedule.collective, shown_steps(schedule, _MAX_NODES, schedule.num_steps, "a page")
     nodes = range(schedule.world_size + schedule.switches)
     every = [(rank, chunk) for rank in nodes for chunk in range(c.num_chunks)]

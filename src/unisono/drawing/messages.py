@@ -1,4 +1,4 @@
-"""What every drawing shows of a step: its transfers gathered into messages, and short names for chunks and peers."""
+"""A step in every drawing: its transfers gathered into messages, and short names for chunks and peers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

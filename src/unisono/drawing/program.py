@@ -32,7 +32,7 @@ __all__ = ["draw_program"]
 
 _NARROWEST, _WIDEST, _GAP, _CORNER = 16, 48, 2, len("10-11")
 _MAX_LINES, _TAIL, _LONG = 16, 4, 9
-_SHORT = {"in": "in", "out": "out", "stage": "s", "temp": "t", "mail": "m"}
+_SHORT = {"in": "in", "out": "out", "stage": "s", "temp": "t", "recvbuf": "m"}
 _SPLIT = ("meet", "wait")
 
 
@@ -74,7 +74,7 @@ def _shown(total: int, most: int, tail: int) -> list[int]:
 
 
 def _missing(shown: list[int]) -> int | None:
-    """Where numbers are left out, if they are."""
+    """The place at which numbers are left out, if they are."""
     return next((i for i, x in enumerate(shown) if x != i), None)
 
 
@@ -114,7 +114,7 @@ def _segments(program: Program) -> list[list[list[Row]]]:
 
 
 def _alike(a: Row, b: Row) -> bool:
-    """Whether two rows have the same shape; sums must also name the same ranks."""
+    """True if two rows have the same shape; sums must also name the same ranks."""
     if (a.kind, a.complete, a.peer, len(a.to), len(a.parts)) != (b.kind, b.complete, b.peer, len(b.to), len(b.parts)):
         return False
     pairs = zip(a.to + a.parts, b.to + b.parts, strict=True)
@@ -184,7 +184,7 @@ class _Words:
 
 
 def _words(rows: list[Row]) -> list[str]:
-    """Where to, and from where."""
+    """The destination and the source of a row."""
     first = rows[0]
     to = _terms([[row.to[k] for row in rows] for k in range(len(first.to))], rows)
     parts = _terms([[row.parts[k] for row in rows] for k in range(len(first.parts))], rows)
@@ -218,7 +218,7 @@ def _term(run: list[list[Place]], rows: list[Row]) -> str:
     """``in``, ``s0-1``, ``1-3:s0``."""
     first = run[0]
     name = _SHORT[first[0].space]
-    if first[0].space in ("stage", "temp", "mail"):
+    if first[0].space in ("stage", "temp", "recvbuf"):
         name += _numbers([place.index for place in first])
     elif any(place.index != row.chunk for place, row in zip(first, rows, strict=True)):
         name += f"[{_numbers([place.index for place in first])}]"
@@ -243,7 +243,7 @@ def _legend(programs: Sequence[Program]) -> Text:
         "in, out the user's tensors": spaces & {"in", "out"},
         "s staging memory": "stage" in spaces,
         "t memory of its own": "temp" in spaces,
-        "m a message's buffer": "mail" in spaces,
+        "m a message's buffer": "recvbuf" in spaces,
         f"{peer.rank}:{_SHORT[peer.space]} of rank {peer.rank}" if peer else "": peer is not None,
         "+ summed in this order": any(len(row.parts) > 1 for row in rows),
         "… not all contributions yet": any(not row.complete for row in rows),

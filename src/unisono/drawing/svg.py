@@ -62,7 +62,7 @@ def ticks(whole: float) -> list[float]:
 
 
 def legend(y: float, width: float, num_chunks: int) -> list[str]:
-    """What solid and dashed arrows mean, and the colours of the chunks as far as they find room."""
+    """The legend: solid and dashed arrows, and the colours of the chunks as far as they find room."""
     parts = []
     for x, words, dash in ((16.0, "reduced into what is there", None), (222.0, "copied over it", DASH)):
         parts.append(

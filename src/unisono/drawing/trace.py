@@ -39,8 +39,8 @@ def _actions(timeline: PipelineTimeline) -> dict[str, Any]:
 
 def _messages(timeline: Timeline) -> dict[str, Any]:
     e, schedule = timeline.events, timeline.schedule
-    lanes = {"sends": (e.src, _lanes(e.src, e.start, e.end)), "receives": (e.dst, _lanes(e.dst, e.start, e.end))}
-    events = _names(schedule.world_size, lanes)
+    tracks = {"sends": (e.src, _tracks(e.src, e.start, e.end)), "receives": (e.dst, _tracks(e.dst, e.start, e.end))}
+    events = _names(schedule.world_size, tracks)
     for i in range(len(e)):
         chunks, sign = chunk_range(int(e.chunk[i]), int(e.count[i])), "+" if e.reduce[i] else "="
         begin, end = float(e.start[i]) * 1e6, float(e.end[i]) * 1e6
@@ -55,8 +55,8 @@ def _messages(timeline: Timeline) -> dict[str, Any]:
             "reduce": bool(e.reduce[i]),
         }
         for side, peer, flow, at in (("sends", e.dst[i], "s", begin), ("receives", e.src[i], "f", end)):
-            rank, lane = int(lanes[side][0][i]), int(lanes[side][1][i])
-            place = {"pid": rank, "tid": _track(side, lane)}
+            rank, track = int(tracks[side][0][i]), int(tracks[side][1][i])
+            place = {"pid": rank, "tid": _thread_id(side, track)}
             name = f"{'→' if side == 'sends' else '←'}{peer} {chunks} {sign}"
             events.append(
                 {"name": name, "cat": side, "ph": "X", "ts": begin, "dur": end - begin, "args": arguments, **place}
@@ -67,23 +67,23 @@ def _messages(timeline: Timeline) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
 
 
-def _track(side: str, lane: int) -> int:
-    """Thread ids: sends above receives, each with room for many lanes."""
-    return lane + (0 if side == "sends" else 1000)
+def _thread_id(side: str, track: int) -> int:
+    """Thread ids: sends above receives, each with room for many tracks."""
+    return track + (0 if side == "sends" else 1000)
 
 
-def _names(world_size: int, lanes: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> list[dict[str, Any]]:
-    """What the tracks are called, and their order."""
+def _names(world_size: int, tracks: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> list[dict[str, Any]]:
+    """The names of the tracks, and their order."""
     found = {
-        (int(r), side, int(k)) for side, (ranks, which) in lanes.items() for r, k in zip(ranks, which, strict=True)
+        (int(r), side, int(k)) for side, (ranks, which) in tracks.items() for r, k in zip(ranks, which, strict=True)
     }
     events: list[dict[str, Any]] = []
     for rank in sorted({rank for rank, _, _ in found}):
         name = f"rank {rank}" if rank < world_size else f"switch {rank}"
         events += [_name("process_name", rank, name=name), _name("process_sort_index", rank, sort_index=rank)]
-    for rank, side, lane in sorted(found):
-        name = side if lane == 0 else f"{side} ({lane + 1})"
-        events.append(_name("thread_name", rank, _track(side, lane), name=name))
+    for rank, side, track in sorted(found):
+        name = side if track == 0 else f"{side} ({track + 1})"
+        events.append(_name("thread_name", rank, _thread_id(side, track), name=name))
     return events
 
 
@@ -92,15 +92,15 @@ def _name(what: str, rank: int, track: int = 0, **arguments: object) -> dict[str
     return {"name": what, "ph": "M", "pid": rank, "tid": track, "args": arguments}
 
 
-def _lanes(ranks: NDArray[np.int64], start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.int64]:
-    """For every event the lowest lane of its rank that is free at its start: a track cannot show two at once."""
-    lane = np.zeros(len(ranks), dtype=np.int64)
+def _tracks(ranks: NDArray[np.int64], start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.int64]:
+    """For every event the lowest track of its rank that is free at its start: a track cannot show two at once."""
+    track = np.zeros(len(ranks), dtype=np.int64)
     free: dict[int, list[float]] = {}
     for i in np.lexsort((end, start, ranks)):
         until = free.setdefault(int(ranks[i]), [])
         slack = 1e-9 * float(end[i])
-        lane[i] = next((k for k, t in enumerate(until) if t <= start[i] + slack), len(until))
-        if lane[i] == len(until):
+        track[i] = next((k for k, t in enumerate(until) if t <= start[i] + slack), len(until))
+        if track[i] == len(until):
             until.append(0.0)
-        until[lane[i]] = float(end[i])
-    return lane
+        until[track[i]] = float(end[i])
+    return track

@@ -78,17 +78,17 @@ def _sides(held: list[tuple[str, str, str] | None], ranks: list[int]) -> str:
     return "; ".join(words)
 
 
-def raise_on_all_ranks(complaint: str | None, group: dist.ProcessGroup | None) -> None:
-    """Raise UsageError with the complaints of all ranks, on every rank, if there are any. Collective."""
+def raise_on_all_ranks(mismatch: str | None, group: dist.ProcessGroup | None) -> None:
+    """Raise UsageError with the mistakes of all ranks, on every rank, if there are any. Collective."""
     gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, complaint, group)
+    dist.all_gather_object(gathered, mismatch, group)
     ranks: dict[str, list[int]] = {}
     for rank, words in zip(dist.get_process_group_ranks(group), gathered, strict=True):
         if words is not None:
             ranks.setdefault(words, []).append(rank)
     if ranks:
-        told = (f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {words}" for words, who in ranks.items())
-        raise UsageError("; ".join(told))
+        lines = (f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {words}" for words, who in ranks.items())
+        raise UsageError("; ".join(lines))
 
 
 def require_agreement(check: Callable[[], None], configuration: str) -> None:
@@ -96,12 +96,12 @@ def require_agreement(check: Callable[[], None], configuration: str) -> None:
 
     Raises MismatchError on all ranks if their `configuration`s differ.
     """
-    complaint = None
+    mismatch = None
     try:
         check()
     except UsageError as problem:
-        complaint = str(problem)
-    raise_on_all_ranks(complaint, None)
+        mismatch = str(problem)
+    raise_on_all_ranks(mismatch, None)
     everyone: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, configuration)
     if len(set(everyone)) > 1:

@@ -43,7 +43,7 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
 
 
 class Place(NamedTuple):
-    """Where this process stands in a group."""
+    """The rank of this process in a group, and its size."""
 
     rank: int
     world_size: int
@@ -64,7 +64,7 @@ def place(group: Group) -> Place:
 
 
 def split_evenly(total: int, world_size: int, what: str = "") -> tuple[int, ...]:
-    """How many elements each rank holds, in rank order; they add up to `total` and differ by at most one.
+    """The number of elements each rank holds, in rank order; they add up to `total` and differ by at most one.
 
     With `what` (the name of the thing that is split) each rank must get at least one: raises UsageError otherwise.
     """
@@ -93,7 +93,7 @@ def ask_shapes(tensor: Tensor, group: Group) -> list[tuple[int, ...]]:
 
 
 def ask_lengths(tensor: Tensor, dim: int, group: Group) -> tuple[int, ...]:
-    """How many elements of `dim` each rank passes, in rank order: one small all_gather.
+    """The number of elements of `dim` each rank passes, in rank order: one small all_gather.
 
     Raises UsageError, on every rank, if the other dims differ.
     """
@@ -144,7 +144,7 @@ def _check_count(lengths: Sequence[int], group: Group) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """How a parameter is split: along `dim`, of `total` elements in the whole.
+    """The split of a parameter: along `dim`, of `total` elements in the whole.
 
     With `parts` > 1 the whole is so many equal parts side by side (query, key and value in one matrix), and each rank
     holds its share of every part.

@@ -16,10 +16,10 @@ there is no such piece. Twelve int64 words a row:
 A place in piece p is ``base[dst] + dst_at + p * dst_step``; its length is ``min(most, left - p * shrink)`` bytes, of
 the user's dtype where two widths meet, and none if that is negative. So a last, shorter piece needs no row of its own.
 
-Bases are indices into a table of addresses (`Bases`). A rank's staging memory has two halves, in turn by meetings; a
-row names them *relative to its iteration*: the half of the iteration's first meeting, or the other one. The table has
-the areas three times running (even, odd, even), so that the parity of a meeting is one addition and a table, holding no
-meeting number, serves every call of its kind.
+Bases are indices into a table of addresses (`Bases`). A rank's staging memory has two halves, one per parity of
+meetings; a row names them *relative to its iteration*: the half of the iteration's first meeting, or the other one. The
+table has the areas three times running (even, odd, even), so that the parity of a meeting is one addition and a table,
+holding no meeting number, serves every call of its kind.
 
 `mailbox` and `direct` programs are *folded*: piece p is combined in the iteration after the one it was staged in, so
 that a piece takes one meeting less than the program has.

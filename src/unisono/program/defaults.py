@@ -1,10 +1,10 @@
-"""What `dist.all_reduce(x)` runs: a table of registered schedules and placements, by collective, size and crowding.
+"""The defaults of `dist.all_reduce(x)`: registered schedules and placements, by collective, size and load.
 
 Every rank asks with the same arguments, so ranks agree without a word. `unisono plan --default` prints the table,
 `unisono draw default all_reduce -n 4 --bytes 1MiB` what it chooses.
 
-Sizes were measured (benchmarks/speed_against_gloo, benchmarks/many_ranks). A group is *crowded* if its host has more of
-its ranks than cores: there a meeting costs a slice of the scheduler, so that few meetings of much data win.
+Sizes were measured (benchmarks/speed_against_gloo, benchmarks/many_ranks). A group is *oversubscribed* if its host has
+more of its ranks than cores: there a meeting costs a slice of the scheduler, so that few meetings of much data win.
 """
 
 from dataclasses import dataclass, replace
@@ -28,16 +28,16 @@ class Default:
     """A row of the table: what a collective uses up to a size.
 
     ``upto``: bytes of the tensor, or of one rank's piece where each has one, times the ranks if ``times_ranks``.
-    ``crowded``: whether the row is for crowded groups, None: for both. ``chunks``: pieces per block, 0 for as many as
-    there are ranks. ``cap``: bytes of a chunk, at most, that go between two meetings. ``directly``: the placement
-    between shared tensors, of more than ``directly_above`` bytes.
+    ``oversubscribed``: whether the row is for oversubscribed groups, None: for both. ``chunks``: pieces per block, 0
+    for as many as there are ranks. ``cap``: bytes of a chunk, at most, that go between two meetings. ``directly``: the
+    placement between shared tensors, of more than ``directly_above`` bytes.
     """
 
     collective: str
     upto: int
     schedule: str
     placement: str = "staged"
-    crowded: bool | None = None
+    oversubscribed: bool | None = None
     times_ranks: bool = False
     chunks: int = 1
     cap: int = _ANY
@@ -49,7 +49,7 @@ class Default:
         return _built(self.schedule, self.collective, world_size, root, self.chunks or world_size)
 
     def reaches(self, nbytes: int, world_size: int) -> bool:
-        """Whether the row serves calls of ``nbytes``."""
+        """True if the row serves calls of ``nbytes``."""
         return nbytes * (world_size if self.times_ranks else 1) <= self.upto
 
     def describe(self) -> str:
@@ -58,14 +58,14 @@ class Default:
             limit = "any size"
         else:
             limit = f"up to {show_nbytes(self.upto)}" + (" / ranks" if self.times_ranks else "")
-        where = {None: "", True: ", more ranks than cores", False: ", a core per rank"}[self.crowded]
+        where = {None: "", True: ", more ranks than cores", False: ", a core per rank"}[self.oversubscribed]
         return f"{limit}{where}: {self.schedule}, {self.placement}"
 
 
 TABLE = (
     Default("barrier", _ANY, "one_shot"),
-    Default("all_reduce", 8 * KIB, "one_shot", crowded=False, times_ranks=True),
-    Default("all_reduce", 128 * KIB, "one_shot", crowded=True, times_ranks=True),
+    Default("all_reduce", 8 * KIB, "one_shot", oversubscribed=False, times_ranks=True),
+    Default("all_reduce", 128 * KIB, "one_shot", oversubscribed=True, times_ranks=True),
     Default("all_reduce", _ANY, "two_phase", "mailbox", directly="direct"),
     Default("reduce", 128 * KIB, "star", times_ranks=True),
     Default("reduce", _ANY, "two_phase", "mailbox"),
@@ -79,14 +79,15 @@ TABLE = (
 """The first row that fits counts."""
 
 
-def default(collective: str, nbytes: int, world_size: int, crowded: bool = False) -> Default:
+def default(collective: str, nbytes: int, world_size: int, oversubscribed: bool = False) -> Default:
     """The row for a call.
 
     ``nbytes``: of the tensor for all_reduce, reduce and broadcast, else of one rank's piece, the longest of all.
     Raises UsageError for a collective that does not exist.
     """
     for row in TABLE:
-        if row.collective == collective and row.crowded in (None, crowded) and row.reaches(nbytes, world_size):
+        fits = row.collective == collective and row.oversubscribed in (None, oversubscribed)
+        if fits and row.reaches(nbytes, world_size):
             return row if world_size > 1 else replace(row, placement="staged", directly="")
     raise UsageError(f"unknown collective {collective!r}")
 

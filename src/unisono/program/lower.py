@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from unisono.errors import UsageError
 from unisono.program.plan import Landing, Span, Traffic, plan, traffic
-from unisono.program.program import PLACEMENTS, Place, Program, Row, in_, mail, out, stage, temp
+from unisono.program.program import PLACEMENTS, Place, Program, Row, in_, out, recvbuf, stage, temp
 from unisono.schedule import Schedule
 
 __all__ = ["Unfit", "best_staged", "lower"]
@@ -51,8 +51,8 @@ def lower(schedule: Schedule, rank: int, placement: str = "staged", deterministi
 def best_staged(schedule: Schedule, deterministic: bool = False) -> str:
     """``mailbox`` where the schedule has mailboxes, else ``staged``."""
     c = schedule.collective
-    apart = deterministic and c.reduces and not c.idempotent
-    return "mailbox" if _has_mailboxes(traffic(schedule, apart)) else "staged"
+    unreduced = deterministic and c.reduces and not c.idempotent
+    return "mailbox" if _has_mailboxes(traffic(schedule, unreduced)) else "staged"
 
 
 def _ids(spans: Iterable[Span]) -> list[int]:
@@ -70,23 +70,23 @@ class _Lowering:
         self.slots = tuple(step.busiest for step in self.moves)
         self.rows: list[Row] = []
         self.temps = 0
-        self.mails = 0
+        self.recvbufs = 0
         self.after = set(self.plan.after)
         self.complete = _completed(schedule) if not self.plan.deterministic else None
         self.where = {id_: in_(self.chunk(id_)) for id_ in self.plan.before}
         self.forwarded: set[tuple[int, int]] = set()  # (step, id): a sum that was stored in the slot it is sent from
 
     def program(self, placement: str) -> Program:
-        """What has been lowered."""
+        """The program lowered so far."""
         slots = {"staged": self.slots, "mailbox": self.slots[:1]}.get(placement, ())
-        rows, temps = tuple(self.rows), self.temps
-        deterministic = self.plan.deterministic
+        rows, temps, deterministic = tuple(self.rows), self.temps, self.plan.deterministic
         return Program(
-            self.plan.name, self.c, self.rank, placement, rows, slots, temps, self.mails, deterministic, self._partial()
-        )
+            self.plan.name, self.c, self.rank, placement, rows, slots, temps, self.recvbufs, deterministic,
+            self._partial(),
+        )  # fmt: skip
 
     def _partial(self) -> bool:
-        """Whether any rank keeps a partial sum."""
+        """True if any rank keeps a partial sum."""
         complete = self.complete
         if complete is None or not self.c.reduces or self.c.idempotent:
             return False
@@ -104,13 +104,13 @@ class _Lowering:
         return id_ % self.c.num_chunks
 
     def finished(self, step: int, id_: int) -> bool:
-        """Whether what lands on a chunk in a step is complete: nothing will be added to it."""
+        """True if what lands on a chunk in a step is complete: nothing will be added to it."""
         if not self.c.reduces or self.c.idempotent or self.complete is None:
             return True
         return (step, self.rank, id_) in self.complete
 
     def home(self, id_: int, complete: bool = True) -> Place:
-        """Where what lands on a chunk is kept."""
+        """The place that keeps what lands on a chunk."""
         if id_ in self.after and complete:
             return out(self.chunk(id_))
         self.temps += 1
@@ -136,7 +136,7 @@ class _Lowering:
         self.rows.append(Row("meet", step))
 
     def keep(self, step: int) -> None:
-        """This rank's own blocks that it shall have and nobody brings."""
+        """This rank's own blocks that it shall have and no rank brings."""
         landed = {id_ for moved in self.plan.steps for one in moved.landings for id_ in _ids([one.span])}
         for id_ in self.plan.after:
             if id_ in self.where and id_ not in landed:
@@ -217,7 +217,7 @@ class _Lowering:
         return []
 
     def _needed_later(self, step: int, id_: int) -> bool:
-        """Whether this rank reads the sum of a step again, apart from the slot that it is forwarded to."""
+        """True if this rank reads the sum of a step again, apart from the slot that it is forwarded to."""
         for number, moved in enumerate(self.plan.steps[step + 1 :]):
             if number > 0 and id_ in _ids(moved.staged):
                 return True
@@ -264,13 +264,13 @@ class _Lowering:
         """``stored(source, peer, id)``: whether the source itself stores it in the peer's output."""
         if self.plan.deterministic:
             raise Unfit("contributions that travel apart are kept in memory that is not mapped: staged")
-        boxes = _has_mailboxes(self.moves)
-        if boxes and self.c.name not in ("all_reduce", "barrier"):
+        mailboxes = _has_mailboxes(self.moves)
+        if mailboxes and self.c.name not in ("all_reduce", "barrier"):
             raise Unfit("sums are pushed into outputs, which peers offer only where they are inputs as well: staged")
         landed = _landed_before(self.moves)
-        if not boxes:
+        if not mailboxes:
             self._check_direct()
-        readers = _readers(self.moves[1], self.rank) if boxes else {}
+        readers = _readers(self.moves[1], self.rank) if mailboxes else {}
 
         def part(step: int) -> Callable[[int, int, int, int], Place]:
             def place(peer: int, _: int, slot: int, id_: int) -> Place:
@@ -280,7 +280,7 @@ class _Lowering:
 
         self.meet(0)
         self.keep(0)
-        for step, moved in enumerate(self.moves[:1] if boxes else self.moves):
+        for step, moved in enumerate(self.moves[:1] if mailboxes else self.moves):
             for peer, chunks in moved.messages.get(self.rank, {}).items():
                 for id_ in (id_ for id_ in chunks if stored(self.rank, peer, id_)):
                     self.copy(step, id_, out(id_, peer), self.where[id_])
@@ -312,8 +312,8 @@ class _Lowering:
     def messages(self) -> None:
         """A message per step and peer, packed where its chunks do not lie together; landings from the buffers."""
         for step, moved in enumerate(self.plan.steps):
-            first, self.mails = self.mails, self.mails + sum(len(_ids(m.spans)) for m in moved.receives)
-            boxes: dict[int, int] = {}
+            first, self.recvbufs = self.recvbufs, self.recvbufs + sum(len(_ids(m.spans)) for m in moved.receives)
+            mailboxes: dict[int, int] = {}
             for message in moved.sends:
                 for id_ in _ids(message.spans):
                     row = Row("send", step, self.chunk(id_), parts=(self.where[id_],), peer=message.peer)
@@ -323,9 +323,9 @@ class _Lowering:
             copied = {id_ for one in moved.landings if not one.reduce for id_ in _ids([one.span])}
             in_place: dict[int, Place] = {}
             for message in moved.receives:
-                boxes[message.peer] = first
+                mailboxes[message.peer] = first
                 for id_ in _ids(message.spans):
-                    to = mail(first)
+                    to = recvbuf(first)
                     if id_ in copied and self.chunk(id_) not in sent and landed.count(id_) == 1:
                         # it is copied over what nothing else in this step touches
                         to = in_place[id_] = self.home(id_, self.finished(step, id_))
@@ -336,7 +336,7 @@ class _Lowering:
             self.rows.append(Row("wait", step))
             self.land(
                 step,
-                lambda peer, place, slot, id_, boxes=boxes: mail(boxes[peer] + place),  # type: ignore[misc]
+                lambda peer, place, slot, id_, mailboxes=mailboxes: recvbuf(mailboxes[peer] + place),  # type: ignore[misc]
                 placed=lambda peer, id_, arrived=in_place: arrived.get(id_),  # type: ignore[misc]
             )
         if not self.plan.steps:
@@ -344,7 +344,7 @@ class _Lowering:
 
 
 def _readers(step: Traffic, rank: int) -> dict[int, list[int]]:
-    """Who gets a chunk of ``rank`` in a step."""
+    """The ranks that get a chunk of ``rank`` in a step."""
     found: dict[int, list[int]] = {}
     for peer, chunks in sorted(step.messages.get(rank, {}).items(), key=lambda row: (row[0] < rank, row[0])):
         for id_ in chunks:
@@ -353,7 +353,7 @@ def _readers(step: Traffic, rank: int) -> dict[int, list[int]]:
 
 
 def _has_mailboxes(moves: Sequence[Traffic]) -> bool:
-    """Whether every chunk spread in the second of two steps was summed in the first, out of parts that only its
+    """True if every chunk spread in the second of two steps was summed in the first, out of parts that only its
     spreader read, and goes to ranks that gave such a part.
     """
     if len(moves) != 2:
@@ -389,12 +389,12 @@ def _completed(schedule: Schedule) -> frozenset[tuple[int, int, int]]:
     """(step, rank, chunk) of everything that lands and is complete: all contributions to the chunk are in it."""
     n, found = schedule.world_size, set()
     held = [[1 << r if has else 0 for has in row] for r, row in enumerate(schedule.collective.held_before())]
-    everybody = (1 << n) - 1
+    full = (1 << n) - 1
     for number, step in enumerate(traffic(schedule, False)):
         before = {src: {chunk: held[src][chunk] for chunk in chunks} for src, chunks in step.staged.items()}
         for dst, rows in step.arrivals.items():
             for reduce, chunk, src in rows:
                 held[dst][chunk] = (held[dst][chunk] if reduce else 0) | before[src][chunk]
-                if held[dst][chunk] == everybody:
+                if held[dst][chunk] == full:
                     found.add((number, dst, chunk))
     return frozenset(found)

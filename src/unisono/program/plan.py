@@ -2,7 +2,7 @@
 
 All transfers of a step from one rank to another are one message: the chunks that any of them names, each once, in
 order. A rank posts every message of a step before it waits for any, so that no order of messages can deadlock; they are
-listed by distance around the circle of ranks, so that not everybody turns to rank 0 first. Messages and stagings are
+listed by distance around the circle of ranks, so that not every rank turns to rank 0 first. Messages and stagings are
 read before anything of the step is written (`Schedule`'s rule: a transfer carries what its source held when the step
 began); then the *landings* take effect, copies first. The reductions that meet in one chunk are combined with what is
 there **in rank order**, so that ranks that sum the same parts in one step get the same bits.
@@ -37,7 +37,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What goes to, or comes from, one peer in one step: these chunks, one after the other."""
+    """The message to, or from, one peer in one step: these chunks, one after the other."""
 
     peer: int
     spans: tuple[Span, ...]
@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """What is done with parts that came: copied over (one part), or reduced into, the chunks of `span`."""
+    """The use of parts that arrived: copied over (one part), or reduced into, the chunks of `span`."""
 
     span: Span
     parts: tuple[Part, ...]
@@ -134,7 +134,7 @@ class Traffic:
 
 @lru_cache(maxsize=32)
 def traffic(schedule: Schedule, deterministic: bool) -> tuple[Traffic, ...]:
-    """What all ranks' plans are made from; cached, since ranks may be threads of one process."""
+    """The source of all ranks' plans; cached, since ranks may be threads of one process."""
     rows = _checked(schedule)
     steps = unreduced(schedule, rows) if deterministic else ((step, []) for step in rows)
     return tuple(_sorted_out(units, sums) for units, sums in steps)

@@ -3,7 +3,7 @@
     copy c0 stage[0] <- in[0]                       one chunk from a place to a place
     sum c1 out[1] 0:stage[1] <- 0:stage[0] in[1]    parts combined in the order listed, written to every place before <-
     meet                                            a point that no rank passes before all ranks of the host have come
-    send c0 2 <- in[0] | recv c0 mail[0] <- 1       a message to, or from, a peer; rows of one step and peer are one
+    send c0 2 <- in[0] | recv c0 recvbuf[0] <- 1       a message to, or from, a peer; rows of one step and peer are one
     wait                                            for every message of this step
 
 A place is a space and an index, of this rank, or of the rank before the colon:
@@ -11,7 +11,7 @@ A place is a space and an index, of this rank, or of the rank before the colon:
     in[c], out[c]    chunk c of the user's input and output
     stage[s]         slot s of the staging memory, which every rank of the host can read and write
     temp[t]          memory of this rank alone
-    mail[m]          buffers of messages
+    recvbuf[m]          buffers of messages
 
 The chunk ``c`` of a row says how long its places are. A sum is *complete* if every rank's contribution is in it: there
 an average divides, and 16 bits are rounded. Any other sum is *partial*, and so is what a rank stages of it: its places
@@ -28,13 +28,13 @@ from functools import cached_property
 from unisono.errors import UsageError
 from unisono.schedule import Collective
 
-__all__ = ["PLACEMENTS", "Place", "Program", "Row", "in_", "mail", "out", "stage", "temp"]
+__all__ = ["PLACEMENTS", "Place", "Program", "Row", "in_", "out", "recvbuf", "stage", "temp"]
 
 PLACEMENTS = ("staged", "mailbox", "direct", "pushed", "messages")
-"""How a program moves data: through staging memory, a meeting per step; *mailbox*: sums are pushed back into the slots
-of their parts; *direct*: between the users' tensors; *pushed*: the same, the root of a broadcast writing a part of the
-data into the tensors of its peers; *messages*: over a transport."""
-_SPACES = ("in", "out", "stage", "temp", "mail")
+"""Placements of a program's data: through staging memory, a meeting per step; *mailbox*: sums are pushed back into the
+slots of their parts; *direct*: between the users' tensors; *pushed*: the same, the root of a broadcast writing a part
+of the data into the tensors of its peers; *messages*: over a transport."""
+_SPACES = ("in", "out", "stage", "temp", "recvbuf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ def temp(index: int) -> Place:
     return Place("temp", index)
 
 
-def mail(index: int) -> Place:
+def recvbuf(index: int) -> Place:
     """The buffer of a chunk that comes or goes in a message."""
-    return Place("mail", index)
+    return Place("recvbuf", index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Program:
     """One rank's rows for one collective by one schedule and placement.
 
     ``slots``: of every step, how many slots of staging memory it has, the most of any rank; slots are numbered through
-    all steps. ``temps``, ``mails``: how many places there are. ``deterministic``: every sum is taken at once, of all
+    all steps. ``temps``, ``recvbufs``: how many places there are. ``deterministic``: every sum is taken at once, of all
     contributions, in rank order. ``partial``: some rank keeps or sends partial sums, so that staging and temporary
     memory hold accumulators.
     """
@@ -111,7 +111,7 @@ class Program:
     rows: tuple[Row, ...]
     slots: tuple[int, ...] = ()
     temps: int = 0
-    mails: int = 0
+    recvbufs: int = 0
     deterministic: bool = False
     partial: bool = False
 
@@ -143,7 +143,7 @@ class Program:
         slots = ",".join(map(str, self.slots)) or "0"
         head = (
             f"program {self.name} rank {self.rank} of {c.world_size} chunks {c.num_chunks}{root} {self.placement} "
-            f"slots {slots} temps {self.temps} mails {self.mails}{order}"
+            f"slots {slots} temps {self.temps} recvbufs {self.recvbufs}{order}"
         )
         return "\n".join([head, *(f"step {row.step}: {row}" for row in self.rows), ""])
 
@@ -154,11 +154,13 @@ class Program:
         found = _HEAD.fullmatch(head.strip())
         if found is None:
             raise UsageError(f"line 1: expected 'program NAME COLLECTIVE rank R of N ...', got {head!r}")
-        name, what, rank, n, chunks, root, placement, slots, temps, mails, order, partial = found.groups()
+        name, what, rank, n, chunks, root, placement, slots, temps, recvbufs, order, partial = found.groups()
         rows = tuple(_row(number, line) for number, line in enumerate(lines, 2) if line.strip())
         c = Collective(what, int(n), int(chunks), int(root or 0))
-        told = tuple(map(int, slots.split(","))) if slots != "0" else ()
-        return Program(name, c, int(rank), placement, rows, told, int(temps), int(mails), bool(order), bool(partial))
+        slot_counts = tuple(map(int, slots.split(","))) if slots != "0" else ()
+        return Program(
+            name, c, int(rank), placement, rows, slot_counts, int(temps), int(recvbufs), bool(order), bool(partial)
+        )
 
     __str__ = to_text
 
@@ -175,7 +177,7 @@ def _blocks(c: Collective, before: bool) -> dict[int, tuple[int, ...]]:
 
 _HEAD = re.compile(
     r"program (\S+) (\w+) rank (\d+) of (\d+) chunks (\d+)(?: root (\d+))? (\w+) slots ([\d,]+) temps (\d+) "
-    r"mails (\d+)( deterministic)?( partial)?"
+    r"recvbufs (\d+)( deterministic)?( partial)?"
 )
 _ROW = re.compile(r"step (\d+): (copy|sum|send|recv) c(\d+) (.+) <- (.+?)( partial)?")
 _BARE = re.compile(r"step (\d+): (meet|wait)")

@@ -5,10 +5,10 @@ orders two ranks. So time is cut into *epochs*, the stretches before each meetin
 may fall on each other exactly if they are in one epoch. If no two of these touch a byte that one of them writes, all
 interleavings end alike, and playing the epochs rank by rank proves all. The findings:
 
-    meetings    ranks meet unequally often, so that somebody waits for ever, or never, so that nothing orders them
+    meetings    ranks meet unequally often, so that a rank waits for ever, or never, so that nothing orders them
     race        two ranks touch a byte in one epoch, and one of them writes it
     user        a row touches a user's tensor while its program may: before the call begins there, or after it has ended
-    garbage     a row reads where nobody has written, or only the user's program, beside its data
+    garbage     a row reads where no rank has written, or only the user's program, beside its data
     stale       a row reads what an earlier call has left
     beyond      a row reaches outside its tensor, its area or its temporary memory
     overlap     a row writes over what it reads, in another place
@@ -22,7 +22,7 @@ interleavings end alike, and playing the epochs rank by rank proves all. The fin
 
 Every call is played twice, so that what the first leaves in the areas, and ranks that run ahead into the second, are
 part of the proof. The program around the calls writes its tensors before and after each: that proves the last meeting
-of direct calls. Interpreters (runtime/interpreter.py) do what a proof plays; the guard, offers and books are not rows.
+of direct calls. Interpreters (runtime/interpreter.py) do what a proof plays; the guard, handles and books are not rows.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ _OPERANDS = 3
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """What playing the tables of all ranks has shown; falsy if anything is wrong.
+    """The result of playing the tables of all ranks; falsy if anything is wrong.
 
     ``findings``: by epoch. ``meetings``: of the last call. ``ordered``: every element is summed in one order on all
     ranks, so that they get the same bits. ``rank_order``: it is ((x0 + x1) + x2) + ...
@@ -63,7 +63,7 @@ class Proof:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """True if nothing was found."""
         return not self.findings
 
     def __bool__(self) -> bool:
@@ -97,7 +97,7 @@ class Proof:
         return "\n\n".join([str(finding), *blocks])
 
     def _block(self, act: Act, note: str) -> str:
-        """What a rank does around an act, between two meetings."""
+        """The acts of a rank around one, between two meetings."""
         begin = f"rank {act.rank}, epoch {act.epoch}: between meetings {act.epoch - 1} and {act.epoch}"
         if act.call < len(self.calls) - 1:
             begin += f", call {act.call} of {len(self.calls)}"
@@ -189,15 +189,15 @@ def _check(call: Call) -> None:
     wanted = programs[0].collective if programs else None
     ranks = [p.rank for p in programs]
     if wanted is None or any(p.collective != wanted for p in programs) or ranks != list(range(wanted.world_size)):
-        told = ", ".join(f"{p.name} rank {p.rank} of {p.collective.world_size}" for p in programs)
-        raise UsageError(f"a proof takes the tables of all ranks of one collective, by rank; got {told or 'none'}")
+        given = ", ".join(f"{p.name} rank {p.rank} of {p.collective.world_size}" for p in programs)
+        raise UsageError(f"a proof takes the tables of all ranks of one collective, by rank; got {given or 'none'}")
     blocks = wanted.num_chunks // wanted.pieces
     if len(call.sizes) != blocks:
         raise UsageError(f"{programs[0].name} has {blocks} blocks, got {len(call.sizes)} sizes")
 
 
 def _orders(results: Sequence[tuple[int, int, Tree]]) -> tuple[bool, bool]:
-    """Whether each element has one tree everywhere, and whether that is the fold in rank order."""
+    """True if each element has one tree everywhere, and whether that is the fold in rank order."""
     rank_order = all(isinstance(tree, int) or list(tree) == sorted(_leaves(tree)) for _, _, tree in results)
     reached, last, ordered = 0, None, True
     for begin, end, tree in sorted(results, key=lambda r: (r[0], r[1])):
@@ -219,7 +219,7 @@ def default_tables(
     *,
     area: int,
     root: int = 0,
-    crowded: bool = False,
+    oversubscribed: bool = False,
     itemsize: int = 1,
     wide: int = 0,
     listed: tuple[bool, bool] = (False, False),
@@ -229,7 +229,7 @@ def default_tables(
     ``nbytes``: of the tensor for all_reduce, reduce and broadcast, else of each rank's piece; ``area``: bytes of a
     rank's staging memory in a half; the rest as in `default` and `bind`.
     """
-    row = default(collective, nbytes, world_size, crowded)
+    row = default(collective, nbytes, world_size, oversubscribed)
     schedule = row.build(world_size, root)
     c = schedule.collective
     sizes = [nbytes] * (c.num_chunks // c.pieces)
@@ -254,7 +254,7 @@ def prove_default(
     *,
     area: int,
     root: int = 0,
-    crowded: bool = False,
+    oversubscribed: bool = False,
     in_place: bool = False,
     first_meeting: int = 0,
     itemsize: int = 1,
@@ -265,8 +265,9 @@ def prove_default(
     An all_to_all in place is never direct: its tensors are not offered.
     """
     made = default_tables(
-        collective, nbytes, world_size, area=area, root=root, crowded=crowded, itemsize=itemsize, wide=wide
-    )
+        collective, nbytes, world_size, area=area, root=root, oversubscribed=oversubscribed, itemsize=itemsize,
+        wide=wide,
+    )  # fmt: skip
     found = {}
     for placement, tables in made.items():
         if in_place and collective == "all_to_all" and placement == "direct":

@@ -1,4 +1,4 @@
-"""What memory holds while the programs of all ranks are played: by bytes, whose contributions to which elements.
+"""The contents of memory while the programs of all ranks are played: by bytes, whose contributions to which elements.
 
 A *value* stands for the elements of a range: the tree of contributions that were added up, in that order. A *segment*
 is a range of memory with the value there, the place of its first element in the whole vector, whether it is kept as
@@ -52,21 +52,21 @@ class Act(NamedTuple):
 
 
 class Region(NamedTuple):
-    """Memory that is one piece: a rank's in, out or tensor (in place: both), temp, stage (half 0 or 1)."""
+    """Memory that is one piece: a rank's in, out or tensor (in place: both), temp, stage (parity 0 or 1)."""
 
     rank: int
     space: str
-    half: int = 0
+    parity: int = 0
 
     def __str__(self) -> str:
         if self.space == "stage":
-            return f"rank {self.rank}'s staging memory, {('even', 'odd')[self.half]} half"
+            return f"rank {self.rank}'s staging memory, {('even', 'odd')[self.parity]} half"
         names = {"in": "input", "out": "output", "temp": "temporary memory"}
         return f"rank {self.rank}'s {names.get(self.space, self.space)}"
 
 
 class Segment(NamedTuple):
-    """Bytes begin .. end-1 of a region. ``value`` None: nobody has written there, or the user has since."""
+    """Bytes begin .. end-1 of a region. ``value`` None: no rank has written there, or the user has since."""
 
     begin: int
     end: int
@@ -98,7 +98,7 @@ class Memory:
         return nbytes * self._narrow // self._wide if wide else nbytes
 
     def read(self, begin: int, end: int) -> list[Segment]:
-        """What lies there, without a gap."""
+        """The contents of a range, without a gap."""
         found: list[Segment] = []
         reached, i = begin, max(0, bisect_right(self._starts, begin) - 1)
         while i < len(self._segments) and self._segments[i].begin < end:
@@ -157,7 +157,7 @@ def refined(operands: Sequence[Sequence[Part]]) -> list[tuple[int, int, list[Par
 
 
 class Spot(NamedTuple):
-    """Where a base lies: byte ``first`` of a region, ``room`` bytes from there on; ``given``: it is an input."""
+    """The place of a base: byte ``first`` of a region, ``room`` bytes from there on; ``given``: it is an input."""
 
     region: Region
     first: int
@@ -170,7 +170,7 @@ _SAME = ("all_reduce", "broadcast", "reduce", "all_to_all", "barrier")
 
 
 class Tensors:
-    """Where the tensors and areas of a call lie.
+    """The places of the tensors and areas of a call.
 
     ``sizes``: bytes of every block; ``in_place``: input and output share memory; ``listed``: whether input and output
     are a tensor per block.
@@ -202,7 +202,7 @@ class Tensors:
         return Region(rank, "tensor"), self.starts[rank] if inner else 0
 
     def spot(self, rank: int, base: int) -> Spot:
-        """Where base ``base`` of the table of ``rank`` lies; staging memory as if the parity were even."""
+        """The place of base ``base`` of the table of ``rank``; staging memory as if the parity were even."""
         found = self._spots.get((rank, base))
         if found is None:
             found = self._spots[rank, base] = self._find(rank, base)
@@ -212,8 +212,8 @@ class Tensors:
         n, table = self.c.world_size, self.tables[rank]
         accumulates = table.wide != table.itemsize
         if base >= self.bases.stages:
-            half, owner = divmod(base - self.bases.stages, n)
-            return Spot(Region(owner, "stage", half & 1), 0, self.area, False, accumulates)
+            parity, owner = divmod(base - self.bases.stages, n)
+            return Spot(Region(owner, "stage", parity & 1), 0, self.area, False, accumulates)
         if base == self.bases.temp:
             return Spot(Region(rank, "temp"), 0, table.temp_nbytes, False, accumulates)
         kind, number = divmod(base - (base > 2 * n), n)

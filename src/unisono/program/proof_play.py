@@ -75,7 +75,7 @@ class Access(NamedTuple):
 
 
 class _Operand(NamedTuple):
-    """Where an operand lies in a piece: ``nbytes`` from byte ``at``, as accumulators or not."""
+    """The place of an operand in a piece: ``nbytes`` from byte ``at``, as accumulators or not."""
 
     spot: Spot
     region: Region
@@ -137,7 +137,7 @@ class Play:
         self.findings[key] = Finding(kind, act.rank, row, step, act.epoch, f"{self.words(act)} {text}", acts)
 
     def words(self, act: Act) -> str:
-        """Who does what and when, in words."""
+        """The act in words: rank, row and time."""
         if act.row in (BEFORE, AFTER):
             when = "before" if act.row == BEFORE else "after"
             return f"rank {act.rank}, {when} the call (epoch {act.epoch}): the user's program"
@@ -208,7 +208,7 @@ class Play:
             spot = self.tensors.spot(act.rank, of[word])
             region = spot.region
             if flip and region.space == "stage":
-                region = Region(region.rank, "stage", region.half ^ 1)
+                region = Region(region.rank, "stage", region.parity ^ 1)
             at = spot.first + of[word + 1] + piece * of[word + 2]
             much = nbytes * wide // narrow if accumulators else nbytes
             return _Operand(spot, region, at, much, accumulators, Act(*act[:-1], act.row + k))

@@ -39,7 +39,7 @@ def unreduced(schedule: Schedule, steps: Iterable[list[Unit]]) -> Iterator[tuple
     contribution twice.
     """
     n, width = schedule.collective.world_size, schedule.collective.num_chunks
-    everybody = (1 << n) - 1
+    full = (1 << n) - 1
     held = [[1 << rank] * width for rank in range(n)]  # bit j: rank j's contribution is there
     if n == 1:
         yield [], [(0, chunk) for chunk in range(width)]
@@ -47,7 +47,7 @@ def unreduced(schedule: Schedule, steps: Iterable[list[Unit]]) -> Iterator[tuple
         moved: list[Unit] = []
         values = [held[src][chunk] for src, _, chunk, _ in units]
         for (src, dst, chunk, reduce), value in zip(units, values, strict=True):
-            who = [n] if value == everybody else [j for j in range(n) if value >> j & 1]
+            who = [n] if value == full else [j for j in range(n) if value >> j & 1]
             moved += [(src, dst, j * width + chunk, False) for j in who]
             if not reduce:
                 held[dst][chunk] = value
@@ -61,6 +61,6 @@ def unreduced(schedule: Schedule, steps: Iterable[list[Unit]]) -> Iterator[tuple
                     "already: verify() shows how"
                 )
             held[dst][chunk] |= value
-            if held[dst][chunk] == everybody:
+            if held[dst][chunk] == full:
                 complete.add((dst, chunk))
         yield moved, sorted(complete)

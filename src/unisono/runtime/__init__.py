@@ -1,1 +1,1 @@
-"""What moves data: lanes, programs, reductions."""
+"""Data movement: queues, interpreters of programs, reductions."""

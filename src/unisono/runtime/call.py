@@ -1,4 +1,4 @@
-"""A call as data: what one rank asks for, in the bytes that its peers compare and in the words that people read.
+"""A call as data: the arguments of one rank, as bytes that its peers compare and as words for people.
 
 A call's header (header.py) is made once per kind of call and cached with it.
 """
@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 
 from unisono.errors import UsageError
+from unisono.runtime.call_site import Site, call_site, site_text
 from unisono.runtime.header import DTYPES, OPERATIONS, REDUCE_OPS, SIGNATURE, piece, piece_numel, words_of_call
-from unisono.runtime.site import Site, call_site, site_text
 
 __all__ = ["SIGNATURE", "Call", "Site", "call_site", "name_of_dtype", "piece", "piece_numel", "site_text"]
 
@@ -34,8 +34,8 @@ class Call:
     """One rank's side of a collective.
 
     ``sends`` and ``expects`` hold a `piece` per rank of the group for operations whose sizes may differ by rank
-    (gather, scatter, all_gather, all_to_all). ``rest`` is any other text that must agree.
-    ``refused`` is the caller's mistake: such a call still meets its peers, so that they hear of it.
+    (gather, scatter, all_gather, all_to_all). ``extra_signature`` is any other text that must agree.
+    ``refused`` is the caller's mistake: such a call still meets its peers, so that they raise too.
     """
 
     op: str
@@ -45,10 +45,10 @@ class Call:
     root: int = -1
     sends: tuple[int, ...] = ()
     expects: tuple[int, ...] = ()
-    rest: str = ""
+    extra_signature: str = ""
     refused: str = ""
-    by: str = ""  # the algorithm, if one was chosen
-    words: str = ""  # how the arguments read, where dtype and shape do not say it
+    algorithm: str = ""  # the algorithm, if one was chosen
+    args_text: str = ""  # how the arguments read, where dtype and shape do not say it
     parts: tuple[int, ...] = ()
     """Elements of each, if these are several tensors."""
     accepted: set[bytes] = field(default_factory=set, repr=False)
@@ -78,7 +78,7 @@ class Call:
             bool(self.refused),
             self.root,
             0 if self.sends else self.numel,
-            _digest(self.rest + self.by + unknown + (repr(shape) if len(shape) > 8 else "")),
+            _digest(self.extra_signature + self.algorithm + unknown + (repr(shape) if len(shape) > 8 else "")),
             _digest(self.refused) if self.refused else 0,
             *dims,
         )
@@ -94,9 +94,9 @@ class Call:
         op = "" if self.refused.startswith(self.op) else f"{self.op} on "
         return UsageError(f"{op}rank {rank}: {self.refused}")
 
-    def describe(self, names: Sequence[int] | None = None) -> str:
-        """As a person would write it: ``all_reduce(float32 [2, 3], SUM)``; ``names`` gives global ranks."""
-        data = self.words or (f"{name_of_dtype(self.dtype)} {list(self.shape)}" if self.dtype else "")
-        root = names[self.root] if names and self.root >= 0 else self.root
-        text = words_of_call(self.op, data, self.reduce_op, root, self.by)
+    def describe(self, global_ranks: Sequence[int] | None = None) -> str:
+        """The call in words: ``all_reduce(float32 [2, 3], SUM)``; ``global_ranks``: of the group, for the root."""
+        data = self.args_text or (f"{name_of_dtype(self.dtype)} {list(self.shape)}" if self.dtype else "")
+        root = global_ranks[self.root] if global_ranks and self.root >= 0 else self.root
+        text = words_of_call(self.op, data, self.reduce_op, root, self.algorithm)
         return f"{text} refused: {self.refused}" if self.refused else text

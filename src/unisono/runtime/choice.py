@@ -1,4 +1,4 @@
-"""Which schedule carries a call out, and how it is placed: the table of defaults, or an algorithm by name."""
+"""The schedule of a call and its placement: by the table of defaults, or an algorithm by name."""
 
 import hashlib
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from unisono.selection import Measured, Selector
 __all__ = ["MEASURED", "Choice", "by_default", "by_measurement", "by_name", "table_mark"]
 
 MEASURED = "measured"
-"""What the guard compares first where measurements choose."""
+"""Compared by the guard before all else if measurements choose."""
 DEFAULT = "default"
-"""What `unisono tune` calls the table's choice among the algorithms that it measures."""
+"""The name of the table's choice among the algorithms that `unisono tune` measures."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")
 
 
@@ -41,9 +41,9 @@ class Choice:
         return self.root if self.schedule.collective.name == "broadcast" else -1
 
 
-def by_default(collective: str, nbytes: int, world_size: int, root: int, crowded: bool) -> Choice:
-    """What the table of defaults names; see `default`."""
-    row = default(collective, nbytes, world_size, crowded)
+def by_default(collective: str, nbytes: int, world_size: int, root: int, oversubscribed: bool) -> Choice:
+    """The choice of the table of defaults; see `default`."""
+    row = default(collective, nbytes, world_size, oversubscribed)
     schedule = row.build(world_size, root)
     return Choice(schedule, row.placement, False, row.cap, row.directly, row.directly_above)
 
@@ -69,13 +69,13 @@ def by_name(
 
 @cache
 def _table() -> Measured:
-    """What `unisono tune` has measured here; read once, so that a table made meanwhile changes no running program."""
+    """The table of `unisono tune` for this machine; read once, so that a new table changes no running program."""
     return Measured.load()
 
 
 @cache
 def table_mark() -> str:
-    """Tells this machine's table from others: ranks that would choose by different ones find out at the first call."""
+    """The mark of this machine's table, which ranks compare at the first call."""
     return hashlib.blake2b(repr(_table().rows).encode(), digest_size=4).hexdigest()
 
 
@@ -88,16 +88,16 @@ def _selector(collective: str, world_size: int) -> Selector:
 
 
 def by_measurement(
-    collective: str, nbytes: int, world_size: int, root: int, deterministic: bool, crowded: bool
+    collective: str, nbytes: int, world_size: int, root: int, deterministic: bool, oversubscribed: bool
 ) -> Choice:
     """The fastest schedule for a size, as measured, or else as simulated; ``nbytes`` as in `by_default`."""
     if world_size == 1:
-        return by_default(collective, nbytes, world_size, root, crowded)
+        return by_default(collective, nbytes, world_size, root, oversubscribed)
     whole = nbytes * world_size if collective in _OWNED else nbytes
     best, table = _selector(collective, world_size).choose(whole).best, _table()
     if DEFAULT in table.algorithms(collective, world_size):
         usual = table.seconds(collective, world_size, DEFAULT, whole)
         if not best.measured or usual <= best.seconds:
-            return by_default(collective, nbytes, world_size, root, crowded)
+            return by_default(collective, nbytes, world_size, root, oversubscribed)
     made = best.candidate
     return by_name(made.algorithm.name, collective, world_size, root, best.chunks, deterministic, **dict(made.options))

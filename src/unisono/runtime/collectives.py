@@ -1,4 +1,4 @@
-"""The queue of collectives: first come, first served, one meeting at a time, every call guarded."""
+"""The queue of collectives: in order of issue, one meeting at a time, every call checked by the guard."""
 
 import itertools
 import threading
@@ -10,31 +10,39 @@ import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
 from unisono.runtime.call import Call, Site
+from unisono.runtime.call_site import call_site
 from unisono.runtime.control import Control
 from unisono.runtime.monitor import Loss, Monitor
-from unisono.runtime.prepared import Places, Prepared, Preparer
+from unisono.runtime.prepared import AddressTable, Prepared, Preparer
 from unisono.runtime.queue import CallQueue
-from unisono.runtime.site import call_site
-from unisono.runtime.task import Agreed, Task, brief, broken, interruption, keep_shared, telling
-from unisono.runtime.words import ABANDONED as LOST
+from unisono.runtime.task import (
+    ConsensusError,
+    Task,
+    in_listener,
+    internal_error,
+    interruption,
+    keep_shared,
+    patience_for,
+)
+from unisono.runtime.words import ABORTED as LOST
 from unisono.runtime.words import DIFFERS, DONE, UNREADY, WAITS
 from unisono.runtime.worker import INLINE, AsyncProgress
 from unisono.transport.board import Board
-from unisono.transport.futex import LINGER
+from unisono.transport.futex import SPIN_NS
 from unisono.transport.inference import outside_inference
-from unisono.transport.layout import ABANDONED, ISSUED
-from unisono.transport.neighbours import Neighbours
+from unisono.transport.layout import ABORTED, ISSUED
+from unisono.transport.peer_mappings import PeerMappings
 from unisono.transport.process import Identity
 
 __all__ = ["CollectiveQueue", "CollectiveTask", "Part"]
 
-_Memory = torch.Tensor | Places
+_Memory = torch.Tensor | AddressTable
 Part = tuple[Prepared, _Memory, _Memory]
 """A program of a call, its output and its input."""
 
 
 class CollectiveTask(Task):
-    """A collective under way: its programs, one after the other, and what brings results to their tensors."""
+    """A collective under way: its programs, in order, and functions that copy results to their tensors."""
 
     __slots__ = ("begun", "deliver", "parts")
 
@@ -53,52 +61,52 @@ class CollectiveTask(Task):
 class CollectiveQueue(CallQueue):
     """Runs prepared calls (runtime/prepared.py) over a board, in the order in which they were issued."""
 
-    def __init__(self, board: Board, names: Sequence[int], label: str, monitor: Monitor) -> None:
-        super().__init__(board.segment, board.rank, names, label, monitor)
+    def __init__(self, board: Board, global_ranks: Sequence[int], label: str, monitor: Monitor) -> None:
+        super().__init__(board.segment, board.rank, global_ranks, label, monitor)
         self._board = board
         self._queue: deque[CollectiveTask] = deque()
-        self._incoming: deque[CollectiveTask] = deque()  # issued, not taken in yet by whoever holds the queue
+        self._incoming: deque[CollectiveTask] = deque()  # issued, not yet accepted by the thread that holds the queue
         self._issuing = threading.RLock()
         self._numbers = itertools.count(1)
         self.calls = 0  # completed
         self._longs, self._issued = board.segment.longs, 0
-        self._abandoned_at = board.segment.field(board.rank, ABANDONED)
-        self._books = monitor.books
-        self.neighbours = Neighbours(board.segment, board.rank, board.size)
-        self._control = Control(board, monitor.books, self.neighbours.bases)
+        self._aborted_at = board.segment.field(board.rank, ABORTED)
+        self._call_log = monitor.call_log
+        self.mappings = PeerMappings(board.segment, board.rank, board.size)
+        self._control = Control(board, monitor.call_log, self.mappings.bases)
         self._at = self._control.address
         self.preparer = Preparer(board, self._control)
-        self._progress = AsyncProgress(board.segment)
-        self.ahead = self._progress.on
+        self._async = AsyncProgress(board.segment)
+        self.async_progress = self._async.on
 
     def busy(self) -> bool:
-        """Whether any collective is under way."""
+        """True if any collective is under way."""
         return bool(self._queue or self._incoming)
 
     def _enqueue(self, task: Task) -> None:
         assert isinstance(task, CollectiveTask)
         self._issue(task.call)
         self._incoming.append(task)
-        self._take_in()
+        self._accept()
 
     def _issue(self, call: Call) -> None:
-        """One more call issued."""
-        calls, number = self._books.calls, next(self._numbers)
+        """Counts and records a call as issued."""
+        calls, number = self._call_log.calls, next(self._numbers)
         self._issued, calls[number % len(calls)] = number, call
         self.preparer.issued(self._at, number)
 
-    def _take_in(self) -> None:
+    def _accept(self) -> None:
         """Queues what was issued while another thread held the queue. Lock held."""
         while self._incoming:
             self._queue.append(self._incoming.popleft())
 
     def submit(self, task: Task, background: bool) -> None:
-        """Takes a call in, see `CallQueue`; where cores are free for the worker it is left to that at once."""
-        if not background or telling() or not self._makes_progress():
+        """Issues a call, see `CallQueue`; if cores are free for the worker it is left to that at once."""
+        if not background or in_listener() or not self._makes_progress():
             super().submit(task, background)
             return
         assert isinstance(task, CollectiveTask)
-        self._alone(task.call)
+        self._refuse_reentry(task.call)
         task.site = call_site()
         with self._issuing:
             self._refuse_if_failed()
@@ -108,13 +116,13 @@ class CollectiveQueue(CallQueue):
         self._worker.wake()
 
     def _makes_progress(self) -> bool:
-        """Whether calls of the background are left to the worker at once."""
-        if not self._progress.decided:
-            self._progress.decide()
-            self.ahead = self._progress.on
-        return self.ahead
+        """Returns True if calls of the background are left to the worker at once."""
+        if not self._async.decided:
+            self._async.decide()
+            self.async_progress = self._async.on
+        return self.async_progress
 
-    def at_once(
+    def run_now(
         self,
         part: Part,
         target: int,
@@ -123,16 +131,16 @@ class CollectiveQueue(CallQueue):
         options: Any,
         background: bool = False,
     ) -> Task | None:
-        """Carries a prepared call out, if the queue is free; else returns None, nothing done. Raises the call's error.
+        """Runs a prepared call if the queue is free; else returns None, nothing done. Raises the call's error.
 
-        ``target``, ``source``: the addresses of its output and of its input. Where the peers do not come at once it
-        becomes a task like any other; only then is it asked what the ``timeout`` of the ``options`` is (seconds). In
-        the ``background`` it waits at a meeting no longer than moving its data may take, so that calls of ranks that
-        walk in step are done when they return; the task it returns may be under way, or have an error.
+        ``target``, ``source``: the addresses of its output and of its input. If peers are late it becomes a task like
+        any other; only then the ``timeout`` of the ``options`` (seconds) is read. In the ``background`` it polls at a
+        meeting no longer than moving its data may take, so that calls of ranks in step are complete on return; the task
+        it returns may be under way, or have an error.
         """
         prepared = part[0]
         if self.entered():
-            self._alone(prepared.call)
+            self._refuse_reentry(prepared.call)
         if background and prepared.nbytes > INLINE and self._makes_progress():
             return None
         task: CollectiveTask | None = None
@@ -141,14 +149,14 @@ class CollectiveQueue(CallQueue):
                 if self._queue or self._incoming or self.failed is not None:
                     return None
                 try:
-                    calls, number = self._books.calls, next(self._numbers)
+                    calls, number = self._call_log.calls, next(self._numbers)
                     self._issued, calls[number % len(calls)] = number, prepared.call
-                    patience = brief(prepared.call) if background else LINGER
+                    patience = patience_for(prepared.call) if background else SPIN_NS
                     outcome = prepared.run(prepared.address, self._at, number, self.calls, patience, target, source, 0)
                     if outcome == DONE:
                         self.calls += 1
-                        if self.calls == self.preparer.open_at:
-                            self.preparer.warm()
+                        if self.calls == self.preparer.compile_at:
+                            self.preparer.compile_now()
                         return _ENDED
                     task = CollectiveTask(prepared.call, [part], [part[1]], timeout(options))
                     task.begun = True
@@ -156,13 +164,13 @@ class CollectiveQueue(CallQueue):
                     self._go_on(task, outcome, not background)
                 except BaseException as error:
                     keep_shared([part[1]])
-                    self._give_up(error if isinstance(error, UnisonoError) else interruption(error))
+                    self._abort(error if isinstance(error, UnisonoError) else interruption(error))
                     raise
             self.leave(task, background)
             return task
         except UnisonoError:
             raise
-        except BaseException as error:  # nobody can take it up again
+        except BaseException as error:  # no Work of it exists
             if task is not None:
                 self.abandon(task, error)
             raise
@@ -173,12 +181,12 @@ class CollectiveQueue(CallQueue):
         self.monitor.located(self._issued if newest else self._number_of(task), site)
 
     def _number_of(self, task: Task) -> int:
-        """Counted from 1."""
+        """The number of a call of this queue, from 1."""
         return self.calls + 1 + next((k for k, other in enumerate(self._under_way()) if other is task), 0)
 
-    def _interrupt(self, task: Task) -> UnisonoError | None:
-        """The others will come to this call, so it goes on in the background."""
-        error = self._complaint(task, f"{task.call.describe(self._names)} goes on in the background.")
+    def _on_rejected(self, task: Task) -> UnisonoError | None:
+        """Returns the error for the wait alone: the peers will issue this call, so it goes on in the background."""
+        error = self._rejected_error(task, f"{task.call.describe(self._global_ranks)} goes on in the background.")
         if error is not None:
             self._worker.wake()
         return error
@@ -187,21 +195,23 @@ class CollectiveQueue(CallQueue):
         return [*self._queue, *self._incoming]
 
     @outside_inference
-    def _carry(self, linger: bool) -> None:
+    def _progress(self, spin: bool) -> None:
         queue = self._queue
-        self._take_in()
+        self._accept()
         while queue:
-            self._go_on(queue[0], None, linger)
-            if self.ahead or (queue and queue[0].begun):  # others wait for the queue, or for the call just done
+            self._go_on(queue[0], None, spin)
+            if self.async_progress or (
+                queue and queue[0].begun
+            ):  # other threads wait for the queue, or for the call just done
                 return
-            self._take_in()
+            self._accept()
 
-    def _go_on(self, task: CollectiveTask, outcome: int | None, linger: bool) -> None:
-        """Carries the head of the queue as far as it goes, after ``outcome`` of its last run, if there was one."""
+    def _go_on(self, task: CollectiveTask, outcome: int | None, spin: bool) -> None:
+        """Progresses the head of the queue as far as it goes; ``outcome``: of its last run, if there was one."""
         try:
-            self._advance(task, outcome, LINGER if linger else 0)
-        except Agreed as agreed:  # all ranks have met over it: the group stays usable
-            if self.failed is None:  # unless one could not be heard
+            self._advance(task, outcome, SPIN_NS if spin else 0)
+        except ConsensusError as agreed:  # all ranks agree on it: the group stays usable
+            if self.failed is None:  # unless a rank did not answer
                 self.preparer.completed(self._at, self.calls)
                 self._next(task, agreed.error)
         except UnisonoError as error:
@@ -221,23 +231,23 @@ class CollectiveQueue(CallQueue):
                 outcome = None
                 continue
             if outcome == LOST:
-                self._check_abandoned(task.call)
+                self._check_aborted(task.call)
             elif outcome == UNREADY:
-                self.neighbours.map_peers(prepared.root_read)
+                self.mappings.map_peers(prepared.root_read)
             outcome = None
             if len(task.parts) > 1:
                 del task.parts[0]
                 task.begun = False
                 continue
             if task.call.refused:
-                self._next(task, task.call.mistake(self._names[self._board.rank]))
+                self._next(task, task.call.mistake(self._global_ranks[self._board.rank]))
             else:
                 self._deliver(task)
                 self._next(task)
             return
 
     def _run(self, prepared: Prepared, output: _Memory, tensor: _Memory, patience: int, resumed: bool) -> int:
-        """One run of the interpreter."""
+        """Runs the interpreter once."""
         try:
             return prepared.run(
                 prepared.address, self._at, 0, self.calls, patience,
@@ -246,101 +256,103 @@ class CollectiveQueue(CallQueue):
         except UnisonoError:
             raise
         except (RuntimeError, MemoryError) as error:
-            raise broken(error) from error
+            raise internal_error(error) from error
 
     def _deliver(self, task: CollectiveTask) -> None:
-        """Brings results to tensors that no program fills."""
+        """Copies results to tensors that no program fills."""
         try:
             for step in task.deliver:
                 step()
         except (RuntimeError, MemoryError) as error:
-            raise broken(error) from error
+            raise internal_error(error) from error
 
     def _next(self, task: CollectiveTask, error: UnisonoError | None = None) -> None:
-        """One more call completed."""
+        """Completes the head of the queue."""
         self.calls += 1
-        self._end(task, error)  # first: an exception in between must not leave a task that nobody ends
+        self._end(task, error)  # first: an exception in between must not leave a task that never ends
         self._queue.popleft()
-        task.parts.clear()  # whoever keeps the Work does not keep what the group has prepared
-        if self.calls == self.preparer.open_at:
-            self.preparer.warm()
+        task.parts.clear()  # a Work that is kept must not keep prepared calls of the group
+        if self.calls == self.preparer.compile_at:
+            self.preparer.compile_now()
 
     def _check(self, task: CollectiveTask) -> None:
-        """The guard, after the first meeting of a call whose headers are not as expected. Raises `Agreed`."""
+        """Runs the guard, after the first meeting of a call with unexpected headers. Raises `ConsensusError`."""
         call, headers = task.call, self._board.headers()
         words, agreed = self.monitor.met(call, self.calls + 1, task.site, headers, self._meeting())
         if call.refused and agreed:
-            raise Agreed(call.mistake(self._names[self._rank]))
-        if words:  # every rank has seen the same headers, so every rank comes here
+            raise ConsensusError(call.mistake(self._global_ranks[self._rank]))
+        if words:  # every rank has read the same headers, so every rank is here
             error = MismatchError(words)
             self.monitor.failed(error)
             if not agreed:
-                self._give_up(error)
-            raise Agreed(error)
+                self._abort(error)
+            raise ConsensusError(error)
         task.parts[0][0].adapt(headers)
 
-    def _check_abandoned(self, call: Call) -> None:
-        """Raises `PeerLostError` if a peer has given up the call that has just been carried out directly.
+    def _check_aborted(self, call: Call) -> None:
+        """Raises `PeerLostError` if a peer has aborted the direct call that has just run.
 
-        It has come to the last meeting, but its tensor was its user's again before all had read it.
+        It arrived at the last meeting, but released its tensor before all had read it.
         """
         number, field = self.calls + 1, self._segment.field
-        gone = [rank for rank in range(self._board.size) if self._longs[field(rank, ABANDONED)] == number]
+        gone = [rank for rank in range(self._board.size) if self._longs[field(rank, ABORTED)] == number]
         if gone:
-            what = f"{call.describe(self._names)}, call no. {number} of {self._label}, has no result to be trusted"
+            what = (
+                f"{call.describe(self._global_ranks)}, call no. {number} of {self._label}, has no result to be trusted"
+            )
             words = "gave the call up while its tensor was in use"
-            losses = [self.monitor.loss(rank) or Loss(f"rank {self._names[rank]} {words}") for rank in gone]
+            losses = [self.monitor.loss(rank) or Loss(f"rank {self._global_ranks[rank]} {words}") for rank in gone]
             raise self.monitor.lost(what, losses)
 
     def _meeting(self) -> Callable[[], bool]:
-        """A meeting apart from any call: comes to it, and tells whether all have come; to be called until they have."""
+        """A function that arrives at a meeting of no call, and returns whether it is complete; called until it is."""
         alone: Prepared | None = None
         resumed = False
 
         def meet() -> bool:
             nonlocal alone, resumed
             alone = alone or self.preparer.meeting()
-            outcome = alone.run(alone.address, self._at, 0, 0, LINGER, 0, 0, int(resumed))
+            outcome = alone.run(alone.address, self._at, 0, 0, SPIN_NS, 0, 0, int(resumed))
             resumed = True
             return outcome == DONE
 
         return meet
 
-    def _nap(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         queue = self._queue
-        if not queue or queue[0].begun:  # else there is something to do
+        if not queue or queue[0].begun:  # else a call can begin at once
             self._board.sleep(seconds)
 
-    def _look_around(self) -> None:
+    def _check_peers(self) -> None:
         if not self._queue:
             return
         task, board = self._queue[0], self._board
         gone = self.monitor.losses(board.missing())
-        if board.full():  # they came in the meantime
+        if board.full():  # they arrived in the meantime
             return
         if gone:
-            self._lose(task, self.monitor.lost(self.explain(task, "can not end", briefly=True), gone))
+            self._fail_lost_peer(task, self.monitor.lost(self.explain(task, "can not end", briefly=True), gone))
         elif words := task.overdue():
             self._fail(task, CollectiveTimeout(self.explain(task, words)))
 
     def _needs(self, task: Task) -> list[Identity]:
-        """Those who are missing and have not issued the call that the head of the queue is."""
+        """The missing processes that have not issued the call at the head of the queue."""
         board, number = self._board, self.calls + 1
         missing = [r for r in board.missing() if self._longs[board.segment.field(r, ISSUED)] < number]
         return [board.segment.identity(rank) for rank in missing]
 
     def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
-        """A call that did not end; see `CallQueue`."""
+        """Describes a call that did not end; see `CallQueue`."""
         board = self._board
         missing = board.missing()
-        absent = [self._names[r] for r in missing]
-        here = [n for n in self._names if n not in absent]
+        absent = [self._global_ranks[r] for r in missing]
+        here = [n for n in self._global_ranks if n not in absent]
         number = self._number_of(task)
         late = (
             f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} missing" if absent else "all ranks are there"
         )
         place = (placed and task.place()) or ","
-        text = f"{task.call.describe(self._names)}, call no. {number} of {self._label}{place} {what}: {late}"
+        text = f"{task.call.describe(self._global_ranks)}, call no. {number} of {self._label}{place} {what}: {late}"
         if briefly:
             return text
         arrived = f" (arrived: {', '.join(map(str, here)) or 'none'})"
@@ -348,12 +360,12 @@ class CollectiveQueue(CallQueue):
 
     def _fail(self, task: Task, error: UnisonoError) -> None:
         self.monitor.failed(error)
-        self._give_up(error)
+        self._abort(error)
 
     def _fail_all(self, error: UnisonoError) -> None:
-        self._longs[self._abandoned_at] = self.calls + 1
+        self._longs[self._aborted_at] = self.calls + 1
         with self._issuing:
-            self._take_in()
+            self._accept()
         while self._queue:
             task = self._queue[0]
             if not task.done:
@@ -365,4 +377,4 @@ class CollectiveQueue(CallQueue):
 
 _ENDED = Task(Call("barrier"), [], 0.0)
 _ENDED.done = True
-"""Stands for every call that was done at once."""
+"""The task of every call that was complete at once."""

@@ -1,7 +1,7 @@
 """Compiled loops as object code: functions that numba compiles, which Python calls without numba. Needs numba.
 
 Imported only where loops are compiled (loops.py). An entry is what CPython asks of a function in C: it takes its
-arguments as an array of Python's integers (METH_FASTCALL), lets go of the interpreter's lock, runs the loop and returns
+arguments as an array of Python's integers (METH_FASTCALL), releases the interpreter's lock, runs the loop and returns
 an integer. All else, numba's own services above all, is dropped, so that the code needs nothing but the C library and
 CPython (object_code.py).
 """
@@ -125,5 +125,5 @@ def compiled(kind: str, loops: Mapping[str, Callable[..., int]]) -> bytes:
     needed = {function.name for function in module.functions if function.is_declaration}
     unknown = {name for name in needed - _SERVICES if not name.startswith("llvm.")}
     if unknown:
-        raise RuntimeError(f"the loops call {sorted(unknown)}, which nobody has where numba is not loaded")
+        raise RuntimeError(f"the loops call {sorted(unknown)}, which are not there where numba is not loaded")
     return pack(list(loops), machine().emit_object(module))

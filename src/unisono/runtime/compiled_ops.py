@@ -1,7 +1,7 @@
 """The primitives of compiled loops: sums of every dtype that they reduce, and copies. See `Primitives`. Needs numba.
 
 The bits are those of runtime/reduce.py: bfloat16 and float16 are accumulated in float32 and rounded once. A dtype is
-told by a ``sample``, an array of it; uint16 stands for bfloat16, int16 for float16.
+given by a ``sample``, an array of it; uint16 stands for bfloat16, int16 for float16.
 """
 
 from typing import Any

@@ -65,7 +65,7 @@ def words_of_call(op: str, data: str, reduce_op: str, root: int | None, by: str 
 
 @dataclass(frozen=True)
 class Header:
-    """A call as far as its header tells. ``sends``, ``expects``: elements per rank, where these may differ."""
+    """A call as read from its header. ``sends``, ``expects``: elements per rank, where these may differ."""
 
     op: str
     dtype: str
@@ -81,14 +81,14 @@ class Header:
         """Bytes of the rank's tensor; where it sends pieces, of what it sends, else of what it expects."""
         return (self.numel or sum(self.sends) or sum(self.expects)) * DTYPES.get(self.dtype, 0)
 
-    def describe(self, names: Sequence[int] | None = None) -> str:
-        """In words; ``names`` are the group's global ranks, for the root."""
+    def describe(self, global_ranks: Sequence[int] | None = None) -> str:
+        """In words; ``global_ranks``: of the group, for the root."""
         pieces = self.sends if any(self.sends) else self.expects
         if any(pieces) and not self.shape:
             data = f"{self.dtype}, {sum(pieces)} elements"
         else:
             data = f"{self.dtype} {list(self.shape)}" if self.dtype else ""
-        root = names[self.root] if names and 0 <= self.root < len(names) else self.root
+        root = global_ranks[self.root] if global_ranks and 0 <= self.root < len(global_ranks) else self.root
         return words_of_call(self.op, data, self.reduce_op, root)
 
 

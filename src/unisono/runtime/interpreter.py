@@ -1,14 +1,13 @@
 """The interpreter of programs over shared memory: one loop, which numba compiles and Python runs as it is.
 
-`interpreter` makes it of a set of primitives, `Primitives`: compiled ones (compiled_ops.py), or ones that move and
-combine by torch's operations (torch_ops.py), for dtypes that have no loops and where numba is not there. So a meeting,
-the comparison of headers, the books and the agreement on direct access are written once, and ranks that run either way
-meet each other.
+`interpreter` builds it from a set of primitives, `Primitives`: compiled ones (compiled_ops.py), or torch's operations
+(torch_ops.py), for dtypes that have no loops and where numba is missing. A meeting, the comparison of headers, the
+timestamps and the zero-copy decision are thus written once, and ranks on either set meet each other.
 
-A run goes as far as it can: it returns `WAITS` where a peer keeps it waiting for longer than ``patience`` ns, and is
-called again to go on; the control block (words.py) holds its state. Nobody looks for lost peers in here.
+A run goes as far as it can: it returns `WAITS` if a peer is late by more than ``patience`` ns, and is called again to
+go on; the control block (words.py) holds its state. It does not check for lost peers: the queue does.
 
-A meeting is an atomic add. Sleepers are woken by the last to arrive: its add comes before its FUTEX_WAKE, and
+A meeting is an atomic add. The last rank to arrive wakes the sleepers: its add comes before its FUTEX_WAKE, and
 FUTEX_WAIT compares the word again under the kernel's lock.
 """
 
@@ -33,27 +32,27 @@ from unisono.program.bind import (
     WORDS,
 )
 from unisono.runtime import words as w
-from unisono.runtime.agreement import AGAIN, DIRECT, PUSHED, STAGED, Agreement, agreement
+from unisono.runtime.zero_copy import DIRECT, PUSHED, RETRY_STAGED, STAGED, ZeroCopy, zero_copy
 
 __all__ = ["Interpreter", "Primitives", "interpreter"]
 
 
 @dataclass(frozen=True, slots=True)
 class Primitives:
-    """What the loop asks of its surroundings; addresses, counts and words are integers.
+    """The operations that the loop is built from; addresses, counts and words are integers.
 
     ``inner`` decorates a function of the loop. ``words(address, count)``: 64-bit words, to be indexed.
     ``arrive(address, full)`` adds one to a 32-bit word, after everything before, and wakes its sleepers if that makes
-    it full. ``relax()`` is called between looks at a word. ``store(address, value)`` stores a 64-bit word that others
-    may see at any time. ``now()``: ``time.monotonic_ns``. ``pause(address, seen, limit, crowded)`` yields the core
-    once, or sleeps on a word that is still ``seen``; ``sleep(address, seen, nanoseconds)`` does the latter. ``ring``
-    adds one to a 32-bit word, after everything before, and wakes its sleepers. ``equal(one, other, nbytes)``,
-    ``copy(target, source, nbytes)``: of bytes, equal of whole words. ``widen`` and ``narrow`` ``(target, source,
-    nbytes, sample)`` bring elements of the user's dtype, ``nbytes`` of them, into accumulators and back.
-    ``combine(scratch, places, parts, targets, nbytes, op, size, sample)`` combines the first ``parts`` of the addresses
-    ``places``, in that order, into the ``targets`` that follow; each is followed, ``parts + targets`` words on, by
-    whether it holds accumulators; an AVG is divided by ``size``, if that is not 0. ``slowness``: how many times as long
-    as compiled loops these take.
+    it full. ``relax()`` is called between two polls of a word. ``store(address, value)`` stores a 64-bit word that
+    others may read at any time. ``now()``: ``time.monotonic_ns``. ``pause(address, seen, limit, oversubscribed)``
+    yields the core once, or sleeps on a word that is still ``seen``; ``sleep(address, seen, nanoseconds)`` does the
+    latter. ``ring(address)`` adds one to a 32-bit word, after everything before, and wakes its sleepers. ``equal(one,
+    other, nbytes)``, ``copy(target, source, nbytes)``: of bytes, equal of whole words. ``widen`` and ``narrow``
+    ``(target, source, nbytes, sample)`` bring elements of the user's dtype, ``nbytes`` of them, into accumulators and
+    back. ``combine(scratch, places, parts, targets, nbytes, op, size, sample)`` combines the first ``parts`` of the
+    addresses ``places``, in that order, into the ``targets`` that follow; each is followed, ``parts + targets`` words
+    on, by whether it holds accumulators; an AVG is divided by ``size``, if that is not 0. ``slowness``: how many times
+    as long as compiled loops these take.
     """
 
     inner: Callable[[Any], Any]
@@ -90,20 +89,20 @@ class Interpreter(NamedTuple):
 
 def interpreter(p: Primitives) -> Interpreter:
     """The interpreter made of primitives."""
-    words, agreed = p.words, agreement(p)
+    words, agreed = p.words, zero_copy(p)
     begin = _beginning(p, agreed)
-    issued, completed = _books(p)
+    issued, completed = _timestamps(p)
     interpret = _going_on(p, agreed, completed)
 
     def run(
         call_at: int, control_at: int, number: int, done: int, patience: int, target: int, source: int, resumed: int,
         sample: Any,
     ) -> Any:  # fmt: skip
-        """Carries the prepared call at ``call_at`` on, as call no. ``number`` of this rank, the one after ``done``.
+        """Runs the prepared call at ``call_at``, as call no. ``number`` of this rank, the one after ``done``.
 
         ``number``: 0 if it has been noted as issued; ``patience``: ns it may wait at a meeting; ``target``, ``source``:
         addresses of output and input, or of tables of their addresses; ``resumed``: whether to go on with the call
-        under way, whose headers, if they were not as expected, have been found to agree.
+        under way; if its headers were not as expected, the guard has found them to agree.
         """
         call, control = words(call_at, w.CALL_WORDS), words(control_at, w.CONTROL_WORDS)
         if resumed == 0:
@@ -119,10 +118,10 @@ def interpreter(p: Primitives) -> Interpreter:
     )
 
 
-def _going_on(p: Primitives, agreed: Agreement, completed: Any) -> Any:
-    """What carries a call that has begun as far as it goes."""
+def _going_on(p: Primitives, agreed: ZeroCopy, completed: Any) -> Any:
+    """Builds ``interpret``, which runs a call that has begun as far as it goes."""
     choose, walk = _choosing(p, agreed), _walking(p)
-    differ, abandoned = _comparing(p), agreed.abandoned
+    differ, aborted = _comparing(p), agreed.aborted
 
     @p.inner
     def interpret(call: Any, control: Any, done: int, patience: int, sample: Any) -> Any:
@@ -134,12 +133,12 @@ def _going_on(p: Primitives, agreed: Agreement, completed: Any) -> Any:
             outcome = walk(call, control, patience, sample)
             if outcome != w.DIFFERS:
                 break
-            if guarded and differ(call, control, control[w.FIRST] & 1):
+            if guarded and differ(call, control, control[w.FIRST_MEETING] & 1):
                 return outcome
         if outcome == w.WAITS:
             return outcome
-        if control[w.MODE] >= DIRECT and abandoned(control, done + 1):
-            return w.ABANDONED
+        if control[w.PATH] >= DIRECT and aborted(control, done + 1):
+            return w.ABORTED
         if call[w.COMPLETES] > 0:
             completed(control, done)
         return w.UNREADY if control[w.UNMAPPED] else w.DONE
@@ -147,16 +146,16 @@ def _going_on(p: Primitives, agreed: Agreement, completed: Any) -> Any:
     return interpret
 
 
-def _beginning(p: Primitives, agreed: Agreement) -> Any:
-    """What publishes a call."""
-    words, store, copy, lay = p.words, p.store, p.copy, agreed.lay
+def _beginning(p: Primitives, agreed: ZeroCopy) -> Any:
+    """Builds ``begin``, which publishes a call."""
+    words, store, copy, publish = p.words, p.store, p.copy, agreed.publish
 
     @p.inner
     def begin(call: Any, control: Any, target: int, source: int) -> None:
-        """Publishes the header and the offer of a call, and notes where its tensors lie."""
+        """Publishes the header and the handle of a call, and sets the bases of its tensors."""
         meeting, size = words(control[w.POSITION], 1)[0], control[w.SIZE]
-        control[w.FIRST], control[w.ITERATION], control[w.ROW], control[w.COUNTED] = meeting, 0, 0, 0
-        control[w.PHASE], control[w.MODE], control[w.UNMAPPED] = 0, STAGED, 0
+        control[w.FIRST_MEETING], control[w.ITERATION], control[w.ROW], control[w.ARRIVED] = meeting, 0, 0, 0
+        control[w.PHASE], control[w.PATH], control[w.UNMAPPED] = 0, STAGED, 0
         control[w.TABLE] = call[w.STAGED]
         bases = words(control[w.BASES], control[w.BASES_COUNT])
         output = control[w.OUTPUT_BASE]
@@ -172,33 +171,33 @@ def _beginning(p: Primitives, agreed: Agreement) -> Any:
         if call[w.HEADER_AT] > 0:
             mine = control[w.HEADERS] + ((meeting & 1) * size + control[w.RANK]) * control[w.HEADER]
             copy(mine, call[w.HEADER_AT] + call[w.STRIDE] * control[w.RANK], control[w.HEADER])
-            store(control[w.HEADER_PLACE], mine - control[w.BASE])
-        if call[w.OFFERED] > 0 and lay(call, control, bases, meeting):
-            control[w.TABLE] = call[w.DIRECT]  # who hopes stages nothing
+            store(control[w.HEADER_OFFSET], mine - control[w.BASE])
+        if call[w.PUBLISHES] > 0 and publish(call, control, bases, meeting):
+            control[w.TABLE] = call[w.DIRECT]  # a speculative call stages nothing
 
     return begin
 
 
-def _choosing(p: Primitives, agreed: Agreement) -> Any:
-    """What decides, after the first meeting, how a call goes."""
-    words, agree = p.words, agreed.agree
+def _choosing(p: Primitives, agreed: ZeroCopy) -> Any:
+    """Builds ``choose``, which picks the table after the first meeting."""
+    words, decide = p.words, agreed.decide
 
     @p.inner
     def choose(call: Any, control: Any) -> None:
-        """After the first meeting and the guard: how the call goes, and with which row it goes on."""
+        """Picks the table and the row to go on with, after the first meeting and the guard."""
         control[w.PHASE] = 2
-        meeting, mode = control[w.FIRST], STAGED
-        if call[w.OFFERED] > 0:
-            mode = agree(call, control, words(control[w.BASES], control[w.BASES_COUNT]), meeting)
-        control[w.MODE] = mode
-        if mode == AGAIN:
-            control[w.FIRST], control[w.ROW] = meeting + 1, 0
+        meeting, path = control[w.FIRST_MEETING], STAGED
+        if call[w.PUBLISHES] > 0:
+            path = decide(call, control, words(control[w.BASES], control[w.BASES_COUNT]), meeting)
+        control[w.PATH] = path
+        if path == RETRY_STAGED:
+            control[w.FIRST_MEETING], control[w.ROW] = meeting + 1, 0
             control[w.TABLE] = call[w.STAGED]
             return
         table = call[w.STAGED]
-        if mode == DIRECT:
+        if path == DIRECT:
             table = call[w.DIRECT]
-        elif mode == PUSHED:
+        elif path == PUSHED:
             table = call[w.PUSHED]
         scalars = words(table, w.SCALARS)
         rows = words(table + 8 * w.SCALARS, scalars[w.TABLE_ROWS] * WORDS)
@@ -211,12 +210,12 @@ def _choosing(p: Primitives, agreed: Agreement) -> Any:
 
 
 def _walking(p: Primitives) -> Any:
-    """What runs the rows of a table."""
+    """Builds ``walk``, which runs the rows of a table."""
     words, meet, execute = p.words, _meeting(p), _executing(p)
 
     @p.inner
     def walk(call: Any, control: Any, patience: int, sample: Any) -> Any:
-        """Runs rows up to the end, or to a meeting that not all come to."""
+        """Runs rows to the end, or to a meeting that is not complete in time."""
         size = control[w.SIZE]
         bases = words(control[w.BASES], control[w.BASES_COUNT])
         table = control[w.TABLE]
@@ -226,7 +225,7 @@ def _walking(p: Primitives) -> Any:
         position = words(control[w.POSITION], 1)
         i, k = control[w.ITERATION], control[w.ROW]
         while i < pieces + scalars[w.TABLE_LAGS]:
-            flip = ((control[w.FIRST] + i * scalars[w.TABLE_MEETS]) & 1) * size
+            flip = ((control[w.FIRST_MEETING] + i * scalars[w.TABLE_MEETS]) & 1) * size
             while k < count:
                 if rows[k + KIND] != MEET:
                     k = execute(call, control, bases, rows, k, i, pieces, flip, sample)
@@ -248,20 +247,20 @@ def _walking(p: Primitives) -> Any:
 
 
 def _meeting(p: Primitives) -> Any:
-    """What comes to a meeting."""
+    """Builds ``meet``."""
     arrive, load, now, pause = p.arrive, p.load_acquire32, p.now, p.pause
     relax, slowness = p.relax, p.slowness
     store_release32, store_release64 = p.store_release32, p.store_release64
 
     @p.inner
     def meet(control: Any, meeting: int, patience: int) -> bool:
-        """Comes to a meeting, unless that is done, and waits for ``patience`` ns; whether all have come."""
+        """Arrives at a meeting, once, and polls for ``patience`` ns; returns whether all ranks have arrived."""
         size = control[w.SIZE]
         here = control[w.COUNTERS] + 64 * (meeting & 3)
-        if control[w.COUNTED] == 0:
-            arrive(here, size)  # first: a rank that is killed in between must not pass for one that has come
-            store_release64(control[w.BEGUN], meeting + 1)
-            control[w.COUNTED] = 1
+        if control[w.ARRIVED] == 0:
+            arrive(here, size)  # first: a rank killed in between must not count as arrived
+            store_release64(control[w.MEETINGS_BEGUN], meeting + 1)
+            control[w.ARRIVED] = 1
         spins, most = 0, control[w.SPINS] // slowness
         while spins < most and load(here) != size:
             relax()
@@ -272,10 +271,10 @@ def _meeting(p: Primitives) -> Any:
             while there != size:
                 if now() > limit:
                     return False
-                pause(here, there, limit, control[w.CROWDED])
+                pause(here, there, limit, control[w.OVERSUBSCRIBED])
                 there = load(here)
-        control[w.COUNTED] = 0
-        if control[w.RANK] == 0:  # nobody looks at the previous meeting's counter any more
+        control[w.ARRIVED] = 0
+        if control[w.RANK] == 0:  # no rank polls the previous meeting's counter any more
             store_release32(control[w.COUNTERS] + 64 * ((meeting - 1) & 3), 0)
         return True
 
@@ -283,14 +282,14 @@ def _meeting(p: Primitives) -> Any:
 
 
 def _comparing(p: Primitives) -> Any:
-    """What compares headers."""
+    """Builds ``differ``."""
     equal = p.equal
 
     @p.inner
-    def differ(call: Any, control: Any, half: int) -> bool:
-        """Whether a rank's header at the first meeting is not as expected."""
+    def differ(call: Any, control: Any, parity: int) -> bool:
+        """Returns True if a rank's header at the first meeting is not the expected one."""
         nbytes, size = control[w.HEADER], control[w.SIZE]
-        theirs = control[w.HEADERS] + half * size * nbytes
+        theirs = control[w.HEADERS] + parity * size * nbytes
         for rank in range(size):
             if not equal(call[w.HEADER_AT] + call[w.STRIDE] * rank, theirs + rank * nbytes, nbytes):
                 return True
@@ -299,15 +298,15 @@ def _comparing(p: Primitives) -> Any:
     return differ
 
 
-def _books(p: Primitives) -> tuple[Any, Any]:
-    """What others read of a rank's calls: its record, and its flight record."""
+def _timestamps(p: Primitives) -> tuple[Any, Any]:
+    """Builds ``issued`` and ``completed``: the counts and times of calls, for peers and the flight record."""
     now, store = p.now, p.store
 
     @p.inner
     def issued(control: Any, number: int) -> int:
         moment = now()
         store(control[w.ISSUED_AT] + 8 * (number % control[w.ISSUED_KEPT]), moment)
-        store(control[w.MOMENTS] + 8 * (number % control[w.KEPT]), moment)
+        store(control[w.ISSUE_TIMES] + 8 * (number % control[w.KEPT]), moment)
         store(control[w.ISSUED], number)
         return 0
 
@@ -316,19 +315,19 @@ def _books(p: Primitives) -> tuple[Any, Any]:
         moment = now()
         store(control[w.COMPLETED], done + 1)
         store(control[w.COMPLETED_AT], moment)
-        store(control[w.ENDS] + 8 * ((done + 1) % control[w.KEPT]), moment)
+        store(control[w.END_TIMES] + 8 * ((done + 1) % control[w.KEPT]), moment)
         return 0
 
     return issued, completed
 
 
 def _executing(p: Primitives) -> Any:
-    """One row that is no meeting, for one piece."""
+    """Builds ``execute``, which runs a row other than a meeting for one piece."""
     words, copy, widen, narrow, combine = p.words, p.copy, p.widen, p.narrow, p.combine
 
     @p.inner
     def place(bases: Any, rows: Any, at: int, piece: int, flip: int, stages: int) -> Any:
-        """The address that three words of a row tell."""
+        """The address that three words of a row give."""
         base = rows[at]
         return bases[base + (flip if base >= stages else 0)] + rows[at + 1] + piece * rows[at + 2]
 

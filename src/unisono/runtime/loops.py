@@ -1,10 +1,10 @@
-"""When compiled loops are loaded: with the first call, or, where they must be compiled, in the background.
+"""The loader of compiled loops: at the first call, or, if they must be compiled, in the background.
 
 Loading what lies on disk (object_code.py) takes hundredths of a second; the first call that it serves waits for that.
-Compiling a dtype takes seconds. So where nothing is kept yet a group begins with torch's operations; after `WARM` calls
-a thread compiles what the calls need, for other processes as well, and the group changes over. ``UNISONO_FUSED=0``
-never uses the loops, ``UNISONO_FUSED=now`` waits even for compiling. ``python -m unisono.runtime.loaded`` compiles all
-of them, so that no process has to: for images of containers.
+Compiling a dtype takes seconds. So where nothing is kept yet a group begins with torch's operations; after
+`COMPILE_AFTER` calls a thread compiles what the calls need, for other processes as well, and the group changes over.
+``UNISONO_FUSED=0`` never uses the loops, ``UNISONO_FUSED=now`` waits even for compiling. ``python -m
+unisono.runtime.loaded`` compiles all of them, so that no process has to: for images of containers.
 """
 
 import fcntl
@@ -20,13 +20,13 @@ from typing import Any
 from unisono.errors import UsageError
 from unisono.transport.process import OwnThread
 
-__all__ = ["KINDS", "MESSAGES", "WARM", "Loops", "loops", "wanted"]
+__all__ = ["COMPILE_AFTER", "KINDS", "MESSAGES", "Loops", "loops", "wanted"]
 
-WARM = 200
+COMPILE_AFTER = 200
 """Calls of a group before its loops are compiled: a program that makes fewer would gain less than that takes."""
 MESSAGES = "messages"
 KINDS = ("uint8", "float32", "float64", "uint16", "int16", "int32", "int64", MESSAGES)
-"""What loops there are: collectives by numpy's name of a dtype (uint8 moves whatever it is; uint16 is bfloat16, int16
+"""The kinds of loops: collectives by numpy's name of a dtype (uint8 moves whatever it is; uint16 is bfloat16, int16
 float16), and those of messages."""
 _MODES = {"": 1, "0": 0, "1": 1, "now": 2}
 
@@ -59,20 +59,20 @@ class Loops:
     """The loops of this process: what is loaded, and the thread that compiles more."""
 
     def __init__(self) -> None:
-        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # told when there is more
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # words when there is more
         self._ready: dict[str, dict[str, Callable[..., int]]] = {}
-        self._looked: set[str] = set()
-        self._asked: list[str] = []
+        self._searched: set[str] = set()
+        self._requested: list[str] = []
         self._failed: set[str] = set()
         self._thread: threading.Thread | None = None
         self._guard = threading.RLock()
         self.loading = threading.Lock()  # held while something is compiled: a fork waits for it
 
     def kept(self, kind: str) -> bool:
-        """Whether the loops of a kind are there: in this process or, when this was first asked, on disk."""
-        if kind not in self._ready and kind not in self._looked and self.loading.acquire(blocking=False):
+        """True if the loops of a kind are there: in this process or, when this was first asked, on disk."""
+        if kind not in self._ready and kind not in self._searched and self.loading.acquire(blocking=False):
             try:
-                self._looked.add(kind)
+                self._searched.add(kind)
                 self._take(kind, _object_code().kept(kind))
             finally:
                 self.loading.release()
@@ -83,16 +83,16 @@ class Loops:
         return self._ready[kind]
 
     def serve(self, kind: str, at_once: bool) -> bool:
-        """Whether the loops of a kind are there; if not they will be, or, ``at_once``, are when this returns."""
+        """True if the loops of a kind are there; if not they will be, or, ``at_once``, are when this returns."""
         if kind in self._ready:
             return True
         if at_once:
             self._load(kind)
             return True
         with self._guard:
-            if kind not in self._asked and kind not in self._failed:
-                self._asked.append(kind)
-            if self._thread is None and self._asked:
+            if kind not in self._requested and kind not in self._failed:
+                self._requested.append(kind)
+            if self._thread is None and self._requested:
                 self._thread = OwnThread(target=self._work, name="unisono compiles loops")
                 self._thread.start()
         return False
@@ -100,20 +100,20 @@ class Loops:
     def _work(self) -> None:
         while True:
             with self._guard:
-                if not self._asked or not threading.main_thread().is_alive():
+                if not self._requested or not threading.main_thread().is_alive():
                     self._thread = None
                     return
-                kind = self._asked[0]
+                kind = self._requested[0]
             try:
                 self._load(kind)
             except Exception as error:
                 self._failed.add(kind)
-                told = "torch's operations go on without compiled loops for %s: %s: %s"
-                logging.getLogger("unisono").warning(told, kind, type(error).__name__, error)
+                words = "torch's operations go on without compiled loops for %s: %s: %s"
+                logging.getLogger("unisono").warning(words, kind, type(error).__name__, error)
             with self._guard:
-                self._asked.remove(kind)
+                self._requested.remove(kind)
             for user in list(self.users):
-                user.change()
+                user.notify()
 
     def _load(self, kind: str) -> None:
         """Loads the loops of a kind. If they must be compiled, one process of this user does so at a time."""
@@ -135,7 +135,7 @@ class Loops:
         """In a forked child: the thread is the parent's."""
         self.loading.release()
         self._thread, self._guard = None, threading.RLock()
-        self._asked.clear()
+        self._requested.clear()
 
 
 loops = Loops()

@@ -1,4 +1,4 @@
-"""Messages of one rank: as they were asked for, and as they arrive; the head that goes before their bytes."""
+"""Messages of one rank: posted ones, arriving ones, and the head that precedes their bytes."""
 
 import struct
 from collections import deque
@@ -52,13 +52,13 @@ def prepare_message(call: Call, tag: int, nbytes: int) -> PreparedMessage:
 class Message(Task):
     """A send (to ``peer``) or a receive (from ``peer``, or from any rank if None) of a contiguous tensor, ``memory``.
 
-    ``after`` runs once a received message lies there: it brings it to a tensor that is not contiguous. ``ticket`` is
+    ``after`` runs once a received message lies there: it brings it to a tensor that is not contiguous. ``call_id`` is
     what the monitor calls it.
     """
 
-    __slots__ = ("after", "memory", "moved", "number", "peer", "prepared", "source", "started", "ticket", "wanted")
+    __slots__ = ("after", "call_id", "memory", "moved", "number", "peer", "prepared", "source", "started", "wanted")
 
-    ticket: Any
+    call_id: Any
 
     def __init__(
         self,
@@ -77,16 +77,16 @@ class Message(Task):
 
     @property
     def tag(self) -> int:
-        """What a send and its receive have in common."""
+        """The tag of a send and its receive."""
         return self.prepared.tag
 
     @property
     def sends(self) -> bool:
-        """Whether it is a send."""
+        """True if it is a send."""
         return self.call.op == "send"
 
     def address(self) -> int:
-        """Where its bytes lie. Raises `UnisonoError` if the tensor has lost its memory since the call."""
+        """The address of its bytes. Raises `UnisonoError` if the tensor has lost its memory since the call."""
         memory, nbytes = self.memory, self.prepared.nbytes
         there = memory.untyped_storage().nbytes()
         if there < memory.storage_offset() * memory.itemsize + nbytes:
@@ -99,7 +99,7 @@ class Message(Task):
 
 @dataclass
 class Arriving:
-    """The message at the reading end of a ring: whom it is for, or where it is set ``aside``; else it is dropped."""
+    """The message at the reading end of a ring: its receive, or its bytes if ``unexpected``; else it is dropped."""
 
     tag: int
     nbytes: int
@@ -107,30 +107,33 @@ class Arriving:
     dtype: str
     number: int = 0
     message: Message | None = None
-    aside: Any = None  # its bytes, as a NumPy array
+    unexpected: Any = None  # its bytes, as a NumPy array
     moved: int = 0
     refused: bool = False  # taken without a receive, for its sender waits
 
     @property
     def taken(self) -> bool:
-        """Whether anybody needs the rest of it to come."""
+        """True if the rest of it is needed."""
         return self.refused or self.message is not None
 
 
 @dataclass
 class Inbox:
-    """What comes from one peer: the message at the reading end of its ring, and those that wait for their receive."""
+    """Messages from one peer: the one at the reading end of its ring, and those that wait for their receive."""
 
     ring: Ring
     current: Arriving | None = None
-    aside: deque[Arriving] = field(default_factory=deque)
+    unexpected: deque[Arriving] = field(default_factory=deque)
 
     def unclaimed(self) -> list[Arriving]:
-        """What was taken out of the ring because a receive with another tag waits behind it."""
-        return [*self.aside, *([self.current] if self.current is not None and self.current.aside is not None else [])]
+        """Messages taken out of the ring since a receive with another tag waits behind them."""
+        return [
+            *self.unexpected,
+            *([self.current] if self.current is not None and self.current.unexpected is not None else []),
+        ]
 
-    def lying(self) -> list[Arriving]:
-        """What is still in the ring, whole or in part."""
+    def in_ring(self) -> list[Arriving]:
+        """Messages still in the ring, whole or in part."""
         found, here, there = [], 0, self.ring.there()
         if self.current is not None:
             here = _padded(self.current.nbytes - self.current.moved)
@@ -142,8 +145,8 @@ class Inbox:
 
     @property
     def occupied(self) -> bool:
-        """Whether the next receive may have to do with what has come before."""
-        return self.current is not None or bool(self.aside)
+        """True if messages have arrived that the next receive may match."""
+        return self.current is not None or bool(self.unexpected)
 
 
 def _padded(nbytes: int) -> int:

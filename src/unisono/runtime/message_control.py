@@ -8,11 +8,11 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from unisono.runtime import message_words as w
-from unisono.runtime.loops import MESSAGES, WARM, loops, wanted
+from unisono.runtime.loops import COMPILE_AFTER, MESSAGES, loops, wanted
 from unisono.runtime.message import PreparedMessage
 from unisono.runtime.pending_messages import Job
 from unisono.runtime.torch_ops import MESSAGE_LOOPS
-from unisono.transport.futex import CROWDED
+from unisono.transport.futex import OVERSUBSCRIBED_UNTIL
 from unisono.transport.segment import Segment
 
 __all__ = ["MessageControl"]
@@ -31,29 +31,32 @@ class MessageControl:
         words[w.CAPACITY], words[w.RINGS] = layout.ring, base + layout.rings
         words[w.CONTROLS], words[w.RING_CONTROL] = base + layout.ring_controls, layout.RING_CONTROL
         words[w.BELLS], words[w.RANK], words[w.SIZE] = base + layout.bells, rank, layout.world_size
-        words[w.CROWDED], words[w.SPINS] = ctypes.addressof(CROWDED), 20 if segment.crowded else 500
+        words[w.OVERSUBSCRIBED], words[w.SPINS] = (
+            ctypes.addressof(OVERSUBSCRIBED_UNTIL),
+            20 if segment.oversubscribed else 500,
+        )
         words[w.JOB] = self._jobs_at + 2 * layout.world_size * _JOB.size
         self._at = words.buffer_info()[0]
-        self._mode, self._left = wanted(), WARM
+        self._mode, self._left = wanted(), COMPILE_AFTER
         self._loops: dict[str, Callable[..., int]] = MESSAGE_LOOPS
 
-    def _warm(self) -> None:
+    def _change_over(self) -> None:
         """Changes over to compiled loops if they are there; to be asked once for each message."""
         at_once = self._mode == 2 or loops.kept(MESSAGES)
         self._left -= 1
         if (at_once or self._left <= 0) and loops.serve(MESSAGES, at_once):
             self._loops, self._mode = loops.of(MESSAGES), 0
 
-    def carry(self, message: PreparedMessage, peer: int, address: int, patience: int) -> int:
+    def progress(self, message: PreparedMessage, peer: int, address: int, patience: int) -> int:
         """Moves a message from or to ``address`` as far as it goes, waiting ``patience`` ns for the peer at a time.
 
         Returns how many of its bytes are through; below 0, nothing is, and the message has to be queued.
         """
         if self._mode:
-            self._warm()
+            self._change_over()
         return self._loops[message.call.op](self._at, peer, message.head, address, message.nbytes, patience)
 
-    def carry_all(self, jobs: Sequence[Job], patience: int) -> tuple[list[Job], int]:
+    def progress_all(self, jobs: Sequence[Job], patience: int) -> tuple[list[Job], int]:
         """Moves messages, one per end of a ring at most, until one of them is done or meets another than it expects, or
         all have waited ``patience`` ns for their peers.
 
@@ -64,10 +67,10 @@ class MessageControl:
             self._warm()
         for k, job in enumerate(jobs):
             _JOB.pack_into(self._jobs, k * _JOB.size, *job)
-        self._loops["carry"](self._at, self._jobs_at, len(jobs), patience)
+        self._loops["progress"](self._at, self._jobs_at, len(jobs), patience)
         found = [_JOB.unpack_from(self._jobs, k * _JOB.size) for k in range(len(jobs))]
-        return found, self._words[w.HEARD] & 0xFFFFFFFF
+        return found, self._words[w.BELL_SEEN] & 0xFFFFFFFF
 
-    def nap(self, heard: int, nanoseconds: int) -> None:
-        """Sleeps until this rank's bell, whose count was ``heard``, has rung, for ``nanoseconds`` at most."""
-        self._loops["nap"](self._at, heard, nanoseconds)
+    def sleep_on_bell(self, seen: int, nanoseconds: int) -> None:
+        """Sleeps until this rank's bell, whose count was ``seen``, has rung, for ``nanoseconds`` at most."""
+        self._loops["sleep_on_bell"](self._at, seen, nanoseconds)

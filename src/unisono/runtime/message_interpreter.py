@@ -1,12 +1,12 @@
 """The interpreter of messages between two ranks: one loop, which numba compiles and Python runs as it is.
 
-It is made of the same primitives as that of programs (interpreter.py). A loop carries several messages, one for each
-end of a ring at most, in turn, piece by piece: a rank that waits for what it receives sends meanwhile. It comes back
-when a message is done, where the peers keep it waiting for ``patience`` ns, or when it has moved for `_LONGEST`: nobody
-looks for lost peers, or serves others, in here. What has moved by then counts; the queue goes on from there.
+It is built from the same primitives as that of programs (interpreter.py). A loop moves several messages, at most one
+for each end of a ring, in turn, piece by piece: a rank that waits for what it receives sends meanwhile. It returns when
+a message is complete, when no peer makes progress for ``patience`` ns, or after `_LONGEST`: it does not check for lost
+peers. The bytes moved so far count; the queue resumes from there.
 
-A message that nobody has looked at yet is received by the head that it has to have. Another head, or none that would do
-(a receive from any rank), stops the loop: the queue reads it (messages.py).
+A message that has not begun is matched by its expected head. Another head, or none (a receive from any rank), stops
+the loop: the queue reads it (messages.py).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from unisono.transport.ring import UNIT
 __all__ = ["message_loops"]
 
 _UNIT, _WORDS, _CONTROL = UNIT, w.JOB_WORDS, w.CONTROL_WORDS
-_PIECE = 64 * 1024  # bytes moved before the peer is told
+_PIECE = 64 * 1024  # bytes moved between two notifications of the peer
 _LONGEST = 50_000_000  # ns
 
 
@@ -28,55 +28,55 @@ def message_loops(p: Primitives) -> dict[str, Callable[..., int]]:
     words, sleep, move, add, place = p.words, p.sleep, _moving(p), _adding(p), _placing(p)
 
     @p.inner
-    def alone(control: Any, sends: int, peer: int, head: int, data: int, nbytes: int, patience: int) -> Any:
-        """Carries one message that has not begun; returns its job."""
+    def single(control: Any, sends: int, peer: int, head: int, data: int, nbytes: int, patience: int) -> Any:
+        """Moves one message that has not begun; returns its job."""
         job = words(control[w.JOB], _WORDS)
         job[w.SENDS], job[w.PEER], job[w.HEAD], job[w.DATA] = sends, peer, head, data
         job[w.NBYTES], job[w.MOVED], job[w.BEGUN] = nbytes, 0, 0
         move(control, job, 1, patience)
         return job
 
-    def carry(control_at: int, jobs_at: int, count: int, patience: int) -> int:
-        """Carries the ``count`` jobs at ``jobs_at``, none of them done, until one is, or has met `OTHER`."""
+    def progress(control_at: int, jobs_at: int, count: int, patience: int) -> int:
+        """Moves the ``count`` jobs at ``jobs_at``, none of them complete, until one is, or has met `OTHER`."""
         move(words(control_at, _CONTROL), words(jobs_at, count * _WORDS), count, patience)
         return 0
 
     def send(control_at: int, peer: int, head_at: int, source: int, nbytes: int, patience: int) -> Any:
         """Puts a message of ``nbytes`` at ``source``, whose head is at ``head_at``, into the ring to ``peer``.
 
-        Returns how many bytes of the payload are in the ring, or `SILENT`.
+        Returns how many bytes of the payload are in the ring, or `NOTHING_MOVED`.
         """
         control = words(control_at, _CONTROL)
         posted = place(control, control[w.RANK], peer) + 8
         add(posted, 1)
-        job = alone(control, 1, peer, head_at, source, nbytes, patience)
+        job = single(control, 1, peer, head_at, source, nbytes, patience)
         if job[w.BEGUN] == 0:
             add(posted, -1)
-            return w.SILENT
+            return w.NOTHING_MOVED
         return job[w.MOVED]
 
     def recv(control_at: int, peer: int, head_at: int, target: int, nbytes: int, patience: int) -> Any:
         """Takes the next message from ``peer``, if its head is the one at ``head_at``, to ``target``.
 
-        Returns how many bytes of the payload have been taken, or `SILENT`, or `OTHER`. A receive of which there is a
-        rest stays counted among those that are out.
+        Returns how many bytes of the payload have been taken, or `NOTHING_MOVED`, or `OTHER`. A receive that is not
+        complete stays counted as posted.
         """
         control = words(control_at, _CONTROL)
         wanted = place(control, peer, control[w.RANK]) + 64 + 16
         add(wanted, 1)
-        job = alone(control, 0, peer, head_at, target, nbytes, patience)
+        job = single(control, 0, peer, head_at, target, nbytes, patience)
         begun, moved = job[w.BEGUN], job[w.MOVED]
         if begun != 1 or moved == nbytes:
             add(wanted, -1)
-        return moved if begun == 1 else w.SILENT if begun == 0 else w.OTHER
+        return moved if begun == 1 else w.NOTHING_MOVED if begun == 0 else w.OTHER
 
-    def nap(control_at: int, heard: int, nanoseconds: int) -> int:
-        """Sleeps, for less than a second, until this rank's bell rings, unless its count differs from ``heard``."""
+    def sleep_on_bell(control_at: int, seen: int, nanoseconds: int) -> int:
+        """Sleeps, for less than a second, until this rank's bell rings, unless its count differs from ``seen``."""
         control = words(control_at, _CONTROL)
-        sleep(control[w.BELLS] + 64 * control[w.RANK], heard, nanoseconds)
+        sleep(control[w.BELLS] + 64 * control[w.RANK], seen, nanoseconds)
         return 0
 
-    return {"send": send, "recv": recv, "nap": nap, "carry": carry}
+    return {"send": send, "recv": recv, "sleep_on_bell": sleep_on_bell, "progress": progress}
 
 
 def _adding(p: Primitives) -> Any:
@@ -95,7 +95,7 @@ def _adding(p: Primitives) -> Any:
 def _placing(p: Primitives) -> Any:
     @p.inner
     def place(control: Any, source: int, target: int) -> Any:
-        """Where the counts of a ring lie."""
+        """The address of the counts of a ring."""
         return control[w.CONTROLS] + (source * control[w.SIZE] + target) * control[w.RING_CONTROL]
 
     return place
@@ -110,8 +110,8 @@ def _pushing(p: Primitives) -> Any:
         capacity, rank, peer = control[w.CAPACITY], control[w.RANK], jobs[k + w.PEER]
         counts = place(control, rank, peer)
         data = control[w.RINGS] + (rank * control[w.SIZE] + peer) * capacity
-        told = load(counts)
-        room, written = capacity + load(counts + 64) - told, told
+        before = load(counts)
+        room, written = capacity + load(counts + 64) - before, before
         if jobs[k + w.BEGUN] == 0:
             if room < _UNIT:
                 return False
@@ -124,7 +124,7 @@ def _pushing(p: Primitives) -> Any:
         copy(data + at, jobs[k + w.DATA] + jobs[k + w.MOVED], part)
         jobs[k + w.MOVED] += part
         written += part if part < left else -(-part // _UNIT) * _UNIT
-        if written == told:
+        if written == before:
             return False
         publish(counts, written)
         ring(control[w.BELLS] + 64 * peer)
@@ -146,8 +146,8 @@ def _taking(p: Primitives) -> Any:
         capacity, rank, peer = control[w.CAPACITY], control[w.RANK], jobs[k + w.PEER]
         counts = place(control, peer, rank)
         data = control[w.RINGS] + (peer * control[w.SIZE] + rank) * capacity
-        told = load(counts + 64)
-        there, taken = load(counts) - told, told
+        before = load(counts + 64)
+        there, taken = load(counts) - before, before
         if jobs[k + w.BEGUN] == 0:
             if there < _UNIT:
                 return False
@@ -164,7 +164,7 @@ def _taking(p: Primitives) -> Any:
             copy(jobs[k + w.DATA] + jobs[k + w.MOVED], data + at, part)
         jobs[k + w.MOVED] += part
         taken += part if part < left else -(-part // _UNIT) * _UNIT
-        if taken == told:
+        if taken == before:
             return False
         publish(counts + 64, taken)
         ring(control[w.BELLS] + 64 * peer)
@@ -179,11 +179,11 @@ def _moving(p: Primitives) -> Any:
 
     @p.inner
     def move(control: Any, jobs: Any, count: int, patience: int) -> None:
-        """Carries all jobs, a piece of each in turn, until one needs the queue's attention or none can go on."""
+        """Moves all jobs, a piece of each in turn, until one needs the queue or none makes progress."""
         bell, until, limit, spins = control[w.BELLS] + 64 * control[w.RANK], now() + _LONGEST, 0, 0
         most = control[w.SPINS] // slowness
         while True:
-            control[w.HEARD] = load(bell)
+            control[w.BELL_SEEN] = load(bell)
             moved = ended = False
             for k in range(0, count * _WORDS, _WORDS):
                 if push(control, jobs, k) if jobs[k + w.SENDS] else take(control, jobs, k):
@@ -192,7 +192,7 @@ def _moving(p: Primitives) -> Any:
                 if begun == w.OTHER or (begun == 1 and jobs[k + w.MOVED] == jobs[k + w.NBYTES]):
                     ended = True
             if ended or (moved and now() > until):
-                control[w.HEARD] -= 1  # for there may be more to do at once
+                control[w.BELL_SEEN] -= 1  # there may be more to do at once
                 return
             if moved:
                 spins = limit = 0
@@ -205,6 +205,6 @@ def _moving(p: Primitives) -> Any:
                 limit = now() + patience
             if now() >= limit:
                 return
-            pause(bell, control[w.HEARD], limit, control[w.CROWDED])
+            pause(bell, control[w.BELL_SEEN], limit, control[w.OVERSUBSCRIBED])
 
     return move

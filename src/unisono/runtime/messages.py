@@ -1,13 +1,13 @@
 """The queue of messages: send and recv between two ranks, matched by source and tag, in the order they were posted.
 
-Messages to one peer leave in order; messages from one peer arrive in order and meet the oldest receive that names
-their source (or any) and their tag. A message nobody has asked for stays in the ring, unless a receive with another
-tag waits behind it: then it is set aside in this rank's own memory. A send is done when its last byte is in the ring,
-so that small messages need no receiver; longer ones flow as the receiver takes them.
+Messages to one peer leave in order; messages from one peer arrive in order and match the oldest receive that names
+their source (or any) and their tag. A message without a receive stays in the ring, unless a receive with another tag
+waits behind it: then it is *unexpected*, and copied to this rank's own memory. A send is complete when its last byte is
+in the ring, so that small messages need no receiver; longer ones flow as the receiver takes them.
 
-A message on an ordinary tensor goes in one run of a loop (message_interpreter.py) if its peer comes at once. What is
-not waited for goes as far as it can when it is issued; whoever waits then carries all that is under way together, both
-ways at once.
+A message on an ordinary tensor goes in one run of a loop (message_interpreter.py) if its peer is there. A message in
+the background goes as far as it can when it is issued; the next wait progresses all that are under way together, in
+both directions at once.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, Unis
 from unisono.runtime.call import Call, Site, name_of_dtype
 from unisono.runtime.message import Arriving, Message, PreparedMessage, prepare_message, read_head
 from unisono.runtime.message_control import MessageControl
-from unisono.runtime.message_words import OTHER, SILENT
+from unisono.runtime.message_words import NOTHING_MOVED, OTHER
 from unisono.runtime.monitor import Loss, Monitor
 from unisono.runtime.pending_messages import Job, PendingMessages, listed
 from unisono.runtime.queue import CallQueue
-from unisono.runtime.refusals import Refusals
-from unisono.runtime.task import BRIEFLY, Task, brief, interruption
-from unisono.transport.futex import LINGER
+from unisono.runtime.rejected_messages import RejectedMessages
+from unisono.runtime.task import MIN_PATIENCE_NS, Task, interruption, patience_for
+from unisono.transport.futex import SPIN_NS
 from unisono.transport.inference import outside_inference
 from unisono.transport.layout import LEFT
 from unisono.transport.process import Identity
@@ -37,44 +37,44 @@ from unisono.transport.segment import Segment
 
 __all__ = ["MessageQueue"]
 
-_NAP = 0.05  # s: how long a receive sleeps before it is queued, where all is looked after
+_SLEEP = 0.05  # s: how long a receive sleeps before it is queued, where all is looked after
 
 
 class MessageQueue(CallQueue):
     """All messages of one rank in one group."""
 
-    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str, monitor: Monitor) -> None:
-        super().__init__(segment, rank, names, label, monitor)
+    def __init__(self, segment: Segment, rank: int, global_ranks: Sequence[int], label: str, monitor: Monitor) -> None:
+        super().__init__(segment, rank, global_ranks, label, monitor)
         pending = self._pending = PendingMessages(segment, rank)
         self._out, self._in, self._bells = pending.outgoing, pending.inboxes, pending.bells
         self._sends, self._posted = pending.sends, pending.posted
-        self.refusals = Refusals(segment, rank, names, label, self._out)
+        self.rejected = RejectedMessages(segment, rank, global_ranks, label, self._out)
         self._control = MessageControl(segment, rank)
-        self._heard = 0  # this rank's bell as it was before the last look into the rings
+        self._seen = 0  # the count of this rank's bell before the last poll of the rings
 
     def busy(self) -> bool:
-        """Whether any message is under way."""
+        """True if any message is under way."""
         return self._pending.busy()
 
     # At once
 
-    def at_once(
+    def run_now(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message:
-        """Carries a message to or from ``peer`` in one run of a loop, if the queue is free and the peer comes.
+        """Moves a message to or from ``peer`` in one run of a loop, if the queue is free and the peer is there.
 
         Else, and if only a part has moved by then, it is under way like any other: in the ``background``, or until it
         is done.
         """
-        naps = prepared.call.op == "recv" and not background and timeout > 2 * _NAP
-        end = time.monotonic() + _NAP * naps
+        sleeps = prepared.call.op == "recv" and not background and timeout > 2 * _SLEEP
+        end = time.monotonic() + _SLEEP * sleeps
         while True:
-            heard = self._bells[self._rank].value()
+            seen = self._bells[self._rank].value()
             message = self._run(prepared, peer, tensor, timeout, background)
-            if message is not _SILENT or (left := end - time.monotonic()) <= 0:
+            if message is not _NOTHING_MOVED or (left := end - time.monotonic()) <= 0:
                 break
-            self._control.nap(heard, int(1e9 * left))
-        if message is None or message is _SILENT:
+            self._control.sleep_on_bell(seen, int(1e9 * left))
+        if message is None or message is _NOTHING_MOVED:
             message = Message(prepared, peer, tensor, [tensor], timeout)
             self.submit(message, background)
         elif not message.done:
@@ -84,24 +84,24 @@ class MessageQueue(CallQueue):
     def _run(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message | None:
-        """What has become of a message by the end of a loop's patience: `_SILENT` if its peer did not stir, None if
-        others are before it.
+        """Runs a loop for a message until its patience ends; `_NOTHING_MOVED` if the peer moved nothing, None if other
+        messages are ahead.
         """
         if self.entered():
-            self._alone(prepared.call)
+            self._refuse_reentry(prepared.call)
         sends, inbox = prepared.call.op == "send", self._in[peer]
         with self._lock:
             free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
             if self.failed is not None or not free:
                 return None
-            patience = LINGER
+            patience = SPIN_NS
             if background:
-                patience = 0 if sends else BRIEFLY if inbox.ring.silent() else brief(prepared.call)
+                patience = 0 if sends else MIN_PATIENCE_NS if inbox.ring.idle() else patience_for(prepared.call)
             try:
                 began = time.monotonic_ns()
-                moved = self._control.carry(prepared, peer, tensor.data_ptr(), patience)
+                moved = self._control.progress(prepared, peer, tensor.data_ptr(), patience)
                 if moved < 0:
-                    return _SILENT if moved == SILENT else None
+                    return _NOTHING_MOVED if moved == NOTHING_MOVED else None
                 self._out[peer].heads += sends
                 if moved == prepared.nbytes:
                     self.monitor.moved(prepared.call, peer, prepared.tag, began)
@@ -109,7 +109,7 @@ class MessageQueue(CallQueue):
                         return _ENDED
                 return self._rest(prepared, peer, tensor, timeout, moved)
             except BaseException as error:
-                self._give_up(interruption(error))
+                self._abort(interruption(error))
                 raise
 
     def _rest(self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, moved: int) -> Message:
@@ -122,7 +122,7 @@ class MessageQueue(CallQueue):
                 message.done = True
                 return message
             self._sends[peer].append(message)
-        message.ticket = self.monitor.issued(prepared.call, peer, prepared.tag)
+        message.call_id = self.monitor.issued(prepared.call, peer, prepared.tag)
         if not message.sends:
             message.wanted = True  # by the loop
             self._begin(message, peer, moved)
@@ -140,34 +140,34 @@ class MessageQueue(CallQueue):
 
     def _enqueue(self, task: Task) -> None:
         assert isinstance(task, Message)
-        task.ticket = self.monitor.issued(task.call, task.peer, task.tag)
+        task.call_id = self.monitor.issued(task.call, task.peer, task.tag)
         if task.sends:
             assert task.peer is not None
             self._out[task.peer].post()
             self._sends[task.peer].append(task)
-        elif not any(self._taken_aside(peer, task) for peer in self._pending.sources(task)):
+        elif not any(self._take_unexpected(peer, task) for peer in self._pending.sources(task)):
             self._posted.append(task)
             self._pending.want(task, 1)
 
     def _locate(self, task: Task, site: Site) -> None:
         assert isinstance(task, Message)
-        self.monitor.located(task.ticket, site)
+        self.monitor.located(task.call_id, site)
 
     def _under_way(self) -> list[Message]:
         return self._pending.all()
 
     @outside_inference
-    def _carry(self, linger: bool) -> None:
-        patience, again = LINGER if linger else 0, True
-        while again and (jobs := self._pending.jobs(self._place, self._place_of)):
-            told, self._heard = self._control.carry_all([job for _, job in jobs], patience)
-            again = False
-            for (each, _), job in zip(jobs, told, strict=True):
+    def _progress(self, spin: bool) -> None:
+        patience, repeat = SPIN_NS if spin else 0, True
+        while repeat and (jobs := self._pending.jobs(self._place, self._place_of)):
+            results, self._seen = self._control.progress_all([job for _, job in jobs], patience)
+            repeat = False
+            for (each, _), job in zip(jobs, results, strict=True):
                 ended = self._moved(each, job)
-                again = again or (ended and not linger)  # who lingers looks first whether that was his
+                repeat = repeat or (ended and not spin)  # a waiter first checks whether its own message has ended
 
     def _place(self, message: Message) -> int:
-        """Where the bytes of a message lie; -1, and the message has failed, if that is nowhere any more."""
+        """The address of a message's bytes; -1, and the message has failed, if its tensor has lost them."""
         try:
             return message.address()
         except UnisonoError as error:
@@ -175,15 +175,15 @@ class MessageQueue(CallQueue):
             return -1
 
     def _place_of(self, arriving: Arriving, ring: Ring) -> int:
-        """Where the bytes of what arrives go; 0 if nowhere."""
+        """The address to which an arriving message is copied; 0 to drop it."""
         if arriving.message is not None:
             if (at := self._place(arriving.message)) >= 0:
                 return at
             self._drain(arriving, ring)
-        return int(arriving.aside.ctypes.data) if arriving.aside is not None else 0
+        return int(arriving.unexpected.ctypes.data) if arriving.unexpected is not None else 0
 
     def _moved(self, each: Message | Arriving, job: Job) -> bool:
-        """Takes note of what a loop has done; whether anything has ended, or begun for somebody else."""
+        """Applies the result of a loop to a message; returns True if one has ended, or begun for another receive."""
         sends, peer, _, _, nbytes, moved, begun = job
         if isinstance(each, Arriving):
             each.moved = moved
@@ -207,7 +207,7 @@ class MessageQueue(CallQueue):
         return True
 
     def _open(self, peer: int) -> None:
-        """Reads the next head from ``peer`` and finds out whom the message is for, if anybody still waits for one."""
+        """Reads the next head from ``peer`` and matches the message, if a receive still waits for one."""
         inbox, wanting = self._in[peer], [m for m in self._posted if m.peer in (None, peer)]
         if not wanting:  # one from another rank has met the receive
             return
@@ -216,7 +216,7 @@ class MessageQueue(CallQueue):
         arriving = inbox.current = Arriving(tag, nbytes, numel, dtype, inbox.ring.opened())
         message = next((m for m in wanting if m.tag == tag), None)
         if message is None:
-            arriving.aside = np.empty(nbytes, np.uint8)
+            arriving.unexpected = np.empty(nbytes, np.uint8)
         else:
             self._posted.remove(message)
             message.source = peer
@@ -235,50 +235,50 @@ class MessageQueue(CallQueue):
             inbox.ring.want(-1)
         if arriving.message is not None:
             self._end_message(arriving.message)
-        elif arriving.aside is not None:
-            inbox.aside.append(arriving)
-            for message in self._posted:  # a receive may have come while its message was set aside
-                if message.peer in (None, peer) and self._taken_aside(peer, message):
+        elif arriving.unexpected is not None:
+            inbox.unexpected.append(arriving)
+            for message in self._posted:  # a receive may have been posted while its message arrived
+                if message.peer in (None, peer) and self._take_unexpected(peer, message):
                     self._posted.remove(message)
                     return
 
-    def _taken_aside(self, peer: int, task: Message) -> bool:
-        """Hands over a message that was set aside, if there is one that ``task`` receives."""
-        for waiting in self._in[peer].aside:
+    def _take_unexpected(self, peer: int, task: Message) -> bool:
+        """Completes ``task`` with an unexpected message, if one matches."""
+        for waiting in self._in[peer].unexpected:
             if waiting.tag == task.tag:
-                self._in[peer].aside.remove(waiting)
+                self._in[peer].unexpected.remove(waiting)
                 task.source = peer
                 if self._match(waiting, task):
-                    self._end_message(task, waiting.aside)
+                    self._end_message(task, waiting.unexpected)
                 return True
         return False
 
     def _drain(self, arriving: Arriving, ring: Ring) -> None:
-        """Lets a refused message come, though nobody may wait here any more: its sender does."""
+        """Receives and drops a rejected message: its sender waits for that."""
         arriving.refused = True
         ring.want(1)
         self._worker.wake()
 
     def _match(self, arriving: Arriving, message: Message) -> bool:
-        """Whether sender and receiver agree; if not, the receive ends with the reason and the data is dropped."""
+        """True if sender and receiver agree; if not, the receive ends with the reason and the data is dropped."""
         call = message.call
         if arriving.numel == call.numel and arriving.dtype == name_of_dtype(call.dtype):
             return True
-        assert self.refusals is not None
-        error = self.refusals.refuse(self._in[message.source].ring, arriving, message)
+        assert self.rejected is not None
+        error = self.rejected.refuse(self._in[message.source].ring, arriving, message)
         self._bells[message.source].add()
-        self.monitor.completed(message.ticket, message.source)
+        self.monitor.completed(message.call_id, message.source)
         self.monitor.failed(error)
         self._end(message, error)
         return False
 
     @outside_inference
-    def _end_message(self, message: Message, aside: Any = None) -> None:
-        """All of a message is through; a received one lies in its tensor, or ``aside``."""
+    def _end_message(self, message: Message, unexpected: Any = None) -> None:
+        """All of a message is through; a received one lies in its tensor, or ``unexpected``."""
         error: UnisonoError | None = None
         try:
-            if aside is not None:
-                ctypes.memmove(message.address(), aside.ctypes.data, aside.nbytes)
+            if unexpected is not None:
+                ctypes.memmove(message.address(), unexpected.ctypes.data, unexpected.nbytes)
             if message.after is not None:
                 message.after()
         except UnisonoError as reason:
@@ -286,7 +286,7 @@ class MessageQueue(CallQueue):
         except (RuntimeError, MemoryError) as reason:
             error = UnisonoError(f"a message could not be delivered: {type(reason).__name__}: {reason}")
         message.after = None
-        self.monitor.completed(message.ticket, message.source)
+        self.monitor.completed(message.call_id, message.source)
         self._end(message, error)
 
     def _end(self, task: Task, error: BaseException | None = None) -> None:
@@ -295,22 +295,22 @@ class MessageQueue(CallQueue):
             self._pending.want(task, -1)
         super()._end(task, error)
 
-    def _nap(self, seconds: float) -> None:
-        self._bells[self._rank].sleep(self._heard, seconds)
+    def _sleep(self, seconds: float) -> None:
+        self._bells[self._rank].sleep(self._seen, seconds)
 
     # What does not end well
 
-    def _look_around(self) -> None:
+    def _check_peers(self) -> None:
         losses = {id(message): self._losses(message) for message in self._under_way()}
         if any(losses.values()):
-            self._carry(linger=False)  # what a peer sent before it left is there by now, and counts
+            self._progress(spin=False)  # what a peer sent before it left is there by now, and counts
         for peer, inbox in enumerate(self._in):
             if inbox.current and inbox.current.refused and self.monitor.loss(peer):
                 inbox.current.refused = False  # the rest will never come
         for message in self._under_way():
             if gone := losses.get(id(message)):
                 error = self.monitor.lost(self.explain(message, "can not end", briefly=True), gone)
-                self._lose(message, error)
+                self._fail_lost_peer(message, error)
             elif words := message.overdue():
                 self._fail(message, CollectiveTimeout(self.explain(message, words)))
 
@@ -324,65 +324,65 @@ class MessageQueue(CallQueue):
         peer = self._pending.needed(task)
         return [] if peer is None else [self._segment.identity(peer)]
 
-    def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
-        if not isinstance(task, Message) or task.peer is None or self.refusals is None:
-            return super()._complaint(task, outcome)
-        error, own = self.refusals.take(task.peer, task.number) or (None, False)
+    def _rejected_error(self, task: Task | None, outcome: str) -> UnisonoError | None:
+        if not isinstance(task, Message) or task.peer is None or self.rejected is None:
+            return super()._rejected_error(task, outcome)
+        error, own = self.rejected.take(task.peer, task.number) or (None, False)
         if own:
             task.error = error
         return error if own or error is None else MismatchError(f"{error}. {outcome}")
 
-    def _interrupt(self, task: Task) -> None:
+    def _on_rejected(self, task: Task) -> None:
         """A message of which nothing has moved yet is withdrawn; any other is waited for."""
         assert isinstance(task, Message)
         if self._pending.unmoved(task):
             outcome = f"The {task.call.op} that raises this was withdrawn: it has moved nothing."
-            if error := self._complaint(task, outcome):
+            if error := self._rejected_error(task, outcome):
                 self._fail(task, error)
 
-    def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
-        """torch's send and recv wait for a Work that nobody sees: such a message is never taken up again."""
+    def _on_interrupt(self, task: Task, error: UnisonoError, held: bool) -> None:
+        """Fails a message: torch's send and recv wait for a Work of their own, so no other wait follows."""
         self._fail(task, error)
 
     def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
         """A message that did not get through; see `CallQueue`."""
         assert isinstance(task, Message)
         pending, peers = self._pending, self._pending.peers(task)
-        peer = "any rank" if task.peer is None else f"rank {self._names[task.peer]}"
+        peer = "any rank" if task.peer is None else f"rank {self._global_ranks[task.peer]}"
         way = f"to {peer}" if task.sends else f"from {peer}"
         text = (
             f"{task.call.describe()} {way} (tag {task.tag}, {self._label}){task.place() if placed else ''} {what}: "
             f"{pending.progress(task)} of {task.prepared.nbytes} bytes moved"
         )
-        if not task.sends and (others := pending.unclaimed(peers, self._names, lying=False)):
+        if not task.sends and (others := pending.unclaimed(peers, self._global_ranks, in_ring=False)):
             text += f", while {listed(others)} {'are' if len(others) > 1 else 'is'} there"
         return text if briefly else text + self.monitor.lateness(peers)
 
     def lost(self) -> list[str]:
         """Words on messages to this rank that it has never received, and on its own to ranks that have left before.
 
-        Told once: by the rank that leaves last.
+        Reported once: by the rank that leaves last.
         """
         with self._lock:
-            others = self._pending.unclaimed(range(len(self._in)), self._names, lying=True)
+            others = self._pending.unclaimed(range(len(self._in)), self._global_ranks, in_ring=True)
             for inbox in self._in:
-                inbox.ring.opened(len(inbox.lying()))
+                inbox.ring.opened(len(inbox.in_ring()))
             mine = [
-                f"{ring.unopened()} to rank {self._names[peer]}"
+                f"{ring.unopened()} to rank {self._global_ranks[peer]}"
                 for peer, ring in enumerate(self._out)
                 if ring.unopened() and self._segment.state(peer) == LEFT
             ]
-        me = f"rank {self._names[self._rank]} leaves {self._label}"
-        told = [f"{me} and has never received {listed(others)}"] if others else []
-        return told + [f"{me}; of its messages, these were never received: {', '.join(mine)}"] * bool(mine)
+        me = f"rank {self._global_ranks[self._rank]} leaves {self._label}"
+        lines = [f"{me} and has never received {listed(others)}"] if others else []
+        return lines + [f"{me}; of its messages, these were never received: {', '.join(mine)}"] * bool(mine)
 
     def _fail(self, task: Task, error: UnisonoError) -> None:
         assert isinstance(task, Message)
-        half_sent = self._pending.remove(task) and not isinstance(error, PeerLostError)
-        self.monitor.failed(error, task.ticket)
+        partly_sent = self._pending.remove(task) and not isinstance(error, PeerLostError)
+        self.monitor.failed(error, task.call_id)
         self._end(task, error)
-        if half_sent:  # half a message lies in the ring: nothing can follow it, here or there
-            self._give_up(error)
+        if partly_sent:  # half a message lies in the ring: nothing can follow it, here or there
+            self._abort(error)
 
     def _fail_all(self, error: UnisonoError) -> None:
         for message in self._under_way():
@@ -396,5 +396,5 @@ def _mark() -> Message:
     return message
 
 
-_ENDED, _SILENT = _mark(), _mark()
+_ENDED, _NOTHING_MOVED = _mark(), _mark()
 """Stand for every message that was done at once, or of which nothing has moved."""

@@ -1,7 +1,7 @@
-"""`Monitor`: what a queue reports of its calls, and what it asks while one waits.
+"""`Monitor`: the interface by which a queue reports its calls and asks about peers.
 
-`unisono.watch.monitor` implements it; a queue imports nothing from there. A collective that is done at once costs no
-call of a method: interpreters write `Books`. Never imports torch.
+`unisono.watch.monitor` implements it; a queue imports nothing from there. A collective that completes at once costs no
+call of a method: interpreters write `CallLog`. Never imports torch.
 """
 
 from array import array
@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from unisono.errors import PeerLostError, UnisonoError
-from unisono.runtime.site import Site
+from unisono.runtime.call_site import Site
 from unisono.transport.process import Identity
 
 if TYPE_CHECKING:
     from unisono.runtime.call import Call
 
-__all__ = ["Books", "Loss", "Monitor", "Wait"]
+__all__ = ["CallLog", "Loss", "Monitor", "Wait"]
 
 
 class Loss(NamedTuple):
-    """Why a rank will never come: ``words`` on the rank; ``cause``, what it gave up over, empty if it is the first.
+    """The loss of a rank: ``words`` on the rank; ``cause``: the loss that it aborted over, empty if it is the first.
 
     ``who`` is its process, if known.
     """
@@ -29,46 +29,45 @@ class Loss(NamedTuple):
     who: Identity | None = None
 
 
-class Books(NamedTuple):
+class CallLog(NamedTuple):
     """The last collectives of this rank: no. k, counted from 1, has its place ``k % len(calls)`` in each.
 
-    The queue notes ``calls``, interpreters note ``moments`` and ``ends``: when a call was issued and when it ended, by
-    ``time.monotonic_ns``.
+    The queue writes ``calls``, interpreters write ``issue_times`` and ``end_times`` (``time.monotonic_ns``).
     """
 
     calls: "list[Call | None]"
-    moments: "array[int]"
-    ends: "array[int]"
+    issue_times: "array[int]"
+    end_times: "array[int]"
 
 
 class Wait(Protocol):
-    """A wait that has become long."""
+    """A long wait."""
 
-    def look(self, needs: Sequence[Identity]) -> str:
-        """Publishes the processes that the wait certainly needs; words on a deadlock, if it is in one."""
+    def check(self, needs: Sequence[Identity]) -> str:
+        """Publishes the processes that the wait certainly needs; returns words on a deadlock, if it is in one."""
 
     def end(self) -> None:
-        """The wait is over."""
+        """Ends the publication of the wait."""
 
 
 class Monitor(Protocol):
-    """Watches the queues of one rank in one group. ``ticket`` names a call: its number, or what `issued` returned."""
+    """Watches the queues of one rank in one group. ``call_id``: the number of a call, or the result of `issued`."""
 
-    books: Books
+    call_log: CallLog
 
     def issued(self, call: "Call", peer: int | None, tag: int) -> Any: ...  # noqa: D102  # a message
-    def located(self, ticket: Any, site: Site) -> None: ...  # noqa: D102
+    def located(self, call_id: Any, site: Site) -> None: ...  # noqa: D102
     def met(
         self, call: "Call", number: int, site: Site | None, headers: bytes, meet: Callable[[], bool]
     ) -> tuple[str, bool]:
-        """Compares the headers of call ``number``; words on what differs, and whether all ranks have met over it.
+        """Compares the headers of call ``number``; returns words on a mismatch, and whether all ranks agree on it.
 
-        ``meet`` comes to one more meeting, and tells whether all have come; to be called until they have.
+        ``meet`` arrives at one more meeting, and returns whether it is complete; called until it is.
         """
 
-    def completed(self, ticket: Any, source: int) -> None: ...  # noqa: D102  # a message
+    def completed(self, call_id: Any, source: int) -> None: ...  # noqa: D102  # a message
     def moved(self, call: "Call", peer: int, tag: int, began: int) -> None: ...  # noqa: D102  # issued and completed
-    def failed(self, error: BaseException, ticket: Any = None) -> None: ...  # noqa: D102
+    def failed(self, error: BaseException, call_id: Any = None) -> None: ...  # noqa: D102
     def gave_up(self, error: UnisonoError) -> None: ...  # noqa: D102  # no call can follow
     def waits(self, text: Callable[[], str], site: Site) -> Wait: ...  # noqa: D102
     def loss(self, rank: int) -> Loss | None: ...  # noqa: D102  # why it will never come

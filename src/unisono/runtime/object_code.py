@@ -27,7 +27,7 @@ _COMPILED = [
     "runtime/compiled*.py",
     "runtime/interpreter.py",
     "runtime/message_interpreter.py",
-    "runtime/agreement.py",
+    "runtime/zero_copy.py",
     "transport/atomics.py",
     "transport/native.py",
 ]
@@ -38,7 +38,7 @@ _NUMBERS = [
     "transport/futex.py",
     "transport/ring.py",
 ]
-"""What the loops are made of: the modules compiled, and those whose numbers they hold."""
+"""Sources of the loops: the modules compiled, and those whose numbers they hold."""
 
 
 class _Method(ctypes.Structure):
@@ -78,13 +78,13 @@ def _sources() -> list[Path]:
 
 @functools.cache
 def _version() -> str:
-    told = [platform.machine(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), version("numba")]
+    parts = [platform.machine(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), version("numba")]
     sources = [file.read_bytes() for file in _sources()]
-    return hashlib.blake2b(b"".join([*map(str.encode, told), *sources]), digest_size=8).hexdigest()
+    return hashlib.blake2b(b"".join([*map(str.encode, parts), *sources]), digest_size=8).hexdigest()
 
 
 def _folders() -> Iterator[Path]:
-    """Where code may lie: beside the sources, as Python's own does, or in the user's cache."""
+    """Folders of kept code: beside the sources, as Python's own, or in the user's cache."""
     yield _RUN / "__pycache__"
     yield Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "unisono"
 
@@ -116,7 +116,7 @@ def _digest(code: bytes) -> bytes:
 
 
 def symbol(kind: str, name: str) -> str:
-    """What the function ``name`` of the code of a kind is called in there: the code of all kinds shares its names."""
+    """The symbol of function ``name`` of a kind: the code of all kinds shares its names."""
     return f"unisono_{kind}_{name}"
 
 

@@ -30,7 +30,7 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Elements start .. stop-1 of a tensor, by its number among inputs, outputs, temporary memory and mail."""
+    """Elements start .. stop-1 of a tensor, by its number: inputs, outputs, temporary memory, receive buffers."""
 
     tensor: int
     start: int
@@ -41,7 +41,7 @@ class _Span:
         return self.stop - self.start
 
     def leads_to(self, other: "_Span") -> bool:
-        """Whether the other one goes on where this one ends."""
+        """True if the other one goes on where this one ends."""
         return (self.tensor, self.stop) == (other.tensor, other.start)
 
     def of(self, memory: Tensors) -> torch.Tensor:
@@ -67,21 +67,21 @@ class _Act:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What is posted, what is done while it is under way, what is done with what came."""
+    """One step: messages to post, rows to run overlapped, rows to run on what arrived."""
 
     sends: tuple[_Message, ...]
     receives: tuple[_Message, ...]
-    meanwhile: tuple[_Act, ...]
+    overlapped: tuple[_Act, ...]
     landings: tuple[_Act, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A program in elements; ``temp`` and ``mail``: how many there are of them, of mail in the step that has most."""
+    """A program in elements; ``temp`` and ``recvbuf``: elements of each, of ``recvbuf`` in the step that has most."""
 
     steps: tuple[_Step, ...]
     temp: int
-    mail: int
+    recvbuf: int
 
 
 def execute(
@@ -102,20 +102,20 @@ def execute(
     some = next(iter((*sources, *results)))
     wide = combine.wide if combine is not None and program.partial else None
     carried = wide or some.dtype
-    scratch = [torch.empty(numel, dtype=carried, device=some.device) for numel in (share.temp, share.mail)]
+    scratch = [torch.empty(numel, dtype=carried, device=some.device) for numel in (share.temp, share.recvbuf)]
     memory = [*sources, *results, *scratch]
     for step in share.steps:
         sends = [(message.peer, _outgoing(message, memory, carried)) for message in step.sends]
         receives = [(message.peer, _incoming(message, memory, carried)) for message in step.receives]
         waits = transport.post(sends, receives) if sends or receives else []
-        for act in step.meanwhile:
-            _carry_out(act, memory, combine, program)
+        for act in step.overlapped:
+            _run_act(act, memory, combine, program)
         for wait in (*waits[len(sends) :], *waits[: len(sends)]):
             wait()
         for message, (_, came) in zip(step.receives, receives, strict=True):
             _unpack(message, came, memory)
         for act in step.landings:
-            _carry_out(act, memory, combine, program)
+            _run_act(act, memory, combine, program)
 
 
 def _outgoing(message: _Message, memory: Tensors, carried: torch.dtype) -> torch.Tensor:
@@ -144,7 +144,7 @@ def _unpack(message: _Message, came: torch.Tensor, memory: Tensors) -> None:
         at += span.numel
 
 
-def _carry_out(act: _Act, memory: Tensors, combine: Reducer | None, program: Program) -> None:
+def _run_act(act: _Act, memory: Tensors, combine: Reducer | None, program: Program) -> None:
     to, parts = act.to.of(memory), [part.of(memory) for part in act.parts]
     if act.total:
         assert combine is not None
@@ -175,54 +175,54 @@ class _Compiling:
     def __init__(self, program: Program, sizes: tuple[int, ...], inputs: int, outputs: int) -> None:
         self.program, self.pieces = program, program.collective.pieces
         self.chunks = [span for size in sizes for span in chunk_spans(size, self.pieces)]
-        self.temp_at, self.mail_at = inputs + outputs, inputs + outputs + 1
+        self.temp_at, self.recvbuf_at = inputs + outputs, inputs + outputs + 1
         rank = program.rank
         self.blocks = {
             "in": _places(program.blocks_in[rank], sizes, 0, inputs),
             "out": _places(program.blocks_out[rank], sizes, inputs, outputs),
         }
-        self.found: dict[Place, _Span] = {}  # temporary memory and mail, as far as they have been given out
+        self.found: dict[Place, _Span] = {}  # temporary memory and receive buffers, as far as they have been given out
         self.temp = 0
 
     def share(self) -> _Share:
         steps, most = [], 0
         for _, rows in groupby(self.program.rows, key=lambda row: row.step):
-            step, mail = self._step(list(rows))
+            step, recvbuf = self._step(list(rows))
             steps.append(step)
-            most = max(most, mail)
+            most = max(most, recvbuf)
         return _Share(tuple(steps), self.temp, most)
 
     def _step(self, rows: list[Row]) -> tuple[_Step, int]:
-        """A step, and how many elements of mail it has: mail is read in the step it comes in, and used again."""
+        """A step, and how many elements of recvbuf it has: recvbuf is read in the step it comes in, and used again."""
         sends: dict[int, list[_Span]] = {}
         receives: dict[int, list[_Span]] = {}
-        meanwhile: list[_Act] = []
+        overlapped: list[_Act] = []
         landings: list[_Act] = []
-        mail, under_way = 0, any(row.kind == "wait" for row in rows)
+        recvbuf, under_way = 0, any(row.kind == "wait" for row in rows)
         for row in rows:
             if row.kind == "wait":
                 under_way = False
             elif row.kind == "send":
                 sends.setdefault(row.peer, []).append(self._span(row.parts[0], row.chunk))
             elif row.kind == "recv":
-                span = self._span(row.to[0], row.chunk, mail)
-                mail += span.numel if span.tensor == self.mail_at else 0
+                span = self._span(row.to[0], row.chunk, recvbuf)
+                recvbuf += span.numel if span.tensor == self.recvbuf_at else 0
                 receives.setdefault(row.peer, []).append(span)
             else:
                 parts = tuple(self._span(part, row.chunk) for part in row.parts)
                 act = _Act(self._span(row.to[0], row.chunk), parts, row.kind == "sum", row.complete)
-                _add(meanwhile if under_way else landings, act)
-        return _Step(_messages(sends), _messages(receives), tuple(meanwhile), tuple(landings)), mail
+                _add(overlapped if under_way else landings, act)
+        return _Step(_messages(sends), _messages(receives), tuple(overlapped), tuple(landings)), recvbuf
 
-    def _span(self, place: Place, chunk: int, mail: int = 0) -> _Span:
-        """Where a chunk lies; ``mail``: where mail that is new lies."""
+    def _span(self, place: Place, chunk: int, recvbuf: int = 0) -> _Span:
+        """The memory of a chunk; ``recvbuf``: the offset of the next new buffer."""
         start, stop = self.chunks[chunk]
         if place.space in self.blocks:
             tensor, first = self.blocks[place.space][place.index // self.pieces]
             return _Span(tensor, first + start, first + stop)
         if place not in self.found:
-            if place.space == "mail":
-                self.found[place] = _Span(self.mail_at, mail, mail + stop - start)
+            if place.space == "recvbuf":
+                self.found[place] = _Span(self.recvbuf_at, recvbuf, recvbuf + stop - start)
             else:
                 self.found[place] = _Span(self.temp_at, self.temp, self.temp + stop - start)
                 self.temp += stop - start

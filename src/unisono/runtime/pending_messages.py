@@ -1,4 +1,4 @@
-"""The messages of one rank that are under way: its rings both ways, what is to go, what is expected, what has come."""
+"""The pending messages of one rank: its rings both ways, sends, posted receives, arriving messages."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ __all__ = ["Job", "PendingMessages", "listed"]
 
 Job = tuple[int, int, int, int, int, int, int]
 """The words of a job; see message_words.py."""
-_NAMED = 3  # messages that nobody receives, as errors name them
+_NAMED = 3  # messages without a receive that errors name
 
 
 class PendingMessages:
@@ -30,7 +30,7 @@ class PendingMessages:
         self.posted: list[Message] = []
 
     def busy(self) -> bool:
-        """Whether any message is under way."""
+        """True if any message is under way."""
         return bool(self.posted) or any(self.sends) or any(i.current and i.current.taken for i in self.inboxes)
 
     def all(self) -> list[Message]:
@@ -47,13 +47,13 @@ class PendingMessages:
         return [peer for peer in self.sources(message) if message.peer is not None or peer != self._rank]
 
     def want(self, message: Message, change: int) -> None:
-        """Tells the sources that could serve a receive that it is there (until it has ended), or gone."""
+        """Publishes to the sources of a receive that it is posted (+1) or has ended (-1)."""
         message.wanted = change > 0
         for peer in self.sources(message):
             self.inboxes[peer].ring.want(change)
 
     def unmoved(self, message: Message) -> bool:
-        """Whether nothing of a message has moved yet."""
+        """True if nothing of a message has moved yet."""
         waits = message.peer is not None and message in self.sends[message.peer] and not message.started
         return message in self.posted or waits
 
@@ -63,7 +63,7 @@ class PendingMessages:
         if message.sends:
             certain = self.outgoing[peers[0]].unwanted()
         else:
-            certain = message in self.posted and all(self.inboxes[p].ring.silent() for p in self.sources(message))
+            certain = message in self.posted and all(self.inboxes[p].ring.idle() for p in self.sources(message))
         return peers[0] if certain and len(peers) == 1 else None
 
     def remove(self, message: Message) -> bool:
@@ -86,18 +86,18 @@ class PendingMessages:
             return message.moved
         return next((i.current.moved for i in self.inboxes if i.current and i.current.message is message), 0)
 
-    def unclaimed(self, peers: Sequence[int], names: Sequence[int], lying: bool) -> list[str]:
+    def unclaimed(self, peers: Sequence[int], global_ranks: Sequence[int], in_ring: bool) -> list[str]:
         """The messages from ``peers`` that no receive has taken; those that lie in the rings too, if wanted."""
         return [
-            f"a message with tag {each.tag} from rank {names[peer]} ({each.numel} elements of {each.dtype})"
+            f"a message with tag {each.tag} from rank {global_ranks[peer]} ({each.numel} elements of {each.dtype})"
             for peer in peers
-            for each in (*self.inboxes[peer].unclaimed(), *(self.inboxes[peer].lying() if lying else ()))
+            for each in (*self.inboxes[peer].unclaimed(), *(self.inboxes[peer].in_ring() if in_ring else ()))
         ]
 
     def jobs(
         self, place: Callable[[Message], int], place_of: Callable[[Arriving, Ring], int]
     ) -> list[tuple[Message | Arriving, Job]]:
-        """What can go at this moment: the next message to each peer and from each.
+        """The jobs of this moment: the next message to each peer and from each.
 
         ``place`` gives the address of a message's bytes; below 0, it has failed.
         ``place_of`` gives where the bytes of what arrives go, 0 if nowhere.

@@ -1,9 +1,9 @@
-"""Calls prepared once per kind: the schedule chosen, its program lowered and bound, the headers that peers shall have.
+"""Calls prepared once per kind: a schedule, its program lowered and bound, the headers expected of peers.
 
 A prepared call holds the words that an interpreter reads (words.py): a call of its kind is one call of that. It is
-bound to the sizes of all ranks' blocks. Where these may differ by rank, the headers tell them at the first meeting: a
-set of headers that is not as expected stops the interpreter, `Prepared.adapt` binds the call to what they tell, and the
-call goes on; what a rank does before the first meeting depends on its own blocks alone.
+bound to the sizes of all ranks' blocks. If these may differ by rank, the headers carry them to the first meeting: an
+unexpected set of headers stops the interpreter, `Prepared.adapt` binds the call to its sizes, and the call goes on; a
+rank's rows before the first meeting depend on its own blocks alone.
 """
 
 import struct
@@ -25,12 +25,12 @@ from unisono.runtime import words as w
 from unisono.runtime.call import SIGNATURE, Call, piece_numel
 from unisono.runtime.choice import Choice, by_default
 from unisono.runtime.control import Control
-from unisono.runtime.loops import WARM, loops, wanted
+from unisono.runtime.loops import COMPILE_AFTER, loops, wanted
 from unisono.runtime.reduce import reducer
 from unisono.runtime.torch_ops import TORCH
 from unisono.transport.board import Board
 
-__all__ = ["Kind", "Places", "Prepared", "Preparer"]
+__all__ = ["AddressTable", "Kind", "Prepared", "Preparer"]
 
 _FLOATING = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM")
 _WHOLE, _BITS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG"), ("BAND", "BOR", "BXOR")
@@ -51,19 +51,19 @@ _LOOPS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...]], ...] = (
     ("float32", ("SUM", "PREMUL_SUM"), (torch.complex64,)),
     ("float64", ("SUM", "PREMUL_SUM"), (torch.complex128,)),
 )
-"""What the loops reduce: as which dtype of theirs, by which ops, which of torch's (sums of unsigned integers have the
+"""The reductions of the loops: their dtype, the ops, the dtypes of torch (sums of unsigned integers have the
 same bits as signed ones, complex numbers are summed by halves; inputs of PREMUL_SUM come multiplied). torch reduces all
 else. Moving takes any."""
 _AS: dict[tuple[torch.dtype, str], str] = {
     (dtype, op): name for name, ops, dtypes in _LOOPS for dtype in dtypes for op in ops
 }
-_NEVER, _COLD, _AT_ONCE, _WARM = range(4)  # when the loops may be used; see loops.wanted
+_NEVER, _KEPT_ONLY, _AT_ONCE, _COMPILE = range(4)  # when the loops may be used; see loops.wanted
 _OPS = {"SUM": 0, "PREMUL_SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6, "AVG": 8}
 _NOWHERE = -(1 << 62)
 
 
-class Places:
-    """Where several tensors lie, in a table that interpreters read; takes the place of a tensor of a call."""
+class AddressTable:
+    """The addresses of several tensors, in a table that interpreters read; used in place of a tensor."""
 
     __slots__ = ("_address", "_table", "tensors")
 
@@ -79,13 +79,13 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a prepared call is made from.
+    """The arguments from which a call is prepared.
 
     ``dtype``, ``sizes``: of elements, and how many there are in every block, as far as this rank knows; ``listed``:
-    whether input and output are a tensor per block; ``everybody``: the calls of all ranks as they are expected, if they
-    are not all like this rank's; ``exclusive``: whether the output must lie apart for the call to go directly.
-    ``apart``: bytes from the output to the input, where these may overlap; ``reach``: bytes of output and input.
-    ``guarded``, ``completes``: whether it is the first, the last program of its call.
+    whether input and output are a tensor per block; ``expected_calls``: the calls of all ranks as they are expected, if
+    they are not all like this rank's; ``exclusive``: whether the output must share no memory with the input for direct
+    access. ``input_offset``: bytes from output to input if they may overlap there; ``reach``: bytes of output and
+    input. ``guarded``, ``completes``: whether it is the first, the last program of its call.
     """
 
     call: Call
@@ -93,9 +93,9 @@ class Kind:
     dtype: torch.dtype
     sizes: tuple[int, ...]
     listed: tuple[bool, bool] = (False, False)
-    everybody: tuple[Call, ...] = ()
+    expected_calls: tuple[Call, ...] = ()
     exclusive: bool = False
-    apart: int | None = _NOWHERE
+    input_offset: int | None = _NOWHERE
     reach: tuple[int, int] = (0, 0)
     guarded: bool = True
     completes: bool = True
@@ -107,18 +107,18 @@ class Kind:
 
 
 class Prepared:
-    """A kind of call, ready to be run: ``run(address, control, ...)``, see `Interpreter`."""
+    """A kind of call, ready to run: ``run(address, control, ...)``, see `Interpreter`."""
 
     __slots__ = (
-        "_adapted", "_apart", "_kept", "_kind", "_maker", "_reach", "_words", "address", "call", "nbytes", "root_read",
-        "run",
+        "_adapted", "_input_offset", "_kept", "_kind", "_preparer", "_reach", "_words", "address", "call", "nbytes",
+        "root_read", "run",
     )  # fmt: skip
 
-    def __init__(self, kind: Kind, maker: "Preparer", run: Callable[..., int]) -> None:
+    def __init__(self, kind: Kind, preparer: "Preparer", run: Callable[..., int]) -> None:
         self.call, self.run, self.root_read = kind.call, run, kind.choice.direct_root
-        self._kind, self._maker = kind, maker
+        self._kind, self._preparer = kind, preparer
         self.nbytes = sum(kind.sizes) * kind.dtype.itemsize
-        self._apart, self._reach = kind.apart, kind.reach
+        self._input_offset, self._reach = kind.input_offset, kind.reach
         self._adapted: dict[bytes, tuple[tuple[int, ...], Any]] = {}
         self._words = array("q", bytes(8 * w.CALL_WORDS))
         self.address = self._words.buffer_info()[0]
@@ -127,47 +127,47 @@ class Prepared:
         words[w.ROOT] = self.root_read
         words[w.LISTED] = kind.listed[0] * w.INPUTS | kind.listed[1] * w.OUTPUTS
         words[w.EXCLUSIVE], words[w.COMPLETES] = kind.exclusive, kind.completes
-        told, self._kept = maker.tables(kind, kind.sizes)
-        self._tell(told)
+        bound, self._kept = preparer.tables(kind, kind.sizes)
+        self._write_words(bound)
         if kind.guarded:
-            calls = kind.everybody or (kind.call,)
-            headers = b"".join(call.header(maker.size, maker.header_nbytes) for call in calls)
+            calls = kind.expected_calls or (kind.call,)
+            headers = b"".join(call.header(preparer.size, preparer.header_nbytes) for call in calls)
             if len(calls) == 1 and len({*kind.call.sends, *kind.call.expects}) > 1:
-                # the same header on all ranks would not fit together: the guard has to look at any
-                nothing = bytes(maker.header_nbytes)
-                headers = b"".join(headers if rank == maker.rank else nothing for rank in range(maker.size))
-            self._expect(headers, len(headers) > maker.header_nbytes)
+                # equal headers on all ranks would not match: the guard checks every set
+                nothing = bytes(preparer.header_nbytes)
+                headers = b"".join(headers if rank == preparer.rank else nothing for rank in range(preparer.size))
+            self._expect(headers, len(headers) > preparer.header_nbytes)
 
-    def _tell(self, told: Sequence[int]) -> None:
-        for word, value in zip(_BOUND, told, strict=True):
+    def _write_words(self, bound: Sequence[int]) -> None:
+        for word, value in zip(_BOUND, bound, strict=True):
             self._words[word] = value
 
     def _expect(self, headers: bytes, each: bool) -> None:
         expected = np.frombuffer(headers, np.uint8)
         self._kept = (*self._kept, expected)
         self._words[w.HEADER_AT] = _address(expected)
-        self._words[w.STRIDE] = self._maker.header_nbytes if each else 0
+        self._words[w.STRIDE] = self._preparer.header_nbytes if each else 0
 
     def fits(self, output: int, tensor: int) -> bool:
-        """Whether output and input, at these addresses, lie where the call can take them: apart, or as it asks."""
+        """Returns True if output and input, at these addresses, are disjoint or at the call's ``input_offset``."""
         distance, (out, into) = tensor - output, self._reach
-        return distance == self._apart or not -into < distance < out
+        return distance == self._input_offset or not -into < distance < out
 
     def adapt(self, headers: bytes) -> None:
-        """Binds the call to the sizes that the headers of all ranks tell, which have been found to agree."""
+        """Binds the call to the sizes in the headers of all ranks, which the guard has found to agree."""
         if not self.call.sends:
             return
         found = self._adapted.get(headers)
         if found is None:
             if len(self._adapted) >= 16:
                 self._adapted.clear()
-            found = self._adapted[headers] = self._maker.tables(self._kind, self._sizes_in(headers))
-        told, self._kept = found
-        self._tell(told)
+            found = self._adapted[headers] = self._preparer.tables(self._kind, self._sizes_in(headers))
+        bound, self._kept = found
+        self._write_words(bound)
         self._expect(headers, True)
 
     def _sizes_in(self, headers: bytes) -> tuple[int, ...]:
-        n, each, kind = self._maker.size, self._maker.header_nbytes, self._kind
+        n, each, kind = self._preparer.size, self._preparer.header_nbytes, self._kind
         scale = (kind.call.dtype.itemsize if kind.call.dtype else 1) // kind.dtype.itemsize
         rows = []
         for rank in range(n):
@@ -184,7 +184,7 @@ class Prepared:
         return tuple(row[0] for row in rows)
 
 
-_BOUND = (w.STAGED, w.DIRECT, w.PUSHED, w.TEMP, w.OFFERED, w.LARGE, w.IN_BLOCKS, w.OUT_BLOCKS, w.IN_SIZES)
+_BOUND = (w.STAGED, w.DIRECT, w.PUSHED, w.TEMP, w.PUBLISHES, w.LARGE, w.IN_BLOCKS, w.OUT_BLOCKS, w.IN_SIZES)
 """The words of a call that follow from sizes."""
 
 
@@ -198,21 +198,21 @@ class Preparer:
         self._binding = threading.RLock()
         self.issued: Callable[[int, int], int] = TORCH.issued
         self.completed: Callable[[int, int], int] = TORCH.completed
-        self.open_at = WARM if self._mode == _COLD else -1
-        """The call after which the loops are wanted even if they must be compiled; see `warm`."""
+        self.compile_at = COMPILE_AFTER if self._mode == _KEPT_ONLY else -1
+        """The call after which the loops are wanted even if they must be compiled; see `compile_now`."""
         loops.users.add(self)
 
-    def tell(self, user: Callable[[], None]) -> None:
-        """Calls the method ``user``, while its object lives, whenever calls can be prepared in a faster way."""
+    def subscribe(self, user: Callable[[], None]) -> None:
+        """Calls the method ``user``, while its object lives, whenever faster loops are there."""
         self._users.append(weakref.WeakMethod(user, self._users.remove))
 
-    def warm(self) -> None:
-        """The group has made enough calls to be worth compiling."""
-        self._mode = _WARM
-        self.change()
+    def compile_now(self) -> None:
+        """Asks for compiled loops: the group has made enough calls to be worth compiling."""
+        self._mode = _COMPILE
+        self.notify()
 
-    def change(self) -> None:
-        """More loops are there."""
+    def notify(self) -> None:
+        """Notifies the subscribers: more loops are there."""
         for user in [method() for method in self._users]:
             if user is not None:
                 user()
@@ -223,22 +223,22 @@ class Preparer:
             return Prepared(kind, self, self._way(kind))
 
     def _way(self, kind: Kind) -> Callable[..., int]:
-        """What runs a call: compiled loops if they serve it and are there, else torch's operations."""
+        """The function that runs a call: compiled loops if they serve it and are there, else torch's operations."""
         op, sample = kind.op, None
         if op:
-            reducer(kind.dtype, op)  # refuses what has no meaning
+            reducer(kind.dtype, op)  # raises if the op has no meaning
             sample = reducer(kind.dtype, "SUM" if op == "PREMUL_SUM" else op)
         name = _AS.get((kind.dtype, op)) if op else "uint8"
         if self._mode != _NEVER and name is not None:
-            cold = self._mode == _COLD
-            if loops.kept(name) or (not cold and loops.serve(name, self._mode == _AT_ONCE)):
+            kept_only = self._mode == _KEPT_ONLY
+            if loops.kept(name) or (not kept_only and loops.serve(name, self._mode == _AT_ONCE)):
                 found = loops.of(name)
                 self.issued, self.completed = found["issued"], found["completed"]
                 return found["run"]
         return partial(TORCH.run, sample=sample)
 
     def meeting(self) -> Prepared:
-        """A program of one meeting, apart from any call."""
+        """A program of one meeting that belongs to no call."""
         choice = by_default("barrier", 0, self.size, 0, False)
         return self.prepare(Kind(Call("barrier"), choice, torch.uint8, (0,), guarded=False, completes=False))
 
@@ -253,8 +253,8 @@ class Preparer:
             program, nbytes, area=self._board.stage_nbytes, cap=choice.cap, listed=kind.listed, uneven=uneven, **widths
         )
         direct: list[Table | None] = [None, None]
-        offered = self.size > 1 and bool(choice.directly)
-        if offered and max(nbytes, default=0) > choice.directly_above:
+        publishes = self.size > 1 and bool(choice.directly)
+        if publishes and max(nbytes, default=0) > choice.directly_above:
             for k, placement in enumerate(("direct", "pushed") if choice.directly == "pushed" else ("direct",)):
                 try:
                     placed = lower(choice.schedule, self.rank, placement)
@@ -268,19 +268,19 @@ class Preparer:
         arrays = [_laid_out(table) for table in (staged, *direct) if table is not None]
         addresses = iter(_address(a) for a in arrays)
         places = [next(addresses) if table is not None else 0 for table in (staged, *direct)]
-        told = (
+        bound = (
             *places,
             self._control.temp(staged.temp_nbytes) if staged.temp_nbytes else 0,
-            int(offered and (uneven or any(direct))),
+            int(publishes and (uneven or any(direct))),
             int(not uneven or self._long(call, choice)),
             len(blocks_in),
             len(program.blocks_out[self.rank]),
             _address(in_sizes),
         )
-        return told, (in_sizes, *arrays)
+        return bound, (in_sizes, *arrays)
 
     def _long(self, call: Call, choice: Choice) -> bool:
-        """Whether this rank itself sends or takes a large piece: then nobody takes the call for one of small pieces."""
+        """Returns True if this rank sends or receives a large piece: then every rank treats the call as large."""
         pairs = [pair for rank, pair in enumerate(zip(call.sends, call.expects, strict=True)) if rank != self.rank]
         longest = max(map(piece_numel, sum(pairs, ())), default=0)
         return call.dtype is not None and longest * call.dtype.itemsize > choice.directly_above

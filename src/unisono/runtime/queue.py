@@ -1,13 +1,13 @@
-"""Queues: where calls wait for their turn, and the one loop that carries them forward.
+"""Queues of calls, and the one loop that progresses them.
 
 A queue holds the calls of one rank in one group that are under way: its collectives (collectives.py), or its messages
-(messages.py). Whoever needs a call done carries the queue forward: the caller inside a synchronous call, `wait` or
-`is_completed`; or a worker thread (worker.py), started when a call is asynchronous. The worker carries calls from the
-beginning where a core is free for it (progress.py); else it only keeps a call that nobody waits for from blocking the
-others, since handing a call to a thread and back costs more than most calls. Carrying forward holds the queue's lock
-while it waits for a millisecond or moves data for some; longer sleeping is done outside.
+(messages.py). Progress is made by the caller, inside a synchronous call, `wait` or `is_completed`; or by a worker
+thread (worker.py), started by an asynchronous call. The worker makes progress from the beginning if a core is free for
+it; else it only keeps a call without a waiter from blocking the others, since handing a call to a thread and back costs
+more than most calls. The lock of the queue is held while a call polls for a millisecond or moves data for some; longer
+sleeps are outside it.
 
-Who watches calls is told of them, and asked about peers, through a `Monitor` (monitor.py).
+A queue reports its calls to a `Monitor` (monitor.py), and asks it about peers.
 """
 
 import threading
@@ -22,8 +22,17 @@ from functools import partial
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
 from unisono.runtime.call import Call, Site, call_site
 from unisono.runtime.monitor import Monitor, Wait
-from unisono.runtime.refusals import Refusals
-from unisono.runtime.task import Access, Task, interruption, others_tell, reentered, same, tell, telling
+from unisono.runtime.rejected_messages import RejectedMessages
+from unisono.runtime.task import (
+    Access,
+    Task,
+    copy_error,
+    in_listener,
+    interruption,
+    others_in_listeners,
+    reentry_error,
+    run_listeners,
+)
 from unisono.runtime.worker import Worker
 from unisono.transport.layout import REFUSED
 from unisono.transport.process import Identity
@@ -32,99 +41,99 @@ from unisono.transport.segment import Segment
 __all__ = ["CallQueue", "any_listeners"]
 
 _queues: "weakref.WeakSet[CallQueue]" = weakref.WeakSet()
-_SLICE = 0.05  # s: how long anybody sleeps before looking around
-_GLANCE = 0.0002  # s: how often somebody who waits for the lock looks whether the call is done
-_SHORT = 0.001  # s: the same when several threads wait, one of whom may have carried the call of another
+_CHECK_INTERVAL = 0.05  # s between two checks of peers and deadlines
+_LOCK_INTERVAL = 0.0002  # s between two checks of a waiter for the lock whether its call is done
+_SHARED_INTERVAL = 0.001  # s: the same for several waiters, one of which may complete the call of another
 
 
 class CallQueue(ABC):
     """Calls under way, the lock that guards them, and the worker."""
 
-    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str, monitor: Monitor) -> None:
-        self._segment, self._rank, self._names, self._label = segment, rank, names, label
+    def __init__(self, segment: Segment, rank: int, global_ranks: Sequence[int], label: str, monitor: Monitor) -> None:
+        self._segment, self._rank, self._global_ranks, self._label = segment, rank, global_ranks, label
         self.monitor = monitor
         self.failed: UnisonoError | None = None
         self.access = Access(self)
         self._new_locks()
-        self._settled: deque[Task] = deque()
+        self._to_notify: deque[Task] = deque()
         self._worker = Worker(self, label)
         self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the queue to them
         self._closed = False
-        self._waited: tuple[Task, Wait] | None = None  # the wait of the thread that looks around
-        self.ahead = False
-        """Whether cores are free for the worker: it carries calls of the background from the first moment on."""
-        self.refusals: Refusals | None = None
+        self._waited: tuple[Task, Wait] | None = None  # the wait of the thread that checks peers
+        self.async_progress = False
+        """True if cores are free for the worker: it progresses calls of the background from the beginning."""
+        self.rejected: RejectedMessages | None = None
         at = segment.field(rank, REFUSED)
         self.refused = segment.longs[at : at + 1]
-        """One word, not 0 if a peer has refused a message of this rank: the call that sees it shall `hear`."""
+        """One word, not 0 if a peer has rejected a message of this rank: the next call then runs `raise_rejected`."""
         _queues.add(self)
 
     def _new_locks(self) -> None:
         self._lock = threading.RLock()
         self._marking = threading.RLock()  # held while a call is marked as done, or its waiters are counted
         self.entered: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
-        """Whether this thread holds the queue; true where a signal handler or finalizer asks in the midst of a call."""
+        """True if this thread holds the queue: in a signal handler or finalizer that interrupts a call."""
 
-    def _alone(self, call: Call, what: str = "") -> None:
+    def _refuse_reentry(self, call: Call, what: str = "") -> None:
         """Raises `UsageError` if this thread is in the midst of another call of this queue."""
         if self.entered():
-            raise reentered(what + call.describe(self._names), self._label)
+            raise reentry_error(what + call.describe(self._global_ranks), self._label)
 
     @abstractmethod
     def busy(self) -> bool:
-        """Whether any call is under way."""
+        """True if any call is under way."""
 
     @abstractmethod
-    def _carry(self, linger: bool) -> None:
-        """Carries the calls as far as they go without blocking; ``linger``: waits while that is cheap. Lock held."""
+    def _progress(self, spin: bool) -> None:
+        """Progresses the calls as far as they go without blocking; ``spin``: polls while that is cheap. Lock held."""
 
     @abstractmethod
     def _enqueue(self, task: Task) -> None:
-        """Takes a call in. Lock held."""
+        """Appends a call. Lock held."""
 
     @abstractmethod
-    def _nap(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         """Sleeps until something may have moved, at most ``seconds``. Lock not held."""
 
     @abstractmethod
-    def _look_around(self) -> None:
-        """Called about every `_SLICE` of waiting: deadlines, lost peers. Fails calls by `_fail`. Lock held."""
+    def _check_peers(self) -> None:
+        """Checks deadlines and lost peers, about every `_CHECK_INTERVAL`; fails calls by `_fail`. Lock held."""
 
     @abstractmethod
     def _fail(self, task: Task, error: UnisonoError) -> None:
-        """Ends ``task`` with ``error``, and whatever can no longer be done after that. Lock held."""
+        """Ends ``task`` with ``error``, and the calls that can not follow it. Lock held."""
 
     @abstractmethod
     def _locate(self, task: Task, site: Site) -> None:
-        """Notes where ``task``, which is under way, was made. Lock held."""
+        """Records the call site of ``task``, which is under way. Lock held."""
 
     def submit(self, task: Task, background: bool) -> None:
-        """Takes a call in. In the background it is carried as far as it goes now; else it is done on return.
+        """Issues a call. In the ``background`` it progresses as far as it goes now; else it is complete on return.
 
-        Raises the call's own error if it is not left to the background. A listener's own calls never are: it may run on
-        the worker, which could not carry them while the listener waits for them.
+        Raises the call's own error unless it is in the background. Calls of a listener never are: it may run on the
+        worker, which could not progress them while the listener waits for them.
         """
-        self._alone(task.call)
-        background = background and not telling()
+        self._refuse_reentry(task.call)
+        background = background and not in_listener()
         try:
             with self._lock:
                 self._refuse_if_failed()
                 self._enqueue(task)
-                self._go(linger=not background)
+                self._run_progress(spin=not background)
         except UnisonoError:
             raise
-        except BaseException as error:  # nobody can take it up again
+        except BaseException as error:  # no Work of it exists
             self.abandon(task, error)
             raise
         self.leave(task, background)
 
     def leave(self, task: Task, background: bool) -> None:
-        """What becomes of a call that was issued: the worker carries on what is left of it, or this thread does."""
+        """Leaves the rest of a call that was issued to the worker, or finishes it in this thread."""
         try:
             if not background:
                 self.finish(task, held=False)
                 return
-            self._settle()
+            self._notify_listeners()
             if not task.done:
                 with self._lock:
                     task.site = call_site()
@@ -138,90 +147,88 @@ class CallQueue(ABC):
 
     def _refuse_if_failed(self) -> None:
         if self.failed is not None:
-            again = same(self.failed)
+            again = copy_error(self.failed)
             again.args = (f"this group has failed before and can only be destroyed: {self.failed}",)
             raise again
 
-    def _go(self, linger: bool) -> None:
-        """Carries the calls. An exception that comes in between (Ctrl-C, a signal handler's) must not leave half a step
-        behind that later calls would build on: the queue gives up. Lock held.
-        """
+    def _run_progress(self, spin: bool) -> None:
+        """Progresses the calls; aborts the queue on a foreign exception, which leaves half a step. Lock held."""
         try:
-            self._carry(linger)
+            self._progress(spin)
         except BaseException as error:
-            self._give_up(interruption(error))
+            self._abort(interruption(error))
             raise
         if self._closed and self.failed is not None:  # by a signal handler, meanwhile
             self._fail_all(self.failed)
 
-    def _give_up(self, error: UnisonoError) -> None:
-        """No call can follow in this queue, and the peers are told unless it has left them. Lock held."""
+    def _abort(self, error: UnisonoError) -> None:
+        """Fails the queue for good, and publishes that to the peers unless it has left them. Lock held."""
         if not self._closed:
-            self.failed = same(error)
+            self.failed = copy_error(error)
             self.monitor.gave_up(error)
         self._fail_all(error)
 
     def finish(self, task: Task, timeout: float | None = None, held: bool = True) -> None:
-        """Carries the queue until ``task`` is done and raises its error, or `CollectiveTimeout` after ``timeout`` s.
+        """Progresses the queue until ``task`` is done; raises its error, or `CollectiveTimeout` after ``timeout`` s.
 
-        ``held``: somebody has a Work of it, and may wait again if an exception from elsewhere (Ctrl-C, or one that a
-        signal handler raises) ends this wait.
+        ``held``: the caller has a Work of it, and may wait again if a foreign exception (Ctrl-C, or one of a signal
+        handler) ends this wait.
         """
         if not task.done:
-            self._alone(task.call, "the wait for ")
+            self._refuse_reentry(task.call, "the wait for ")
             try:
-                error = self._carry_until(task, timeout)
+                error = self._progress_until(task, timeout)
             except BaseException as foreign:
                 self.abandon(task, foreign, held)
                 raise
             if error is not None:
                 raise error
-        self._settle()
+        self._notify_listeners()
         if task.error is not None:
             raise task.error
         if self.refused[0]:
-            self.hear(task)
+            self.raise_rejected(task)
 
-    def hear(self, task: Task | None = None) -> None:
-        """Raises the error of a message that a peer has refused, at the end of ``task`` or of a call that had none."""
-        if error := self._complaint(task, "The call that raises this has been carried out."):
+    def raise_rejected(self, task: Task | None = None) -> None:
+        """Raises the error of a message that a peer has rejected, at the end of ``task`` or of a call without one."""
+        if error := self._rejected_error(task, "The call that raises this has been carried out."):
             raise error
 
     def abandon(self, task: Task, error: BaseException, held: bool = False) -> None:
-        """``error``, from elsewhere, has ended the wait for ``task``; ``held``: see `finish`."""
+        """Ends the wait for ``task`` by ``error``, a foreign exception; ``held``: see `finish`."""
         with self._lock:
             if task in self._under_way():
-                self._break_off(task, interruption(error), held)
+                self._on_interrupt(task, interruption(error), held)
 
-    def _carry_until(self, task: Task, timeout: float | None) -> UnisonoError | None:
-        """Returns once ``task`` is done, or with an error of this wait alone. What it raises comes from elsewhere."""
+    def _progress_until(self, task: Task, timeout: float | None) -> UnisonoError | None:
+        """Returns once ``task`` is done, or with an error of this wait alone. It raises foreign exceptions only."""
         limit = None if timeout is None else time.monotonic() + timeout
-        look = time.monotonic() + _SLICE
+        check_at = time.monotonic() + _CHECK_INTERVAL
         wait: Wait | None = None
         waiting = 0
         try:
             with self._marking:
-                self._worker.grace.visits += 1
+                self._worker.backoff.visits += 1
                 waiting, self._waiters = 1, self._waiters + 1
-            while self._enter(task):
+            while self._acquire(task):
                 with ExitStack() as held:
                     held.callback(self._lock.release)
-                    self._go(linger=not task.done)
-                    if not task.done and time.monotonic() >= look:
-                        if self.refused[0] and (error := self._interrupt(task)):
+                    self._run_progress(spin=not task.done)
+                    if not task.done and time.monotonic() >= check_at:
+                        if self.refused[0] and (error := self._on_rejected(task)):
                             return error
                         wait = wait or self._long_wait(task)
-                        if words := wait.look(self._needs(task)):  # first, for a peer may have ended over it already
+                        if words := wait.check(self._needs(task)):  # first, for a peer may have ended over it already
                             self._fail(task, DeadlockError(words))
                         else:
                             self._waited = task, wait
-                            self._look_around()
+                            self._check_peers()
                             self._waited = None
-                        look = time.monotonic() + _SLICE
-                self._settle()
+                        check_at = time.monotonic() + _CHECK_INTERVAL
+                self._notify_listeners()
                 if task.done:
                     return None
-                slice_ = _SLICE if self._waiters == 1 else _SHORT
+                interval = _CHECK_INTERVAL if self._waiters == 1 else _SHARED_INTERVAL
                 if limit is not None:
                     left = limit - time.monotonic()
                     if left <= 0:
@@ -229,8 +236,8 @@ class CallQueue(ABC):
                         error = CollectiveTimeout(self.explain(task, what))
                         self.monitor.failed(error)
                         return error
-                    slice_ = min(slice_, left)
-                self._nap(slice_)
+                    interval = min(interval, left)
+                self._sleep(interval)
             return None
         finally:
             with self._marking:
@@ -240,66 +247,63 @@ class CallQueue(ABC):
             if wait is not None:
                 wait.end()
 
-    def _enter(self, task: Task) -> bool:
-        """Takes the lock, or returns False once the worker, which may hold it for long, has done ``task``."""
-        while not self._lock.acquire(timeout=_GLANCE):
+    def _acquire(self, task: Task) -> bool:
+        """Takes the lock; returns False once the worker, which may hold it for long, has completed ``task``."""
+        while not self._lock.acquire(timeout=_LOCK_INTERVAL):
             if task.done:
                 return False
         return True
 
-    def _lose(self, task: Task, error: UnisonoError) -> None:
-        """Ends ``task``, whose peer is gone; one that ended over a deadlock of both has said so before. Lock held."""
-        words = self._waited[1].look(self._needs(task)) if self._waited and self._waited[0] is task else ""
+    def _fail_lost_peer(self, task: Task, error: UnisonoError) -> None:
+        """Fails ``task``, whose peer is gone; by a deadlock of both if the peer has found one. Lock held."""
+        words = self._waited[1].check(self._needs(task)) if self._waited and self._waited[0] is task else ""
         self._fail(task, DeadlockError(words) if words else error)
 
-    def _complaint(self, task: Task | None, outcome: str) -> UnisonoError | None:
-        """The error of a message that a peer has refused, of ``task`` itself or of another that nobody was told of.
-
-        ``outcome`` says what has become of ``task``, if it is not to blame itself.
-        """
-        found = self.refusals.take() if self.refusals else None
+    def _rejected_error(self, task: Task | None, outcome: str) -> UnisonoError | None:
+        """The error of a rejected message that no call has raised; ``outcome``: of ``task``, if it is not the one."""
+        found = self.rejected.take() if self.rejected else None
         return MismatchError(f"{found[0]}. {outcome}") if found else None
 
     @abstractmethod
-    def _interrupt(self, task: Task) -> UnisonoError | None:
-        """A peer has refused a message, which a wait for ``task`` that has become long must not conceal. Lock held.
+    def _on_rejected(self, task: Task) -> UnisonoError | None:
+        """Handles a rejected message during a long wait for ``task``: it must not stay hidden. Lock held.
 
         Ends the call with the error, or returns it for the wait alone.
         """
 
     def _long_wait(self, task: Task) -> Wait:
-        """The wait for ``task`` has become long. Lock held."""
+        """Publishes a long wait for ``task``. Lock held."""
         here = call_site()
-        if task.site is None:  # a synchronous call is made where it waits: noted while it does, for records made later
+        if task.site is None:  # a synchronous call is made where it waits: recorded now, for later records
             task.site = here
             self._locate(task, here)
         return self.monitor.waits(partial(self.explain, task, "waits", briefly=True, placed=False), here)
 
-    def _break_off(self, task: Task, error: UnisonoError, held: bool) -> None:
-        """The wait for ``task`` was interrupted; if it is not ``held``, nobody can take it up again. Lock held."""
+    def _on_interrupt(self, task: Task, error: UnisonoError, held: bool) -> None:
+        """Aborts the queue if the wait for ``task`` was interrupted and no Work of it is ``held``. Lock held."""
         if not held:
-            self._give_up(error)
+            self._abort(error)
 
     @abstractmethod
     def _needs(self, task: Task) -> list[Identity]:
-        """The processes without whose further calls ``task`` can certainly never end. Lock held."""
+        """The processes whose further calls ``task`` certainly needs to end. Lock held."""
 
     @abstractmethod
     def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
-        """A call that did not end: what it is (if ``placed``, where) and who is missing (unless ``briefly``, where)."""
+        """Describes a call that did not end: its site if ``placed``, those of missing ranks unless ``briefly``."""
 
     def poll(self, task: Task) -> bool:
-        """Carries the queue without waiting, unless the worker does so anyway; whether ``task`` is done."""
-        if not task.done and not self.ahead and not self.entered() and self._lock.acquire(blocking=False):
+        """Progresses the queue without waiting, unless the worker does; returns whether ``task`` is done."""
+        if not task.done and not self.async_progress and not self.entered() and self._lock.acquire(blocking=False):
             try:
-                self._go(linger=False)
+                self._run_progress(spin=False)
             finally:
                 self._lock.release()
-            self._settle()
+            self._notify_listeners()
         return task.done
 
     def listen(self, task: Task, listener: Callable[[Task], None]) -> None:
-        """Calls ``listener(task)`` once the call is done, from whichever thread carries it then."""
+        """Calls ``listener(task)`` once the call is done, from the thread that completes it."""
         with self._marking:
             waits = not task.done
             if waits:
@@ -308,7 +312,7 @@ class CallQueue(ABC):
             listener(task)
             return
         self._worker.wake()
-        self._worker.grace.hurry()
+        self._worker.backoff.hurry()
 
     def close(self, error: UnisonoError) -> None:
         """Ends every call under way with ``error``, and the worker.
@@ -321,10 +325,10 @@ class CallQueue(ABC):
             self.failed = self.failed or error
             if not inside:
                 self._fail_all(error)
-        self._settle()
+        self._notify_listeners()
         self._worker.end(wait=not inside)
         if not inside:
-            self.access.lane = None
+            self.access.queue = None
 
     @abstractmethod
     def _fail_all(self, error: UnisonoError) -> None:
@@ -335,54 +339,54 @@ class CallQueue(ABC):
         with self._marking:
             task.error, task.done = error, True
             if task.listeners:
-                self._settled.append(task)
+                self._to_notify.append(task)
 
-    def _settle(self) -> None:
-        """Tells the listeners of calls that are done; outside the lock, since they may issue calls of their own."""
-        while self._settled:
+    def _notify_listeners(self) -> None:
+        """Runs the listeners of calls that are done; outside the lock, since they may issue calls."""
+        while self._to_notify:
             try:
-                task = self._settled.popleft()
+                task = self._to_notify.popleft()
             except IndexError:  # another thread was quicker
                 return
-            tell(task)
+            run_listeners(task)
 
     def disown(self) -> None:
         """In a forked child: the calls and the lock are the parent's, whose threads do not exist here."""
         self._new_locks()
-        self._closed, self.access.lane = True, None
+        self._closed, self.access.queue = True, None
         self.failed = UsageError(f"{self._label} belongs to the process that this one was forked from")
-        self._settled.clear()
+        self._to_notify.clear()
         for task in self._under_way():  # not `_fail_all`: what is shared is the parent's
             task.error, task.done = self.failed, True
         _queues.discard(self)
 
     def idle(self) -> bool:
-        """Whether there is nothing here for the worker."""
+        """True if the worker has nothing to do here."""
         return bool(self._waiters) or self._closed or not self.busy()
 
-    def work(self, look: float) -> float:
-        """A piece of the worker's work: carries calls, and looks around if the time for that, ``look``, has come.
+    def work(self, check_at: float) -> float:
+        """Progresses the calls, for the worker, and checks peers if it is time, ``check_at``.
 
-        Returns when to look around next. An error that nothing else catches ends the calls of this queue.
+        Returns the time of the next check. An error that nothing else catches ends the calls of this queue.
         """
         try:
             with self._lock:
-                self._carry(linger=False)  # a worker that spins takes a part of the core from who computes
-                if self.busy() and time.monotonic() >= look:
-                    self._look_around()
-                    look = time.monotonic() + _SLICE
-            self._settle()
+                self._progress(spin=False)  # a worker that spins takes a part of the core from computation
+                if self.busy() and time.monotonic() >= check_at:
+                    self._check_peers()
+                    check_at = time.monotonic() + _CHECK_INTERVAL
+            self._notify_listeners()
             if not self.idle():
-                self._nap(_SLICE)
+                self._sleep(_CHECK_INTERVAL)
         except Exception as error:
             with self._lock:
-                self._give_up(UnisonoError(f"the worker broke off: {type(error).__name__}: {error}"))
-            self._settle()
-        return look
+                self._abort(UnisonoError(f"the worker broke off: {type(error).__name__}: {error}"))
+            self._notify_listeners()
+        return check_at
 
     def _has_listeners(self) -> bool:
-        """Whether the end of a call under way may make this process issue others."""
-        return bool(self._settled) or any(task.listeners for task in self._under_way())
+        """True if the end of a call under way may make this process issue others."""
+        return bool(self._to_notify) or any(task.listeners for task in self._under_way())
 
     @abstractmethod
     def _under_way(self) -> Sequence[Task]:
@@ -390,5 +394,5 @@ class CallQueue(ABC):
 
 
 def any_listeners() -> bool:
-    """The same of all queues of this process, and of listeners that another thread runs just now."""
-    return others_tell() or any(queue._has_listeners() for queue in list(_queues))
+    """The same for all queues of this process, and for listeners that another thread runs now."""
+    return others_in_listeners() or any(queue._has_listeners() for queue in list(_queues))

@@ -187,7 +187,7 @@ def run_over(
 def _arithmetic(
     c: Collective, sources: list[torch.Tensor], op: str, factor: float
 ) -> tuple[list[torch.Tensor], Reducer | None]:
-    """What goes into the sum, and how it is taken; PREMUL_SUM is a SUM of what was multiplied before."""
+    """The tensor and the op of the sum; PREMUL_SUM is a SUM of multiplied inputs."""
     if not c.reduces:
         return sources, None
     combine = reducer(sources[0].dtype, op, factor)
@@ -234,7 +234,7 @@ def _flat(
 
 
 def _check(share: Program, what: str, given: Sequence[int], wanted: Sequence[int], sizes: Sequence[int]) -> None:
-    """One block for each that is wanted, of the size that is told."""
+    """One block for each that is wanted, of the given size."""
     if len(given) != len(wanted):
         raise UsageError(f"{share.name}: rank {share.rank} has {len(wanted)} {what}s, got {len(given)}")
     for block, numel in zip(wanted, given, strict=True):

@@ -1,4 +1,4 @@
-"""A call under way, as the queue that carries it knows it, and how it ends where it does not end well."""
+"""A call under way in a queue, its listeners, and the errors that end it."""
 
 import os
 import threading
@@ -10,29 +10,29 @@ import torch
 
 from unisono.errors import MismatchError, UnisonoError, UsageError
 from unisono.runtime.call import Call, Site, site_text
-from unisono.runtime.site import call_site, interrupted_site
-from unisono.transport.arena import keep, place
-from unisono.transport.futex import LINGER
+from unisono.runtime.call_site import call_site, interrupted_site
+from unisono.transport.futex import SPIN_NS
+from unisono.transport.shared_heap import keep, place
 
 if TYPE_CHECKING:
     from unisono.runtime.queue import CallQueue
 
 __all__ = [
-    "BRIEFLY", "Access", "Agreed", "Task", "brief", "broken", "first_line", "interruption", "keep_shared",
-    "others_tell", "reentered", "same", "tell", "telling",
+    "MIN_PATIENCE_NS", "Access", "ConsensusError", "Task", "copy_error", "first_line", "in_listener", "internal_error",
+    "interruption", "keep_shared", "others_in_listeners", "patience_for", "reentry_error", "run_listeners",
 ]  # fmt: skip
 
-BRIEFLY, _SLOWLY = 20_000, 0.25  # ns, ns per byte
+MIN_PATIENCE_NS, _PATIENCE_NS_PER_BYTE = 20_000, 0.25  # ns, ns per byte
 
 
 class Task:
-    """One call under way: what was asked, the outcome."""
+    """One call under way: its arguments, its outcome."""
 
     __slots__ = ("call", "deadline", "done", "error", "issued", "listeners", "outputs", "site")
 
     def __init__(self, call: Call, outputs: list[Any], timeout: float) -> None:
         self.call, self.outputs = call, outputs
-        self.site: Site | None = None  # where it was issued, if that is not on the stack any more
+        self.site: Site | None = None  # its call site, if that is not on the stack any more
         self.issued = time.monotonic()
         self.deadline = self.issued + timeout
         self.done = False
@@ -40,67 +40,67 @@ class Task:
         self.listeners: list[Callable[[Task], None]] = []
 
     def place(self) -> str:
-        """``, at file:line in function,``: where it was issued, within a sentence; empty if that is not known."""
+        """``, at file:line in function,``: its call site, within a sentence; empty if that is not known."""
         return f", at {site_text(self.site)}," if self.site is not None and self.site[0] else ""
 
     def overdue(self) -> str:
-        """What it means that its deadline has passed; nothing if that is still to come."""
+        """Words on a deadline that has passed; empty before that."""
         if time.monotonic() <= self.deadline:
             return ""
         return f"did not end within its timeout of {self.deadline - self.issued:g} s"
 
 
 class Access:
-    """The way to a queue until that is closed: a Work that is kept for longer does not keep the group's memory."""
+    """A reference to a queue until that is closed: a Work kept for longer does not keep the group's memory."""
 
-    __slots__ = ("lane",)
+    __slots__ = ("queue",)
 
-    def __init__(self, lane: "CallQueue") -> None:
-        self.lane: CallQueue | None = lane
-
-
-def brief(call: Call) -> int:
-    """Nanoseconds that a call in the background may wait for its peers at once: about what its data takes to move."""
-    return min(LINGER, BRIEFLY + int(_SLOWLY * call.nbytes))
+    def __init__(self, queue: "CallQueue") -> None:
+        self.queue: CallQueue | None = queue
 
 
-class _Telling(threading.local):
+def patience_for(call: Call) -> int:
+    """Nanoseconds that a call in the background polls for its peers: about the time its data takes to move."""
+    return min(SPIN_NS, MIN_PATIENCE_NS + int(_PATIENCE_NS_PER_BYTE * call.nbytes))
+
+
+class _Listening(threading.local):
     on = False  # while this thread runs listeners
 
 
-_telling = _Telling()
-_tellers: set[int] = set()  # threads for which it is
+_listening = _Listening()
+_listener_threads: set[int] = set()  # threads for which it is
 
 
-def telling() -> bool:
-    """Whether this thread runs a listener: its calls are not left to the background."""
-    return _telling.on
+def in_listener() -> bool:
+    """True if this thread runs a listener: its calls are not left to the background."""
+    return _listening.on
 
 
-def tell(task: Task) -> None:
+def run_listeners(task: Task) -> None:
     """Runs the listeners of a call that is done."""
-    before, me = telling(), threading.get_ident()
-    _tellers.add(me)
-    _telling.on = True
+    before, me = in_listener(), threading.get_ident()
+    _listener_threads.add(me)
+    _listening.on = True
     try:
         for listener in task.listeners:
             listener(task)
     finally:
-        _telling.on = before
+        _listening.on = before
         if not before:
-            _tellers.discard(me)
+            _listener_threads.discard(me)
 
 
-def others_tell() -> bool:
-    """Whether another thread than this one runs listeners, which may issue calls."""
-    return bool(_tellers - {threading.get_ident()})
+def others_in_listeners() -> bool:
+    """True if another thread than this one runs listeners, which may issue calls."""
+    return bool(_listener_threads - {threading.get_ident()})
 
 
-os.register_at_fork(after_in_child=_tellers.clear)
+os.register_at_fork(after_in_child=_listener_threads.clear)
 
 
-class Agreed(Exception):
-    """All ranks have met over an error of a call: it ends, and the queue goes on."""
+class ConsensusError(Exception):
+    """An error of a call on which all ranks agree: the call ends, and the queue goes on."""
 
     def __init__(self, error: MismatchError | UsageError) -> None:
         super().__init__(str(error))
@@ -108,12 +108,12 @@ class Agreed(Exception):
 
 
 def keep_shared(outputs: Sequence[Any]) -> None:
-    """The memory of results that a late peer may write to although the call has failed here is not used again."""
+    """Keeps the memory of results of a failed call, which a late peer may still write to, from reuse."""
     keep(*(t for t in outputs if isinstance(t, torch.Tensor) and t.is_cpu and place(t.data_ptr(), t.nbytes) >= 0))
 
 
-def broken(error: BaseException) -> UnisonoError:
-    """The error of a collective whose program, or whatever carried it, raised ``error``."""
+def internal_error(error: BaseException) -> UnisonoError:
+    """The error of a collective that failed inside by ``error``."""
     return UnisonoError(f"a collective broke off inside: {type(error).__name__}: {error}")
 
 
@@ -122,19 +122,19 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].rstrip(":")
 
 
-def same(error: UnisonoError) -> UnisonoError:
-    """A copy to keep and to raise again: what has been raised collects a traceback, and with it memory."""
+def copy_error(error: UnisonoError) -> UnisonoError:
+    """A copy to keep and to raise again: an error that was raised keeps a traceback, and with it memory."""
     copy = type(error)(*error.args)
     copy.cause = error.cause
     return copy
 
 
-def reentered(what: str, label: str) -> UsageError:
+def reentry_error(what: str, label: str) -> UsageError:
     """The error of a call, ``what``, of the group called ``label`` in the midst of another one of this thread.
 
     Python runs signal handlers and finalizers between any two steps of whatever the thread is in, so one that calls
     unisono may find its queue held by the call that it interrupts, below it on the same stack. No wait could end: such
-    a call is refused. Leaving the group is not, for a program that is told to end (SIGTERM) ends like that.
+    a call is refused. Leaving the group is not, for a program ends like that on SIGTERM.
     """
     return UsageError(
         f"{what} at {site_text(call_site())} interrupts a call of {label} at {site_text(interrupted_site())}: a signal "
@@ -143,6 +143,6 @@ def reentered(what: str, label: str) -> UsageError:
 
 
 def interruption(error: BaseException) -> UnisonoError:
-    """What a call ends with that an exception from elsewhere has broken off: Ctrl-C, or a signal handler's."""
+    """The error of a call that a foreign exception has interrupted: Ctrl-C, or a signal handler's."""
     words = first_line(error)
     return UnisonoError(f"{type(error).__name__} interrupted a call under way" + (f": {words}" if words else ""))

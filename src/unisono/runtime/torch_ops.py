@@ -67,8 +67,8 @@ def _store(address: int, value: int) -> None:
     _WORDS64[address >> 3] = value
 
 
-def _pause(address: int, seen: int, limit: int, crowded: int) -> None:
-    if not futex.give_way() and (left := (limit - time.monotonic_ns()) / 1e9) > 0:
+def _pause(address: int, seen: int, limit: int, oversubscribed: int) -> None:
+    if not futex.yield_core() and (left := (limit - time.monotonic_ns()) / 1e9) > 0:
         futex.sleep(address, seen, left)
 
 

@@ -1,11 +1,10 @@
-"""The worker of a queue: a thread that carries calls which nobody waits for.
+"""The worker of a queue: a thread that progresses calls without a waiter.
 
-Where cores are free for it (`CallQueue.ahead`) it takes calls up at once: they go on while the caller computes. It
-sleeps while it waits for peers. Where ranks and their threads fill the cores it is only the fallback that keeps an
-un-waited call from blocking the others: two threads that take turns at one call make it take twice as long. So it takes
-up what nobody has come back for: not calls whose callers come now and then, and the later the more often callers have
-carried theirs themselves (`Grace`). Whoever listens for the end of a call, as DDP does in C++, will not come: the
-worker hurries.
+If cores are free for it (`CallQueue.async_progress`) it takes calls up at once: they go on while the caller computes.
+It sleeps while it waits for peers. If ranks and their threads fill the cores it is only the fallback that keeps a call
+without a waiter from blocking the others: two threads that take turns at one call make it take twice as long. So it
+leaves calls alone whose callers come back now and then, and backs off for longer the more often callers have progressed
+theirs themselves (`Backoff`). A listener, such as DDP's in C++, never waits: the worker takes its call up at once.
 """
 
 import os
@@ -20,12 +19,12 @@ from unisono.transport.layout import AFFINITY
 from unisono.transport.process import OwnThread, affinity_mark
 from unisono.transport.segment import Segment
 
-__all__ = ["INLINE", "AsyncProgress", "Flag", "Grace", "Worker"]
+__all__ = ["INLINE", "AsyncProgress", "Backoff", "Flag", "Worker"]
 
 _SHORTEST, _LONGEST = 0.0003, 0.005  # s
-_TIMES = 8  # graces, at most, for a call whose caller comes for something else
+_TIMES = 8  # backoffs, at most, for a call whose caller comes back for another one
 INLINE = 256 * 1024
-"""Bytes up to which a call of the background is tried at once even where a core is free for the worker."""
+"""Bytes up to which a call of the background is tried at once even if a core is free for the worker."""
 _sharers: dict[int, int] = {}  # of a set of cores, the most ranks of a group that have been seen to share it
 
 
@@ -37,29 +36,29 @@ class Flag:
         self._set = False
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """True if it is set."""
         return self._set
 
     def set(self) -> None:
-        """Wakes whoever waits."""
+        """Wakes the waiters."""
         with self._changed:
             self._set = True
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """From now on `wait` waits."""
+        """Makes `wait` wait again."""
         self._set = False
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until it is set, or for ``seconds``; whether it is set."""
+        """Waits until it is set, at most ``seconds``; returns whether it is set."""
         with self._changed:
             return self._changed.wait_for(self.is_set, seconds)
 
 
-class Grace:
-    """``seconds``: how long the worker sleeps before it looks; ``rests``: whether it may wait to be woken instead.
+class Backoff:
+    """The sleep of the worker, ``seconds``, before it progresses calls; if it ``rests`` it waits to be woken instead.
 
-    ``visits``: how often callers have left something to do, or come to do it.
+    ``visits``: the number of times callers have left a call or come back for one.
     """
 
     def __init__(self) -> None:
@@ -67,18 +66,18 @@ class Grace:
         self.visits, self._listened = 0, Flag()
 
     def hurry(self) -> None:
-        """Somebody listens for the end of a call."""
+        """Ends the sleep: a call has a listener."""
         self._listened.set()
 
     def sleep(self) -> tuple[bool, bool]:
-        """Sleeps for a grace; whether somebody listens, and whether callers have visited meanwhile."""
+        """Sleeps once; returns whether `hurry` was called, and whether callers have visited meanwhile."""
         before = self.visits
         if listened := self._listened.wait(self.seconds):
             self._listened.clear()
         return listened, self.visits != before
 
     def over(self, idle: bool, visited: bool) -> bool:
-        """After these seconds: whether the worker shall work, if it is ``idle`` or callers have ``visited`` since."""
+        """Adapts the sleep to a queue that is ``idle`` or was ``visited``; returns whether to progress calls now."""
         self.rests = idle and self.seconds == _LONGEST
         if idle:
             self.seconds, self._left = min(2 * self.seconds, _LONGEST), _TIMES
@@ -91,27 +90,27 @@ class Grace:
 
 
 class _Queue(Protocol):
-    ahead: bool
+    async_progress: bool
 
     def idle(self) -> bool: ...
 
-    def work(self, look: float) -> float: ...
+    def work(self, check_at: float) -> float: ...
 
 
 class Worker:
-    """Started when it is first needed. While it rests it does not keep its queue, which may go with its group."""
+    """A thread, started when it is first needed. While it rests it holds no reference to its queue."""
 
     def __init__(self, queue: _Queue, label: str) -> None:
         self._queue = weakref.ref(queue)
-        self.grace, self._label = Grace(), label
+        self.backoff, self._label = Backoff(), label
         self._thread: threading.Thread | None = None
         self._there = Flag()  # there may be something to do
         self._starting = threading.RLock()
         self._ended = False
 
     def wake(self) -> None:
-        """A caller leaves something to do. Raises `UnisonoError` if no thread can be started for it."""
-        self.grace.visits += 1
+        """Starts or wakes the thread. Raises `UnisonoError` if none can be started."""
+        self.backoff.visits += 1
         if self._there.is_set():
             return
         with self._starting:
@@ -128,12 +127,12 @@ class Worker:
         self._there.set()
 
     def remind(self) -> None:
-        """The same, for a worker that has been started."""
+        """Wakes the thread if it has been started."""
         if self._thread is not None:
             self._there.set()
 
     def end(self, wait: bool) -> None:
-        """The queue is closed; ``wait``: for the thread to end."""
+        """Ends the thread; ``wait``: until it has ended."""
         self._ended = True
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
@@ -142,30 +141,30 @@ class Worker:
                 thread.join(2.0)
 
     def _run(self) -> None:
-        look = 0.0
+        check_at = 0.0
         while not self._ended:
             self._there.wait()
-            look = self._work(look)
+            check_at = self._work(check_at)
 
-    def _work(self, look: float) -> float:
-        """What there is to do; returns when to look around next."""
+    def _work(self, check_at: float) -> float:
+        """Works off the queue; returns the time of the next check of peers."""
         queue = self._queue()
         if queue is None:
-            return look
-        if queue.ahead:
+            return check_at
+        if queue.async_progress:
             self._there.clear()
         elif not self._is_wanted(queue):
-            return look
+            return check_at
         while not queue.idle():
-            look = queue.work(look)
-        return look
+            check_at = queue.work(check_at)
+        return check_at
 
     def _is_wanted(self, queue: _Queue) -> bool:
-        """Sleeps for a grace; whether nobody has come back for what there is."""
-        grace = self.grace
-        urgent, visited = grace.sleep()
-        works = grace.over(queue.idle(), visited) or urgent
-        if grace.rests:
+        """Sleeps for a backoff; returns True if no caller has come back for the calls of the queue."""
+        backoff = self.backoff
+        urgent, visited = backoff.sleep()
+        works = backoff.over(queue.idle(), visited) or urgent
+        if backoff.rests:
             self._there.clear()
             if not queue.idle():  # a call that came before this word was cleared
                 self._there.set()
@@ -173,7 +172,7 @@ class Worker:
 
 
 class AsyncProgress:
-    """Whether calls of the background make progress beside computation: decided once all ranks of a group are there.
+    """Asynchronous progress of calls beside computation: decided once all ranks of a group are there.
 
     ``UNISONO_ASYNC_PROGRESS`` 1 or 0 says so instead; raises `UsageError` for another value.
     """
@@ -187,7 +186,7 @@ class AsyncProgress:
         self.decided = bool(wish)
 
     def decide(self) -> None:
-        """Whether this rank has a core beyond those that its threads compute on, to be asked until it is decided.
+        """Decides whether this rank has a core beyond those that its threads compute on; called until it is decided.
 
         Ranks that may use the same cores have equal shares of them.
         """

@@ -67,7 +67,7 @@ _ALL_RECEIVE = frozenset({"all_reduce", "barrier", "broadcast", "all_gather"})
 
 @dataclass(frozen=True)
 class Collective:
-    """What must be true before and after: a name, a number of ranks and chunks, and a root where there is one.
+    """The pre- and postcondition of a collective: a name, a number of ranks and chunks, and a root where there is one.
 
     Raises UsageError if the name is unknown, the root is not a rank, or num_chunks does not divide among the ranks.
     """
@@ -94,23 +94,23 @@ class Collective:
 
     @classmethod
     def of(cls, name: str, world_size: int, pieces: int = 1, root: int = 0) -> "Collective":
-        """The collective with `pieces` chunks per rank (per pair for all_to_all, in all where nobody owns a chunk)."""
+        """The collective with `pieces` chunks per rank (per pair for all_to_all, in all where no rank owns a chunk)."""
         groups = {"all_to_all": world_size**2}.get(name, world_size if name in _OWNED else 1)
         return cls(name, world_size, groups * pieces, root)
 
     @property
     def rooted(self) -> bool:
-        """Whether one rank plays a part of its own."""
+        """True if one rank plays a part of its own."""
         return self.name in ROOTED
 
     @property
     def reduces(self) -> bool:
-        """Whether contributions of several ranks are summed."""
+        """True if contributions of several ranks are summed."""
         return self.name in _ALL_CONTRIBUTE
 
     @property
     def idempotent(self) -> bool:
-        """Whether a contribution may arrive more than once (only the empty token of a barrier may)."""
+        """True if a contribution may arrive more than once (only the empty token of a barrier may)."""
         return self.name == "barrier"
 
     @property
@@ -121,7 +121,7 @@ class Collective:
 
     @property
     def pieces(self) -> int:
-        """Chunks per owner (per pair of ranks for all_to_all, all chunks where nobody owns one)."""
+        """Chunks per owner (per pair of ranks for all_to_all, all chunks where no rank owns one)."""
         return self.num_chunks // self._groups
 
     def owner(self, chunk: int) -> int | None:
@@ -139,13 +139,13 @@ class Collective:
         return self.owner(chunk) if not self.reduces else None
 
     def held_before(self) -> NDArray[np.bool_]:
-        """Who contributes to what: bool, shape (world_size, num_chunks)."""
+        """The contributors of each chunk: bool, shape (world_size, num_chunks)."""
         if self.name in _ALL_CONTRIBUTE:
             return np.ones((self.world_size, self.num_chunks), dtype=np.bool_)
         return self._held_by([self.source(c) for c in range(self.num_chunks)])
 
     def held_after(self) -> NDArray[np.bool_]:
-        """Who must hold the sum of all contributions to what: bool, shape (world_size, num_chunks)."""
+        """The ranks that must hold the sum of each chunk: bool, shape (world_size, num_chunks)."""
         if self.name in _ALL_RECEIVE:
             return np.ones((self.world_size, self.num_chunks), dtype=np.bool_)
         if self.name in ("reduce", "gather"):

@@ -165,7 +165,7 @@ class Step:
 
 
 class LazySteps(Sequence[Step]):
-    """A sequence of `length` steps of which the i-th is made by `make(i)` when somebody looks at it."""
+    """A sequence of `length` steps of which the i-th is made by `make(i)` when a rank looks at it."""
 
     def __init__(self, length: int, make: Callable[[int], Step]) -> None:
         self._length = max(length, 0)

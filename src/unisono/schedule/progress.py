@@ -1,4 +1,4 @@
-"""Who waits for whom when ranks run a schedule with a bounded number of messages under way.
+"""The progress of ranks that run a schedule with a bounded number of messages under way.
 
 Each rank takes the steps in order; in a step it sends its messages, then receives. All transfers of a step to one peer
 are one message. A send waits while `in_flight` messages of the rank are under way; a receive until its message is
@@ -32,7 +32,7 @@ class Wait:
 
 
 def busiest_sender(steps: Sequence[Step]) -> int:
-    """The most messages that any rank sends in one step: with as many under way per rank, nobody waits for ever."""
+    """The most messages that any rank sends in one step: with as many under way per rank, no rank waits for ever."""
     most = 0
     for step in steps:
         if len(step):
@@ -42,7 +42,7 @@ def busiest_sender(steps: Sequence[Step]) -> int:
 
 
 def find_deadlock(steps: Sequence[Step], in_flight: int) -> list[Wait]:
-    """Run until everybody is done or stuck: a cycle of waits, or an empty list if all came through."""
+    """Run until every rank is done or stuck: a cycle of waits, or an empty list if all came through."""
     run = _Run(steps, in_flight)
     moving = True
     while moving:
@@ -89,19 +89,19 @@ class _Run:
             elif not sends and self.arrived[peer, rank]:
                 self.arrived[peer, rank] -= 1
                 self.under_way[peer].remove(rank)
-            elif not sends and self.in_flight == 0 and self._offers(peer, rank):
+            elif not sends and self.in_flight == 0 and self._sends_to(peer, rank):
                 self.at[peer] += 1
             else:
                 break
             self.at[rank] += 1
         return self.at[rank] > start
 
-    def _offers(self, rank: int, to: int) -> bool:
+    def _sends_to(self, rank: int, to: int) -> bool:
         op = self._next(rank)
         return op is not None and op[1] and op[2] == to
 
     def wait(self, rank: int) -> Wait:
-        """What a stuck rank waits for."""
+        """The wait of a stuck rank."""
         step, sends, peer = self.programs[rank][self.at[rank]]
         held_up = self.under_way[rank] if sends else []
         return Wait(rank, step, sends, peer, held_up[0] if held_up else peer)

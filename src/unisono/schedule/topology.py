@@ -86,7 +86,7 @@ class Topology:
         return np.where(ranks < self.world_size, ranks // self.ranks_per_host, -1)
 
     def outside(self, src: ArrayLike, dst: ArrayLike) -> NDArray[np.bool_]:
-        """Whether a message leaves its host."""
+        """True if a message leaves its host."""
         return np.asarray(self.host(src) != self.host(dst)) & (self.hosts > 1)
 
     def link(self, src: int, dst: int) -> Link:

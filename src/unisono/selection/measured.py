@@ -31,7 +31,7 @@ class Row:
 
 
 def table_path() -> Path:
-    """Where this machine's table is kept."""
+    """The path of this machine's table."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "unisono" / f"tuned-{platform.node() or 'here'}.json"
 
@@ -55,7 +55,7 @@ class Measured:
         return Measured([*self.rows, *newer.rows])
 
     def algorithms(self, collective: str, ranks: int) -> list[str]:
-        """What has been measured for so many ranks, sorted."""
+        """The measurements for so many ranks, sorted."""
         return sorted({r.algorithm for r in self.rows if (r.collective, r.ranks) == (collective, ranks)})
 
     def seconds(self, collective: str, ranks: int, algorithm: str, nbytes: float) -> float:

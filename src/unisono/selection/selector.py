@@ -55,7 +55,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Quote:
-    """What one algorithm costs: `seconds` for the size asked, built with `chunks` pieces; measured or modelled."""
+    """The cost of one algorithm: `seconds` for the size asked, built with `chunks` pieces; measured or modelled."""
 
     candidate: Candidate
     chunks: int
@@ -105,7 +105,7 @@ class Choice:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Where the best one's simulated time goes: seconds of start-up, bytes (waiting for ports too) and sums."""
+        """The parts of the best one's simulated time: seconds of start-up, bytes (waiting for ports too) and sums."""
         shares = simulate(self.build(), self.topology, self.nbytes).path.shares()
         return {
             "start-up": shares["alpha"],
@@ -208,7 +208,7 @@ class Selector:
         return [made[size] for size in wanted]
 
     def crossovers(self, choices: Sequence[Choice]) -> list[Crossover]:
-        """Where the best algorithm changes between the sizes of a table (ascending), to within a percent."""
+        """The sizes at which the best algorithm changes, to within a percent, between those of a table (ascending)."""
         found = []
         for low, high in pairwise(choices):
             here, below, top = low.nbytes, low.best, high.best.candidate

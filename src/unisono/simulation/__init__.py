@@ -53,7 +53,7 @@ def simulate(
     eager: bool = False,
     costs: PipelineCosts | None = None,
 ) -> Timeline | PipelineTimeline:
-    """When everything happens; of a collective by the alpha-beta-gamma model with contention for ports.
+    """The times of all events; of a collective by the alpha-beta-gamma model with contention for ports.
 
     Args:
         schedule: of a collective, also over switches, that `verify` approves; or of a pipeline.

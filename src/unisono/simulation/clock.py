@@ -3,7 +3,7 @@
 - A rank takes its steps in order. It begins one when all its messages of the one before have ended and are summed.
 - A message starts when both its ends are ready; it takes alpha + bytes * beta, and its ends are busy until it ends.
   With `eager`, a message starts when its sender is ready, and the sender goes on when its last byte has left: alpha is
-  time on the wire, spent by nobody (as with small messages through buffers that are known to be free).
+  time on the wire, spent by no rank (as with small messages through buffers that are known to be free).
 - The messages of a step start together and share ports as well as can be: none waits for another's alpha, and the step
   takes as long as its busiest port (open shop scheduling with preemption). A port serves those that are ready first.
 - A port that several ranks share (a NIC) serves in the order of the steps.
@@ -28,7 +28,7 @@ _SETTLED = 1e-6  # the same for what slots add to the times: who comes first in 
 
 @dataclass(frozen=True)
 class Times:
-    """When the messages of a slot are ready to start at both ends, start, leave and end: float64 seconds each.
+    """The times of the messages of a slot: ready at both ends, start, leave and end, float64 seconds each.
 
     head: int64, the message at the head of the line each has stood in (itself, if in none). taken: int64, the port that
     an earlier slot kept the head waiting for (-1: none); by_out: bool, whether that line is at the sender's side.
@@ -75,7 +75,7 @@ class Clock:
         return Times(sender, receiver, start, left, end, head, taken, by_out)
 
     def _serve(self, side: str, ports: Ints, begin: Floats, load: Load) -> tuple[Floats, Ints, Ints]:
-        """When each message is through its port, the head of its line, and the port if that was taken before."""
+        """The time each message is through its port, the head of its line, and the port if that was busy."""
         free, held = self._free[side], self._held(side, ports)
         taken = np.where(free[held] > begin, ports, -1)
         begin = np.maximum(begin, free[held])
@@ -136,7 +136,7 @@ def sum_seconds(load: Load, gamma: Floats) -> Floats:
 
 
 def _in_turn(ports: Ints, begin: Floats, work: Floats) -> tuple[Floats, Ints]:
-    """When each message is through, if every port serves one after the other, those that are ready first; and the head.
+    """The time each message is through if every port serves one at a time, in order of readiness; and the head.
 
     finish[j] = max over i <= j of begin[i] + work[i] + .. + work[j], within each port, by doubling distances; the
     head is that i.

@@ -123,7 +123,7 @@ class _Log:
 
 @dataclass
 class _Place:
-    """Where the path has come to: a rank, or a port (its side and id) if that is >= 0."""
+    """The present end of the path: a rank, or a port (its side and id) if that is >= 0."""
 
     rank: int
     side: str = ""
@@ -184,7 +184,7 @@ def _hop(entry: _Entry, m: int, place: _Place, setting: Setting, gamma: Floats) 
 
 
 def _back(entry: _Entry, m: int, eager: bool) -> _Place:
-    """What the message, or the one at the head of its line, waited for before it started."""
+    """The wait of the message, or of the one at the head of its line, before it started."""
     times = entry.times
     head, port = int(times.head[m]), int(times.taken[m])
     if port >= 0:

@@ -1,4 +1,4 @@
-"""Predict a pipeline schedule: who is busy when, how long everybody is idle, what every rank must keep in memory.
+"""Predict a pipeline schedule: who is busy when, how long every rank is idle, what every rank must keep in memory.
 
 Every rank works through its row, waits for what an action needs, and sends each result as soon as the action ends; a
 message takes `link` and keeps no rank busy. Times are in any unit, as long as it is one. Never imports torch.
@@ -38,7 +38,7 @@ class PipelineCosts:
                 raise UsageError(f"{name} must not be below zero, got {value}")
 
     def of(self, action: Action) -> float:
-        """How long an action takes."""
+        """The duration of an action."""
         kinds = {"F": self.forward, "B": self.input_gradient, "W": self.weight_gradient}
         values = [kinds[part.kind] for part in action.parts]
         return sum(value if isinstance(value, int | float) else value[action.stage] for value in values)
@@ -54,7 +54,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class PipelineTimeline:
-    """What ran when, predicted or measured: `slots[rank]` in order, in seconds or in the unit of the costs."""
+    """The timeline, predicted or measured: `slots[rank]` in order, in seconds or in the unit of the costs."""
 
     schedule: PipelineSchedule
     slots: tuple[tuple[Slot, ...], ...]
@@ -119,7 +119,7 @@ class PipelineTimeline:
 
 
 def simulate_pipeline(schedule: PipelineSchedule, costs: PipelineCosts | None = None) -> PipelineTimeline:
-    """When every action runs, starting at 0. Raises ScheduleError for a wrong schedule, UsageError for wrong costs."""
+    """The times of all actions, starting at 0. Raises ScheduleError for a wrong schedule, UsageError for costs."""
     costs = costs or PipelineCosts()
     costs.check(schedule.num_stages)
     verify(schedule).raise_if_bad()

@@ -14,7 +14,7 @@ __all__ = ["Observer", "Setting", "play"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated: a schedule on a topology with so many bytes, every chunk cut into `chunks` pieces.
+    """The input of a simulation: a schedule on a topology with so many bytes, every chunk cut into `chunks` pieces.
 
     Raises UsageError if the topology has another number of ranks, or a number is out of range.
     """
@@ -56,7 +56,7 @@ class Observer(Protocol):
     """Somebody who watches the messages go by, as long as there are not too many."""
 
     def wants(self, messages: int) -> bool:
-        """Whether to show so many more messages one slot at a time; if not, they pass in leaps, unseen."""
+        """True if so many more messages are shown one slot at a time; if not, they pass in leaps, unseen."""
 
     def see(self, parts: tuple[Part, ...], load: Load, times: Times) -> None:
         """One slot has passed."""

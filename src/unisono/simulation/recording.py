@@ -1,4 +1,4 @@
-"""What is recorded of a simulated run: every transfer of a small one, and the bytes per link of any."""
+"""The recording of a simulated run: every transfer of a small one, and the bytes per link of any."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +49,7 @@ class EventLog:
         self._room = EVENT_LIMIT
 
     def wants(self, messages: int) -> bool:
-        """Whether they still fit; from the first time they do not, nothing is collected."""
+        """True if they still fit; from the first time they do not, nothing is collected."""
         self._room = self._room - messages if 0 <= messages <= self._room else -1
         return self._room >= 0
 
@@ -70,7 +70,7 @@ class EventLog:
         """Nothing to keep."""
 
     def events(self) -> Events | None:
-        """What was collected, None if it was too much."""
+        """The events collected, None if there were too many."""
         if self._room < 0:
             return None
         return Events(*(np.concatenate([e, *c]) for e, *c in zip(_NOTHING, *self._parts, strict=True)))
@@ -145,7 +145,7 @@ class TrafficLog:
         self._size = len(pairs)
 
     def traffic(self) -> Traffic:
-        """What was counted."""
+        """The counts."""
         self._merge()
         nothing = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64))
         pair, nbytes, messages = self._parts[0] if self._parts else nothing

@@ -1,4 +1,4 @@
-"""What simulate returns: when every rank starts and ends, what every link carried, and every event of a small run."""
+"""The result of simulate: when every rank starts and ends, what every link carried, and every event of a small run."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +32,7 @@ class Timeline:
 
     @property
     def schedule(self) -> Schedule:
-        """What was simulated."""
+        """The subject of the simulation."""
         return self.setting.schedule
 
     @property
@@ -62,7 +62,7 @@ class Timeline:
 
     @property
     def events(self) -> Events:
-        """Every transfer. Raises UsageError for more than EVENT_LIMIT of them, which nobody could draw."""
+        """Every transfer. Raises UsageError for more than EVENT_LIMIT of them, which no rank could draw."""
         if self.events_or_none is None:
             raise UsageError(
                 f"{self.schedule.name} over {self.schedule.world_size} ranks makes {self.traffic.num_messages} "

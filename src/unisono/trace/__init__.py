@@ -1,1 +1,1 @@
-"""Where a program's time goes: what every rank communicated, when, and what it waited for."""
+"""The communication time of a program: every call of every rank, and its waits."""

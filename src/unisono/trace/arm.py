@@ -1,4 +1,4 @@
-"""What makes a process of a traced program collect. Never imports torch."""
+"""Starts the collection in a process of a traced program. Never imports torch."""
 
 import os
 from pathlib import Path

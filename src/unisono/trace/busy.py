@@ -1,4 +1,4 @@
-"""How long a thread has computed, as any thread of its process can read it: the rest of the time it stood still.
+"""The CPU time of a thread, readable from any thread of its process: the rest of the time it was idle.
 
 Time on a core, and time spent ready to run while none was free: ranks may outnumber cores. Never imports torch.
 """

@@ -29,7 +29,7 @@ from unisono.trace.busy import busy_clock
 from unisono.trace.place import place
 from unisono.watch import flight
 from unisono.watch.flight import QueueRecord
-from unisono.watch.schema import Entry
+from unisono.watch.fr_schema import Entry
 
 __all__ = ["Collector"]
 
@@ -44,7 +44,7 @@ _Method = Callable[..., Any]
 
 
 class Collector:
-    """What one process notes. Times are ``time.monotonic_ns``, which all processes of a host share."""
+    """The record of one process. Times are ``time.monotonic_ns``, which all processes of a host share."""
 
     def __init__(self, folder: Path, compute: bool = False) -> None:
         self.folder, self.compute = folder, compute
@@ -68,7 +68,7 @@ class Collector:
 
     def start(self) -> None:
         """Wrap the calls, the waits and the reductions; arrange for the end. What was issued before is left out."""
-        from unisono.backend.frames import keep_from_dynamo
+        from unisono.backend.caller_frame import keep_from_dynamo
         from unisono.backend.group import Group
         from unisono.backend.process_group import UnisonoProcessGroup
         from unisono.backend.work import PendingWork
@@ -153,8 +153,8 @@ class Collector:
         under_way, mark = self._open, self._mark
 
         @functools.wraps(end)
-        def ended(lane: Any, task: Any, error: BaseException | None = None) -> None:
-            end(lane, task, error)
+        def ended(queue: Any, task: Any, error: BaseException | None = None) -> None:
+            end(queue, task, error)
             if task in under_way:
                 mark()
                 under_way.discard(task)
@@ -164,7 +164,7 @@ class Collector:
         return ended
 
     def _keeping(self, close: _Method) -> _Method:
-        """What a group leaves behind is taken down before it is closed; the default group's end is the end."""
+        """Saves the records of a group before it closes; collection ends with the default group."""
 
         @functools.wraps(close)
         def leave(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -219,9 +219,9 @@ class Collector:
         if record.memory not in self.groups:
             self._namesakes[record.label] += 1
             number = self._namesakes[record.label]
-            self.groups[record.memory] = record.label + (f" ({number})" if number > 1 else ""), record.names
+            self.groups[record.memory] = record.label + (f" ({number})" if number > 1 else ""), record.global_ranks
         if self.rank < 0 or record.label == "the default group":
-            self.rank = record.names[record.rank]
+            self.rank = record.global_ranks[record.rank]
 
     def _covered(self) -> int:
         """The moment from which nothing is missing; 0 if nothing is."""
@@ -273,11 +273,11 @@ class Collector:
         return {
             "memory": record.memory,
             "group": group + entry.label.removeprefix(record.label),
-            "ranks": list(entry.names),
+            "ranks": list(entry.global_ranks),
             "number": entry.number,
             "op": call.op,
             "nbytes": _size(entry),
-            "words": call.describe(entry.names),
+            "words": call.describe(entry.global_ranks),
             "dtype": name_of_dtype(call.dtype),
             "issued": entry.when,
             "ended": entry.ended,
@@ -286,7 +286,7 @@ class Collector:
 
 
 def _ended(raiser: Any) -> bool:
-    """Whether an error ends the call: one that a wait raises need not, if the wait has a timeout of its own."""
+    """True if an error ends the call: one that a wait raises need not, if the wait has a timeout of its own."""
     task = getattr(raiser, "_task", None)
     return task is None or task.done
 
@@ -297,4 +297,4 @@ def _size(entry: Entry) -> int:
     if call.sends:
         elements = max(sum(map(piece_numel, side)) for side in (call.sends, call.expects))
         return elements * (call.dtype.itemsize if call.dtype is not None else 0)
-    return call.nbytes * (len(entry.names) if call.op == "all_gather" else 1)
+    return call.nbytes * (len(entry.global_ranks) if call.op == "all_gather" else 1)

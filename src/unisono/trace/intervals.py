@@ -19,7 +19,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def minus(whole: Iterable[Interval], taken: Iterable[Interval]) -> list[Interval]:
-    """What is in the first set and not in the second."""
+    """The difference of two sets: the first without the second."""
     holes, found = union(taken), []
     at = 0
     for begin, end in union(whole):
@@ -37,13 +37,13 @@ def minus(whole: Iterable[Interval], taken: Iterable[Interval]) -> list[Interval
 
 
 def common(one: Iterable[Interval], other: Iterable[Interval]) -> list[Interval]:
-    """What is in both sets."""
+    """The intersection of two sets."""
     one = union(one)
     return minus(one, minus(one, other))
 
 
 def clipped(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    """What of the intervals lies in the window."""
+    """The intervals, cut to the window."""
     cut = [(max(begin, window[0]), min(end, window[1])) for begin, end in intervals]
     return [(begin, end) for begin, end in cut if begin < end]
 

@@ -5,7 +5,7 @@ import sys
 from types import FrameType
 
 import unisono
-from unisono.runtime.site import Site, is_inner, is_standard
+from unisono.runtime.call_site import Site, is_inner, is_standard
 
 __all__ = ["place"]
 

@@ -16,7 +16,7 @@ class Program:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = 0
+        self._signal = 0
 
     def run(self, command: list[str], environment: dict[str, str]) -> int:
         """The exit code; after Ctrl-C, which reaches the program too, that of an interrupt."""
@@ -24,8 +24,8 @@ class Program:
             self._process = subprocess.Popen(command, env=environment)
         except OSError as problem:
             raise UsageError(f"cannot run {command[0]}: {problem.strerror}") from None
-        if self._told:
-            self._process.send_signal(self._told)
+        if self._signal:
+            self._process.send_signal(self._signal)
         while True:
             try:
                 code = self._process.wait()
@@ -36,7 +36,7 @@ class Program:
 
     def terminate(self, number: int, frame: FrameType | None) -> None:
         """Pass the signal on; once the program has ended, end this process through its `finally` clauses."""
-        self._told = number
+        self._signal = number
         if self._process is not None:
             if self._process.returncode is not None:
                 raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""What the ranks of a traced program have written, read and put together: every call with its phases.
+"""The records of a traced program, read and joined: every call with its phases.
 
 A call's phases on a rank: it *waits* until the last rank of the group has issued the call; from then on it *reduces*
 while torch combines parts, and *moves* the rest of the time. Communication is *exposed* while the main thread is inside
@@ -96,17 +96,17 @@ class RankRecord:
 
     @cached_property
     def flying(self) -> list[Interval]:
-        """When a call was under way."""
+        """The times at which a call was under way."""
         return union((call.begin, call.end) for call in self.calls)
 
     @cached_property
     def inside(self) -> list[Interval]:
-        """When the main thread was inside a call or a wait."""
+        """The times at which the main thread was inside a call or a wait."""
         return union((span.begin, span.end) for span in self.spans if span.thread == self.main)
 
     @cached_property
     def still(self) -> list[Interval]:
-        """When it was not, but did nothing else either while a call was under way.
+        """The times at which it was in no call, but idle while one was under way.
 
         A thread that waits has computed before: what it was not busy from one mark to the next lies at the end.
         """

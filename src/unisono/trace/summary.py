@@ -113,14 +113,14 @@ class Summary:
 
     @property
     def span(self) -> str:
-        """What the window is."""
+        """The window in words."""
         if self.partial:
             return "up to the last call (before that there were more calls than are kept)"
         return "from the first call to the last"
 
     @property
     def absence(self) -> str:
-        """Who is missing, and why; nothing if nobody is."""
+        """The missing ranks, and why; empty if there are none."""
         if not self.missing:
             return ""
         names = ", ".join(map(str, self.missing))
@@ -166,7 +166,7 @@ def _rank(record: RankRecord, window: Interval) -> RankSum:
 
 
 def _clearly(slowest: RankSum, ranks: Sequence[RankSum]) -> bool:
-    """Whether it comes last half as often again as by chance, and is a quarter more behind than the others are."""
+    """True if it comes last half as often again as by chance, and is a quarter more behind than the others are."""
     others = [rank.late for rank in ranks if rank is not slowest]
     return bool(others) and slowest.last >= 1.5 / len(ranks) and slowest.late >= 1.25 * fmean(others)
 

@@ -1,4 +1,4 @@
-"""What the job is told, and what it tells: plain values that travel between processes. Never imports torch."""
+"""Settings and results of the job: plain values that travel between processes. Never imports torch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class MeshSettings:
-    """How model and batch are cut: ranks per axis, the pipeline's schedule, microbatches of each dp rank in a step."""
+    """The split of model and batch: ranks per axis, the pipeline's schedule, microbatches of each dp rank in a step."""
 
     shape: ParallelDims
     schedule: str = "1f1b"
@@ -156,7 +156,7 @@ class AxisTraffic:
 
 @dataclass(frozen=True)
 class MeshReport:
-    """Who holds what, in rank order; the traffic of each axis; the pipeline's bubble, measured and predicted, 0 to 1.
+    """The shares by rank; the traffic of each axis; the pipeline's bubble, measured and predicted (0 to 1).
 
     `bubble` is None without a pipeline: the median over some steps, averaged over the pipelines.
     """
@@ -168,7 +168,7 @@ class MeshReport:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run came to. `held_out` holds (steps done, loss in nats per byte) from before the first step on."""
+    """The result of one run. `held_out` holds (steps done, loss in nats per byte) from before the first step on."""
 
     settings: Settings
     text_name: str

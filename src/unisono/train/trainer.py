@@ -1,4 +1,4 @@
-"""What the job trains, and the two ways to train it: torch's own DDP here, a mesh in `mesh_trainer`.
+"""The model of the job, and the two ways to train it: torch's own DDP here, a mesh in `mesh_trainer`.
 
 What counts as communication. DDP calls a hook for every bucket of gradients that is ready; ours starts torch's own
 all_reduce hook and times the call. After the last bucket nothing is left to compute, so the time from there to the end
@@ -79,7 +79,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def report(self) -> MeshReport | None:
-        """Who holds what, where ranks hold different things. Collective."""
+        """The holdings of each rank, if they differ. Collective."""
 
 
 class DDPTrainer(Trainer):

@@ -2,7 +2,7 @@
 
 `fetch_add` and `load_seq_cst32` are sequentially consistent, `load_acquire32` and `load_acquire64` acquire, the stores
 release; LLVM makes of them what the CPU needs, on x86-64 as on weakly ordered ones. Needs numba. The loops are compiled
-with these inside, and cached: whoever changes something here changes them too.
+with these inside, and cached: a change here changes them too.
 """
 
 import platform
@@ -82,7 +82,7 @@ def copy_256(context: Any, target: Any, source: Any) -> Any:
 
 @intrinsic
 def relax(context: Any) -> Any:
-    """Tells the CPU that this is a loop that waits: a thread of the same core gets what it does not need."""
+    """Hints the CPU that this loop polls, so that the other thread of the core runs faster."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if _RELAX:

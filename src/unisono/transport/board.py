@@ -1,11 +1,11 @@
-"""The board where the ranks of a group meet: headers, staging areas, and the counters that say who has come.
+"""The board where the ranks of a group meet: headers, staging areas, and the counters of arrivals.
 
-A *meeting* is a point that no rank passes before all have arrived. Meetings are numbered from 0; what a rank writes
-for meeting k lies in half ``k % 2`` of the board, its own part only. After meeting k everybody may read that half; a
-rank that has arrived at meeting k + 1 has finished reading it, so that it may be written again for meeting k + 2. One
-meeting per exchange is enough, and this parity is shared by every operation of the group.
+A *meeting* is a point that no rank passes before all have arrived. Meetings are numbered from 0; a rank writes for
+meeting k into its own part of the half of *parity* ``k % 2`` of the board. After meeting k every rank may read that
+half; a rank that has arrived at meeting k + 1 has finished reading it, so it may be written again for meeting k + 2.
+One meeting per exchange is enough, and all operations of the group share the parity.
 
-Interpreters meet (runtime/interpreter.py); this is what is seen of it from outside.
+Interpreters meet (runtime/interpreter.py); `Board` is the view of it for the queue.
 """
 
 import time
@@ -25,7 +25,7 @@ class Board:
         layout = segment.layout
         self.segment, self.rank, self.size = segment, rank, layout.world_size
         self.position = array("q", [0])
-        """The number of the next meeting that this rank passes, which interpreters count on."""
+        """The number of the next meeting that this rank passes; interpreters increment it."""
         self._counters = [
             futex.Counter(segment.words, (layout.counters + 64 * k) // 4, segment.address)
             for k in range(layout.COUNTERS)
@@ -33,19 +33,19 @@ class Board:
         self._longs = segment.longs
         self.stage_nbytes = layout.stage
 
-    def header_span(self, half: int, rank: int) -> tuple[int, int]:
+    def header_span(self, parity: int, rank: int) -> tuple[int, int]:
         """First and last-plus-one byte of a rank's call header in the segment."""
         layout = self.segment.layout
-        start = layout.headers + (half * self.size + rank) * layout.header
+        start = layout.headers + (parity * self.size + rank) * layout.header
         return start, start + layout.header
 
     def headers(self) -> bytes:
-        """Those of all ranks at the meeting that was passed last."""
-        half = (self.position[0] - 1) & 1
-        return self.segment.raw[self.header_span(half, 0)[0] : self.header_span(half, self.size - 1)[1]]
+        """The headers of all ranks at the meeting that was passed last."""
+        parity = (self.position[0] - 1) & 1
+        return self.segment.raw[self.header_span(parity, 0)[0] : self.header_span(parity, self.size - 1)[1]]
 
     def full(self) -> bool:
-        """Whether all ranks have come to the next meeting."""
+        """Returns True if all ranks have arrived at the next meeting."""
         return self._counters[self.position[0] & 3].value() == self.size
 
     def sleep(self, seconds: float) -> None:
@@ -58,6 +58,6 @@ class Board:
             seen = counter.value()
 
     def missing(self) -> list[int]:
-        """The ranks that have not come to the next meeting."""
+        """The ranks that have not arrived at the next meeting."""
         number = self.position[0] + 1
         return [r for r in range(self.size) if self._longs[self.segment.field(r, MEETINGS)] < number]

@@ -1,25 +1,24 @@
 """Counters in shared memory that the kernel increments and on which ranks sleep: the one waiting primitive.
 
-Python has no atomic increment and no memory barrier, and unisono ships no compiled code. Linux lends both: the futex
-operation FUTEX_WAKE_OP is an atomic read-modify-write *done by the kernel*, followed by the wake-up of the sleepers if
-the old value passes a comparison. So "add one, and if that was the last arrival wake everybody" is one system call.
+Python has no atomic increment and no memory barrier, and unisono ships no compiled code. Linux has both: the futex
+operation FUTEX_WAKE_OP is an atomic read-modify-write *by the kernel*, followed by the wake-up of the sleepers if the
+old value passes a comparison. So "add one, and wake all if that was the last arrival" is one system call.
 
-Why it is right on x86-64 and on weakly ordered CPUs:
+Correctness, on x86-64 and on weakly ordered CPUs:
 
 * **Release.** The kernel's increment is a lock-prefixed add on x86-64, a release store (``stlxr``) followed by a full
   barrier (``dmb ish``) on arm64, ``amoadd.aqrl`` on RISC-V. Everything a rank stored before `Counter.add` is visible to
-  whoever sees the incremented value.
-* **Acquire.** A rank that polls sees the value with a plain load. x86-64 never moves a later load before an earlier
-  one, so what follows may be read. Elsewhere it may be, so `acquire` makes a system call that the kernel documents as a
-  full barrier (``smp_mb`` "(B)" in kernel/futex/waitwake.c: FUTEX_WAKE orders what came before it against the read of
-  the bucket's waiters) before anything is read.
+  a rank that sees the incremented value.
+* **Acquire.** A rank polls with a plain load. x86-64 never moves a later load before an earlier one, so what follows
+  may be read. Elsewhere it may be moved, so `acquire` makes a system call that the kernel documents as a full barrier
+  (``smp_mb`` "(B)" in kernel/futex/waitwake.c: FUTEX_WAKE orders what came before it against the read of the bucket's
+  waiters) before anything is read.
 * **No lost wake-up.** `Counter.sleep` passes the value it saw; the kernel compares and goes to sleep under the lock
   that the waker takes, so an increment in between makes the call return at once.
-
-* **No needless wake-up.** The 32-bit word after a counter says how many sleep on it; a sleeper adds itself before it
-  sleeps. A compiled loop that has added to the counter reads that word and makes no system call if it is 0. Either the
-  waker sees the sleeper there, or the kernel sees the counter changed. A sleeper that is killed stays counted, which
-  costs the wakers what they save otherwise.
+* **No needless wake-up.** The 32-bit word after a counter counts its sleepers; a sleeper adds itself before it sleeps.
+  A compiled loop that has added to the counter reads that word and makes no system call if it is 0. Either the waker
+  sees the sleeper there, or the kernel sees the counter changed. A sleeper that is killed stays counted, which costs
+  the wakers a system call each time.
 
 A word is 32 bits and wraps; users compare for equality or by difference modulo 2**32.
 """
@@ -36,24 +35,24 @@ from typing import Any
 from unisono.errors import UsageError
 
 __all__ = [
-    "CROWDED", "DEAR", "EVERYBODY", "FUTEX_WAIT", "FUTEX_WAKE", "LINGER", "MEANWHILE", "NUMBERS", "Counter", "acquire",
-    "arrive", "give_way", "release", "ring", "sleep",
+    "BACKOFF_NS", "FUTEX_WAIT", "FUTEX_WAKE", "INT_MAX", "NUMBERS", "OVERSUBSCRIBED_UNTIL", "SLOW_YIELD_NS", "SPIN_NS",
+    "Counter", "acquire", "arrive", "release", "ring", "sleep", "yield_core",
 ]  # fmt: skip
 
-LINGER = 1_000_000
-"""Nanoseconds after which a waiter stops giving way (sched_yield) and sleeps. A yield takes less than a microsecond
-where ranks have the cores to themselves, but several milliseconds for each time that others want this core: a hundred
-yields, meant to be cheap, took 0.8 s on a busy machine, in which nobody looked whether the peers live."""
+SPIN_NS = 1_000_000
+"""Nanoseconds of polling with sched_yield before a waiter sleeps. A yield takes less than a microsecond where every
+rank has a core, but several milliseconds each time that another process wants the core: a hundred yields took 0.8 s on
+a busy machine, during which no rank checked whether its peers live."""
 
 FUTEX_WAIT, FUTEX_WAKE, _FUTEX_WAKE_OP = 0, 1, 5
-CROWDED = ctypes.c_int64(0)
-"""Until this ``time.monotonic_ns`` this process does not give way where it waits, but sleeps at once."""
-DEAR, MEANWHILE = 1_000_000, 200_000_000
-"""A yield that takes more than `DEAR` ns has let somebody compute who is not about to wait himself: a whole slice of
-the scheduler's, 3 or 4 ms, each time. A sleeper is woken as soon as his peer has come. So for `MEANWHILE` ns nobody
-gives way then: two busy processes beside two ranks made a call take 4 ms, and leave it at a tenth of that so."""
+OVERSUBSCRIBED_UNTIL = ctypes.c_int64(0)
+"""``time.monotonic_ns`` until which waiters of this process sleep at once, without yielding."""
+SLOW_YIELD_NS, BACKOFF_NS = 1_000_000, 200_000_000
+"""A yield of more than `SLOW_YIELD_NS` ran a process that computes: a whole slice of the scheduler's, 3 or 4 ms, each
+time, while a sleeper is woken as soon as its peer arrives. Waiters then sleep at once for `BACKOFF_NS`: two busy
+processes beside two ranks made a call take 4 ms, and a tenth of that with this."""
 _OP_ADD, _CMP_EQ = 1, 0
-EVERYBODY = 2**31 - 1
+INT_MAX = 2**31 - 1
 NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
 _MACHINE = platform.machine()
 _STRONG = _MACHINE in ("x86_64", "AMD64")  # stores in order, loads in order; only a load may pass an earlier store
@@ -115,8 +114,8 @@ def _addition(address: int, woken: int, full: int, value: int = 1) -> tuple[Any,
         _number(),
         ctypes.c_void_p(woken),
         ctypes.c_int(_FUTEX_WAKE_OP),
-        ctypes.c_int(EVERYBODY),
-        ctypes.c_void_p(EVERYBODY),
+        ctypes.c_int(INT_MAX),
+        ctypes.c_void_p(INT_MAX),
         ctypes.c_void_p(address),
         ctypes.c_uint32((_OP_ADD << 28) | (_CMP_EQ << 24) | ((value & 0xFFF) << 12) | full - 1),
     )
@@ -143,15 +142,15 @@ def sleep(address: int, seen: int, seconds: float) -> None:
         _quick(*_addition(address + 4, address + 4, 1, -1))
 
 
-def give_way() -> bool:
-    """Lets others have this core for a moment; false, and nothing done, where it is better to sleep."""
+def yield_core() -> bool:
+    """Yields the core once; returns False, nothing done, if it is better to sleep."""
     begun = time.monotonic_ns()
-    if begun < CROWDED.value:
+    if begun < OVERSUBSCRIBED_UNTIL.value:
         return False
     os.sched_yield()
     now = time.monotonic_ns()
-    if now - begun > DEAR:
-        CROWDED.value = now + MEANWHILE
+    if now - begun > SLOW_YIELD_NS:
+        OVERSUBSCRIBED_UNTIL.value = now + BACKOFF_NS
     return True
 
 
@@ -167,6 +166,6 @@ def _nothing() -> None:
 
 
 acquire: Callable[[], None] = _nothing if _STRONG else _full_barrier
-"""Call after a load has told that something is there, before reading it."""
+"""Call after a load that announces something, before reading it."""
 release: Callable[[], None] = _nothing if _STRONG else _full_barrier
-"""Call after writing something, before a plain store that tells it is there."""
+"""Call after writing something, before a plain store that announces it."""

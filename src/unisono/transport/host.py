@@ -1,6 +1,6 @@
-"""What a host is: where ranks can map each other's memory and see each other's processes.
+"""A host: the namespaces in which ranks can map each other's memory and see each other's processes.
 
-Both go through ``/proc`` (segment.py, neighbours.py, process.py), by pid. So two containers of one machine are two
+Both go through ``/proc`` (segment.py, peer_mappings.py, process.py), by pid. So two containers of one machine are two
 hosts, though they share a kernel, unless they share its PID namespace; and so are two user namespaces, and two users,
 who may not open each other's memory. IPC, mount and network namespaces make no difference: the memory has no name.
 """
@@ -13,7 +13,7 @@ __all__ = ["ONE_HOST", "Host", "barred", "unseen"]
 
 _APART = "make a unisono group on each and one of gloo between them"
 ONE_HOST = f"unisono serves the ranks of one host; {_APART}"
-"""What to tell ranks on several hosts."""
+"""The remedy for ranks on several hosts."""
 _CONTAINERS = (
     "start all ranks in one container, or in containers that share the host's (docker run --pid=host, --userns=host); "
     f"or {_APART}"
@@ -21,7 +21,7 @@ _CONTAINERS = (
 
 
 class Host(NamedTuple):
-    """One host, as its processes tell each other of it; equal for two of them if they can share memory."""
+    """One host, as its processes publish it; equal for two of them if they can share memory."""
 
     boot: str  # names the kernel until its next boot
     pid_namespace: int
@@ -35,7 +35,7 @@ class Host(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> "Host":
-        """The host that `to_text` told of."""
+        """The host described by `to_text`."""
         boot, *numbers = text.split("/")
         return cls(boot, *map(int, numbers))
 
@@ -44,11 +44,11 @@ class Host(NamedTuple):
         return "/".join(map(str, self))
 
     def sees(self, other: "Host") -> bool:
-        """Whether processes there can be looked up by their pids here, be they another user's."""
+        """True if processes there can be looked up by their pids here, be they another user's."""
         return self[:2] == other[:2]
 
-    def apart(self, other: "Host") -> tuple[str, str]:
-        """How a rank there runs otherwise than one here, and what to do."""
+    def difference(self, other: "Host") -> tuple[str, str]:
+        """The difference between a rank there and one here, and the remedy."""
         if self.boot != other.boot:
             return "runs on another host", ONE_HOST
         kinds = [
@@ -99,9 +99,9 @@ def barred(pid: int) -> str:
     for kind in ("Uid", "Gid"):
         used = mine[kind][3]  # for files
         if {used} != set(theirs[kind][:3]):
-            told = "/".join(theirs[kind][:3])
+            ids = "/".join(theirs[kind][:3])
             return (
-                f"its {kind.lower()} (real/effective/saved) is {told}, not {used}; run all ranks as one user and group"
+                f"its {kind.lower()} (real/effective/saved) is {ids}, not {used}; run all ranks as one user and group"
             )
     if int(theirs["CapPrm"][0], 16) & ~int(mine["CapEff"][0], 16):
         return "it has capabilities that this rank lacks; give all ranks the same"

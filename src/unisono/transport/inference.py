@@ -29,7 +29,7 @@ def outside_inference(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory outside autograd and inference mode, for anybody to write; writes do not count as a new version.
+    """The same memory outside autograd and inference mode, writable by any code; writes do not count as a new version.
 
     To be called `outside_inference`.
     """

@@ -1,43 +1,13 @@
-"""Where things lie in the memory that the ranks of one group share. Never imports torch: `unisono ps` reads it too."""
+"""The layout of the memory that the ranks of one group share. Never imports torch: `unisono ps` reads it too."""
 
 import zlib
 from dataclasses import dataclass
 
 __all__ = [
-    "ABANDONED",
-    "ABSENT",
-    "AFFINITY",
-    "ARENA",
-    "ARENA_NBYTES",
-    "ARENA_NONCE",
-    "CALL",
-    "COMPLETED",
-    "COMPLETED_AT",
-    "FAREWELL",
-    "FIELDS",
-    "GAVE_UP",
-    "HEADER",
-    "ISSUED",
-    "ISSUED_AT",
-    "JOINED",
-    "KIB",
-    "LEFT",
-    "LENGTH",
-    "LINE",
-    "MAGIC",
-    "MEETINGS",
-    "MEMORY_NAME",
-    "MIB",
-    "MOMENTS",
-    "NAME",
-    "PAGE",
-    "PID",
-    "REFUSED",
-    "STARTED",
-    "STATE",
-    "TROUBLE",
-    "WRITING",
-    "Layout",
+    "ABORTED", "ABSENT", "AFFINITY", "CALL", "COMPLETED", "COMPLETED_AT", "EXIT_NOTE", "FIELDS", "GAVE_UP", "HEADER",
+    "HEAP", "HEAP_NBYTES", "HEAP_NONCE", "ISSUED", "ISSUED_AT", "ISSUE_TIMES", "JOINED", "KIB", "LEFT", "LENGTH",
+    "LINE", "MAGIC", "MEETINGS", "MEMORY_NAME", "MESSAGE_ERROR", "MIB", "NAME", "PAGE", "PID", "REFUSED", "STARTED",
+    "STATE", "WRITING", "Layout",
 ]  # fmt: skip
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -49,19 +19,21 @@ PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER, NAME, RE
 """Words of a rank's record: its process; whether it is there; meetings begun; calls issued and completed; when the last
 one was (``time.monotonic_ns``); where in the segment its newest header lies; its global rank; whether a peer refused a
 message of its."""
-ARENA, ARENA_NBYTES, ARENA_NONCE, ABANDONED, AFFINITY = range(10, 15)
+HEAP, HEAP_NBYTES, HEAP_NONCE, ABORTED, AFFINITY = range(10, 15)
 """More of them: the descriptor, plus 1, of the memory of its process's shared tensors (0: none), its bytes, the number
 it begins with; the collective call that the rank has given up, counted from 1; a mark of the cores it may use."""
-ISSUED_AT, MOMENTS = 16, 16
-"""Words ``ISSUED_AT + k % MOMENTS`` tell when call k, counted from 1, was issued (``time.monotonic_ns``)."""
+ISSUED_AT, ISSUE_TIMES = 16, 16
+"""Words ``ISSUED_AT + k % ISSUE_TIMES``: issue times of calls k, counted from 1 (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)
 """States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
-CALL, FAREWELL, TROUBLE = range(3)
+CALL, EXIT_NOTE, MESSAGE_ERROR = range(3)
 """Kinds of text: the call of a rank whose headers differ; how it left; how the last of its messages failed."""
 LENGTH, WRITING = 0xFFFF, 1 << 16
 """The word before a text: its length in bytes, a bit that is set while it is written, how often it was in the rest."""
 
-FIELDS = 5  # 64-bit words before the nonce: magic, world size, the layout's `mark`, whether it is crowded, one spare
+FIELDS = (
+    5  # 64-bit words before the nonce: magic, world size, the layout's `mark`, whether it is oversubscribed, one spare
+)
 
 
 def _up(nbytes: int, unit: int) -> int:
@@ -70,7 +42,7 @@ def _up(nbytes: int, unit: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie, in bytes from the start; a function of the world size alone, so that all ranks agree."""
+    """Offsets, in bytes from the start; a function of the world size alone, so that all ranks agree."""
 
     world_size: int
 
@@ -115,13 +87,13 @@ class Layout:
         return self.bells + self.world_size * LINE
 
     @property
-    def offers(self) -> int:
+    def handles(self) -> int:
         """Two lines per rank, used in turn as headers are: where its tensor lies, if peers may read it there."""
         return self.headers + 2 * self.world_size * self.header
 
     @property
     def ring_controls(self) -> int:  # noqa: D102
-        return self.offers + 2 * self.world_size * LINE
+        return self.handles + 2 * self.world_size * LINE
 
     @property
     def rings(self) -> int:  # noqa: D102
@@ -137,7 +109,7 @@ class Layout:
 
     @property
     def mark(self) -> int:
-        """Tells memory laid out like this from that of another version of unisono."""
+        """A digest of this layout, which differs between versions of unisono."""
         places = [getattr(self, name) for name in dir(type(self)) if not name.startswith("_") and name != "mark"]
         words = sorted((name, value) for name, value in globals().items() if isinstance(value, int))
         return zlib.crc32(repr((places, words)).encode())

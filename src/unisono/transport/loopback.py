@@ -8,7 +8,7 @@
     results = run_loopback(4, rank_main, 10.0)        # one per rank
 
 A send copies its tensor and is done at once, so it never waits. If every rank that still runs waits for a message that
-nobody has sent, all of them raise DeadlockError with the list of waits; if a rank ends, those that wait for it raise
+no rank has sent, all of them raise DeadlockError with the list of waits; if a rank ends, those that wait for it raise
 PeerLostError.
 """
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class _Exchange:
-    """What the ranks share: messages under way, who waits for whom, who has ended."""
+    """The state that ranks share: messages under way, waits, ranks that have ended."""
 
     def __init__(self, world_size: int, timeout: float) -> None:
         self.moved = threading.Condition()
@@ -41,7 +41,7 @@ class _Exchange:
         self.stuck = ""
 
     def deadlock(self) -> str:
-        """Who waits for whom, if nobody who still runs can go on; lock held."""
+        """The waits, if no rank that still runs can go on; lock held."""
         if not self.running or any(
             rank not in self.waiting or self.queues[self.waiting[rank], rank] or self.waiting[rank] not in self.running
             for rank in self.running
@@ -103,13 +103,13 @@ class Loopback(Transport):
             exchange.waiting[self.rank] = peer
             try:
                 while not queue:
-                    self._look(peer, end)
+                    self._check_stuck(peer, end)
                     exchange.moved.wait(min(0.5, max(0.0, end - time.monotonic())))
                 return queue.popleft()
             finally:
                 del exchange.waiting[self.rank]
 
-    def _look(self, peer: int, end: float) -> None:
+    def _check_stuck(self, peer: int, end: float) -> None:
         """Raises if the wait for a peer cannot end; lock held."""
         exchange = self._exchange
         if not exchange.stuck:
@@ -123,7 +123,7 @@ class Loopback(Transport):
             raise CollectiveTimeout(f"rank {self.rank} got no message from rank {peer} in {exchange.timeout:g} s")
 
     def close(self) -> None:
-        """This rank has ended: those that wait for it are told."""
+        """Ends this rank: ranks that wait for it raise."""
         with self._exchange.moved:
             self._exchange.running.discard(self.rank)
             self._exchange.moved.notify_all()

@@ -1,6 +1,6 @@
-"""What compiled loops (runtime/compiled.py) ask of the C library and the kernel.
+"""Functions of the C library and the kernel, for compiled loops (runtime/compiled.py).
 
-Needs numba. The loops are compiled with these inside, and cached: whoever changes something here changes them too.
+Needs numba. The loops are compiled with these inside, and cached: a change here changes them too.
 """
 
 import platform
@@ -19,12 +19,12 @@ from unisono.transport.atomics import (
     pointer,
     types,
 )
-from unisono.transport.futex import DEAR, EVERYBODY, FUTEX_WAIT, FUTEX_WAKE, MEANWHILE, NUMBERS
+from unisono.transport.futex import BACKOFF_NS, FUTEX_WAIT, FUTEX_WAKE, INT_MAX, NUMBERS, SLOW_YIELD_NS
 
 __all__ = ["copy", "now", "pause", "sleep", "store", "wake"]
 
-_NUMBER, _WAIT, _WAKE, _ALL = NUMBERS.get(platform.machine(), 0), FUTEX_WAIT, FUTEX_WAKE, EVERYBODY
-_DEAR, _MEANWHILE = DEAR, MEANWHILE
+_NUMBER, _WAIT, _WAKE, _ALL = NUMBERS.get(platform.machine(), 0), FUTEX_WAIT, FUTEX_WAKE, INT_MAX
+_SLOW_YIELD_NS, _BACKOFF_NS = SLOW_YIELD_NS, BACKOFF_NS
 _PAST_CACHES = 32 << 20
 _BY_BLOCKS = 4096 if platform.machine() == "x86_64" else _PAST_CACHES
 _memcpy = types.ExternalFunction("memcpy", types.voidptr(types.voidptr, types.voidptr, types.intp))
@@ -68,7 +68,7 @@ def now() -> Any:
 
 @inner
 def wake(address: int) -> None:
-    """Wakes whoever sleeps on the 32-bit word at an address, which `fetch_add` has just changed. See `Counter`."""
+    """Wakes the sleepers on the 32-bit word at an address, which `fetch_add` has just changed. See `Counter`."""
     if load_seq_cst32(address + 4) != 0:
         _syscall(_NUMBER, address, _WAKE, _ALL, 0, 0, 0)
 
@@ -87,16 +87,16 @@ def sleep(address: int, seen: int, nanoseconds: int) -> None:
 
 
 @inner
-def pause(address: int, seen: int, limit: int, crowded: int) -> None:
-    """Gives way once to others who want this core, or sleeps as `sleep` does, but not beyond ``limit``: see CROWDED in
-    futex.py, which lies at ``crowded``.
+def pause(address: int, seen: int, limit: int, oversubscribed: int) -> None:
+    """Yields the core once; or sleeps as `sleep` does, not beyond ``limit``, while `OVERSUBSCRIBED_UNTIL` of futex.py,
+    which lies at ``oversubscribed``, is still to come.
     """
     begun = now()
-    if begun < load_acquire64(crowded):
+    if begun < load_acquire64(oversubscribed):
         if begun < limit:
             sleep(address, seen, limit - begun)
         return
     _yield()
     moment = now()
-    if moment - begun > _DEAR:
-        store(crowded, moment + _MEANWHILE)
+    if moment - begun > _SLOW_YIELD_NS:
+        store(oversubscribed, moment + _BACKOFF_NS)

@@ -1,4 +1,4 @@
-"""Who the ranks are, as processes of this host, and whether they still live."""
+"""Processes of this host: identity, state, cores."""
 
 import hashlib
 import os
@@ -38,7 +38,7 @@ class Identity:
 
 @cache
 def cores() -> int:
-    """How many cores the ranks of this host have, as it was when this was first asked.
+    """The number of cores the ranks of this host have, as it was when this was first asked.
 
     They are those of this process or, if it has been given a share of them, of its parent.
     """
@@ -46,9 +46,9 @@ def cores() -> int:
 
 
 def affinity_mark() -> int:
-    """Tells the set of cores that this process may use from other sets: 63 bits, not 0."""
-    told = repr(sorted(os.sched_getaffinity(0))).encode()
-    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest()) >> 1 or 1
+    """A digest of the set of cores that this process may use: 63 bits, not 0."""
+    text = repr(sorted(os.sched_getaffinity(0))).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1 or 1
 
 
 def _stat(pid: int) -> list[bytes]:
@@ -70,17 +70,17 @@ def start_time(pid: int) -> int:
     return 0 if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
 
 
-_started = cache(start_time)  # of this process: to be told when no file can be opened any more
+_started = cache(start_time)  # of this process: known even when no file can be opened any more
 os.register_at_fork(after_in_child=_started.cache_clear)
 
 
 def ticks() -> int:
-    """Now, in the clock that `start_time` is told in."""
+    """Now, in the clock of `start_time`."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def fate(identity: Identity) -> str:
-    """How a process that is gone has ended, as far as the kernel still tells: a zombie keeps its status."""
+    """The end of a process that is gone, as far as the kernel knows: a zombie keeps its status."""
     try:
         fields = _stat(identity.pid)
     except OSError:
@@ -96,7 +96,7 @@ def fate(identity: Identity) -> str:
 
 
 def stopped(identity: Identity) -> bool:
-    """Whether the process is stopped, by a signal or in a debugger."""
+    """True if the process is stopped, by a signal or in a debugger."""
     try:
         return _stat(identity.pid)[0] in (b"T", b"t")
     except TimeoutError:  # a signal handler's
@@ -106,7 +106,7 @@ def stopped(identity: Identity) -> bool:
 
 
 def uncollected(identity: Identity) -> bool:
-    """Whether the process has ended and its parent, another than this one, has yet to ask how: it is a zombie."""
+    """True if the process has ended and its parent, another than this one, has yet to ask how: it is a zombie."""
     try:
         fields = _stat(identity.pid)
     except OSError:
@@ -115,7 +115,7 @@ def uncollected(identity: Identity) -> bool:
 
 
 def alive(identity: Identity) -> bool:
-    """Whether that very process still runs (a stopped one does; a zombie does not), as far as can be told."""
+    """True if that very process still runs (a stopped one does; a zombie does not), as far as is known."""
     try:
         return identity.started != 0 and start_time(identity.pid) == identity.started
     except TimeoutError:  # a signal handler's
@@ -127,7 +127,7 @@ def alive(identity: Identity) -> bool:
 def pin(rank: int, world_size: int) -> list[int]:
     """Keeps this process to its share of the cores, and returns them: equal shares, in the order of the ranks.
 
-    Does nothing, and returns none, where ranks outnumber cores or somebody has set an affinity already.
+    Does nothing, and returns none, where ranks outnumber cores or an affinity is set already.
     """
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // world_size

@@ -59,7 +59,7 @@ class Ring:
         return number
 
     def refuse(self, refusal: Refusal) -> None:
-        """Leaves word on a message that the reader refuses, for the writer."""
+        """Records a message that the reader refuses, for the writer."""
         longs, at = self._longs, self._refused_at
         count = longs[at]
         longs[at] = 0  # until it is complete
@@ -85,16 +85,16 @@ class Ring:
         """Counts a receive that was posted (+1) or has ended (-1)."""
         self._longs[self._wanted_at] += change
 
-    def silent(self) -> bool:
-        """Whether the writer has nothing under way: the reader has opened every message that was posted."""
+    def idle(self) -> bool:
+        """Returns True if the reader has opened every message that was posted."""
         return bool(self._longs[self._posted_at] == self._longs[self._opened_at])
 
     def unopened(self) -> int:
-        """How many messages were posted that the reader has not opened."""
+        """The number of messages posted that the reader has not opened."""
         return int(self._longs[self._posted_at] - self._longs[self._opened_at])
 
     def unwanted(self) -> bool:
-        """Whether the reader has no receive out that could take a message."""
+        """Returns True if the reader has no receive posted."""
         return bool(self._longs[self._wanted_at] == 0)
 
     def there(self) -> int:

@@ -2,7 +2,8 @@
 
 The segment is an anonymous memory file (memfd) made by the group's rank 0 and opened by the others through
 ``/proc/<pid>/fd``. It has no name in any file system: /dev/shm may be tiny, no end of a process, however sudden, leaves
-a file behind, and nobody listens on a socket. Its mode is 0600. Pages exist once touched, so a generous layout is free.
+a file behind, and no process listens on a socket. Its mode is 0600. Pages exist once touched, so a generous layout is
+free.
 """
 
 import ctypes
@@ -39,7 +40,7 @@ _TRIES = 50  # looks at a text that is being written
 
 
 class StoreLike(Protocol):
-    """What is needed of a ``torch.distributed.Store``."""
+    """The methods used of a ``torch.distributed.Store``."""
 
     def set(self, key: str, value: str) -> None: ...  # noqa: D102
     def get(self, key: str) -> bytes: ...  # noqa: D102
@@ -48,15 +49,15 @@ class StoreLike(Protocol):
 
 
 class Absentees(Protocol):
-    """What is known of ranks that have not joined a segment; of one that is ``gone``: words, first cause, itself."""
+    """Ranks that have not joined a segment; of one that is ``gone``: words, first cause, its process."""
 
     def identity(self, rank: int) -> Identity: ...  # noqa: D102
     def gone(self, rank: int) -> tuple[str, str, Identity | None]: ...  # noqa: D102
-    def complaint(self) -> str: ...  # noqa: D102
+    def mismatch(self) -> str: ...  # noqa: D102
 
 
 class Founder(Protocol):
-    """What is known of the rank that makes a segment: `check` raises if it will never, `late` tells where it is.
+    """The rank that makes a segment: `check` raises if it never will, `late` is the error of a timeout.
 
     `barred` gives the error where this rank may not open what that process has, and lets the peers know.
     """
@@ -82,16 +83,16 @@ class Segment:
 
     @property
     def nonce(self) -> str:
-        """Tells this segment from any other."""
+        """A number that no other segment has."""
         return self.raw[FIELDS * 8 : FIELDS * 8 + 16].decode()
 
     @property
-    def crowded(self) -> bool:
-        """Whether the ranks outnumber the cores of the host, as the first rank counts them."""
+    def oversubscribed(self) -> bool:
+        """True if the ranks outnumber the cores of the host, as the first rank counts them."""
         return bool(self.longs[3])
 
     def text(self, rank: int, kind: int) -> str:
-        """What ``rank`` wrote last with `say`; nothing if it has died over it."""
+        """The text ``rank`` wrote last with `set_text`; empty if it died while it wrote."""
         start = self.layout.texts + rank * self.layout.TEXTS + kind * self.layout.TEXT
         for _ in range(_TRIES):
             state = self.longs[start // 8]
@@ -103,8 +104,8 @@ class Segment:
             time.sleep(0.0002)
         return ""
 
-    def say(self, rank: int, kind: int, text: str) -> None:
-        """Writes ``rank``'s text of a kind (CALL, FAREWELL, TROUBLE) for the others to read, cut to the page it has.
+    def set_text(self, rank: int, kind: int, text: str) -> None:
+        """Writes ``rank``'s text of a kind (CALL, EXIT_NOTE, TROUBLE) for the others to read, cut to the page it has.
 
         The word before it tells a reader whether it has read one text or parts of two.
         """
@@ -122,7 +123,7 @@ class Segment:
         return (self.layout.records + rank * self.layout.RECORD) // 8 + index
 
     def state(self, rank: int) -> int:
-        """Whether the rank is there: ABSENT, JOINED, LEFT or GAVE_UP."""
+        """The state of a rank: ABSENT, JOINED, LEFT or GAVE_UP."""
         return int(self.longs[self.field(rank, STATE)])
 
     def identity(self, rank: int) -> Identity:

@@ -1,9 +1,9 @@
-"""Tensors in memory that the other ranks of the host may map (arena.py). Imports torch only when one is made."""
+"""Tensors in memory that the other ranks of the host may map (shared_heap.py). Imports torch only when one is made."""
 
 from typing import TYPE_CHECKING, Any
 
 from unisono.errors import UsageError
-from unisono.transport.arena import arena
+from unisono.transport.shared_heap import shared_heap
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ def empty(*size: Any, dtype: "torch.dtype | None" = None) -> "torch.Tensor":
         like = torch.empty(*size, dtype=dtype, device="meta")
     except (TypeError, RuntimeError) as error:
         raise UsageError(f"unisono.empty: {str(error).partition(chr(10))[0]}") from None
-    memory = made.allocate(like.nbytes) if like.nbytes and (made := arena()) is not None else None
+    memory = made.allocate(like.nbytes) if like.nbytes and (made := shared_heap()) is not None else None
     if memory is None:
         return torch.empty(like.shape, dtype=like.dtype, device="cpu")
     raw = torch.frombuffer(memory, dtype=torch.uint8)

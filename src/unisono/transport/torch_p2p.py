@@ -34,7 +34,7 @@ class TorchP2P(Transport):
             raise UsageError(f"global rank {dist.get_rank()} is not in this group")
         self.rank, self.world_size = rank, dist.get_world_size(group)
         self._group = group
-        self._names = [dist.get_global_rank(group, r) if group else r for r in range(self.world_size)]
+        self._global_ranks = [dist.get_global_rank(group, r) if group else r for r in range(self.world_size)]
 
     def post(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
@@ -53,7 +53,7 @@ class TorchP2P(Transport):
     def _op(self, kind: Any, peer: int, tensor: torch.Tensor) -> dist.P2POp:
         if not 0 <= peer < self.world_size or peer == self.rank:
             raise UsageError(f"rank {self.rank} of {self.world_size} has no peer {peer}")
-        return dist.P2POp(kind, as_bytes(tensor), self._names[peer], self._group)
+        return dist.P2POp(kind, as_bytes(tensor), self._global_ranks[peer], self._group)
 
     def _waiter(self, works: Sequence[Any], peer: int) -> Wait:
         def wait() -> None:

@@ -5,8 +5,8 @@ Every chunk is followed symbolically as a multiset of contributions (schedule.st
     range       a transfer names a rank or chunk that does not exist, moves no chunk, or goes from a rank to itself
     empty       a rank sends, or reduces into, a chunk of which it holds nothing
     race        a copy lands in a chunk that another transfer of the same step writes or reads
-    lost        after the last step, a rank that must hold a chunk lacks somebody's contribution to it
-    twice       after the last step, somebody's contribution is in the sum more than once (in a barrier it may be)
+    lost        after the last step, a rank that must hold a chunk lacks a rank's contribution to it
+    twice       after the last step, a rank's contribution is in the sum more than once (in a barrier it may be)
     deadlock    ranks wait for each other for ever under the given number of messages in flight
     in_place    with one buffer for input and output, a block arrives over one that has yet to be sent
 
@@ -23,7 +23,7 @@ another rank still reads, so nothing else in the step may touch the chunk it ove
 **Deadlock.** Each rank takes the steps in order: in a step it first sends its messages (all transfers to one peer are
 one message), then receives. A send waits while `in_flight` of the rank's messages are under way, a receive until its
 message is there; a message is under way until it is received. With in_flight = 0 a send waits for its receive. If
-in_flight is at least the number of messages a rank sends in one step, nobody ever waits for ever: a rank that is in
+in_flight is at least the number of messages a rank sends in one step, no rank ever waits for ever: a rank that is in
 the earliest step has nothing older under way, and all that it awaits has been or can be sent. `Report.in_flight` is
 that number, and what verify assumes if it is given none.
 
@@ -122,8 +122,8 @@ class _Proof:
         written, read = units.dst * width + units.chunk, units.src * width + units.chunk
         cells, times = np.unique(written, return_counts=True)
         copied = np.unique(written[~units.reduce])
-        crowded = np.intersect1d(copied, cells[times > 1])
-        for cells_, why in ((crowded, "written twice"), (np.intersect1d(copied, read), "read while overwritten")):
+        written_twice = np.intersect1d(copied, cells[times > 1])
+        for cells_, why in ((written_twice, "written twice"), (np.intersect1d(copied, read), "read while overwritten")):
             for rank, chunks in _by_rank(cells_, width):
                 message = (
                     f"step {i}: {_chunks(chunks)} at rank {rank} {_is(chunks)} {why}: "
@@ -205,7 +205,7 @@ class _Proof:
             self._add("lost", message, (step, at), chunk, [*shown, *before, step], f"{owners[0]} is overwritten")
 
     def _overwritten(self, chunk: int, owner: int) -> tuple[int, int] | None:
-        """(step, rank) where the last copy of somebody's contribution vanishes under a copy without it."""
+        """(step, rank) where the last copy of a rank's contribution vanishes under a copy without it."""
         state, last = State(self.schedule.collective, self.schedule.switches, [chunk]), None
         for i, units in enumerate(self.units):
             had = state.counts[:, 0, owner] > 0

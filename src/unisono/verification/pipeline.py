@@ -1,4 +1,4 @@
-"""The proof of a pipeline schedule: every microbatch through every stage once, in order, and nobody waits for ever.
+"""The proof of a pipeline schedule: every microbatch through every stage once, in order, and no rank waits for ever.
 
     range       an action of a stage, microbatch or kind that does not exist
     home        a stage that is on two ranks
@@ -77,12 +77,12 @@ def _strangers(schedule: PipelineSchedule) -> Iterator[Finding]:
 
 def _homes(schedule: PipelineSchedule) -> Iterator[Finding]:
     """Stages that are on more than one rank."""
-    told = set()
+    reported = set()
     for rank, row in enumerate(schedule.actions):
         for index, action in enumerate(row):
             home = schedule.ranks[action.stage]
-            if home != rank and (rank, action.stage) not in told:
-                told.add((rank, action.stage))
+            if home != rank and (rank, action.stage) not in reported:
+                reported.add((rank, action.stage))
                 yield _found(
                     schedule, "home", f"stage {action.stage} is on rank {rank} and on rank {home}", rank, index
                 )
@@ -103,12 +103,12 @@ def _counts(schedule: PipelineSchedule, places: _Places) -> Iterator[Finding]:
                 first, *others = places.get(action, [(0, 0)])
                 for rank, index in others:
                     elsewhere = f" on rank {first[0]}" if first[0] != rank else ""
-                    told = f"{action} is done twice, first as action {first[1]}{elsewhere}"
-                    yield _found(schedule, "twice", told, rank, index)
+                    text = f"{action} is done twice, first as action {first[1]}{elsewhere}"
+                    yield _found(schedule, "twice", text, rank, index)
 
 
 def _order(schedule: PipelineSchedule, places: _Places) -> Iterator[Finding]:
-    """What one rank needs from itself must come first."""
+    """Checks that a rank runs an action after those it depends on."""
     for action, found in places.items():
         rank, index = found[0]
         for need in action.needs(schedule.num_stages):
@@ -138,12 +138,12 @@ def _waits(schedule: PipelineSchedule, places: _Places) -> Iterator[Finding]:
     for cycle in _cycles({rank: wait[2] for rank, wait in waits.items()}):
         chain = ", ".join(f"rank {r} at {waits[r][0]} waits for {waits[r][1]} of rank {waits[r][2]}" for r in cycle)
         if len(cycle) > 1:  # a rank that waits for itself is an order that `_order` has named
-            told = f"ranks wait for each other for ever: {chain}"
-            yield _found(schedule, "deadlock", told, cycle[0], at[cycle[0]])
+            text = f"ranks wait for each other for ever: {chain}"
+            yield _found(schedule, "deadlock", text, cycle[0], at[cycle[0]])
 
 
 def _lacking(schedule: PipelineSchedule, action: Action, done: set[Action]) -> list[Action]:
-    """What an action needs that is not done; B within the same BW does not count."""
+    """The dependencies of an action that are not done; B within the same BW does not count."""
     own = action.parts
     needed = (need for part in own for need in part.needs(schedule.num_stages))
     return [need for need in needed if need not in done and need not in own]

@@ -1,4 +1,4 @@
-"""What `verify` returns: everything that was found, drawn; falsy if anything is wrong."""
+"""The result of `verify`: all defects, drawn; falsy if there is one."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """True if nothing was found."""
         return not self.findings
 
     def __bool__(self) -> bool:

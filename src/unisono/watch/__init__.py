@@ -1,1 +1,1 @@
-"""Who called what, and who still lives: headers, the guard, processes."""
+"""Watching a group: guard, flight records, status pages, deadlocks, exit notes."""

@@ -1,12 +1,13 @@
-"""Deadlocks: a cycle in the graph of who waits for whom.
+"""Deadlock detection: a cycle in the graph of waits between processes.
 
-Every process that is blocked in unisono publishes, each time it looks around, the processes without which its wait can
-never end (watch/page.py). An edge is published only if it is certain: the peer has not issued what is waited for, and
-nothing that would do is on its way. A process publishes edges only if no other thread of its own could issue calls.
+Every process that is blocked in unisono publishes, at each check of its peers, the processes without which its wait can
+never end (watch/status_page.py). An edge is published only if it is certain: the peer has not issued what is waited
+for, and nothing that would do is on its way. A process publishes edges only if no other thread of its own could issue
+calls.
 
 Pages are read one after another, so a cycle seen once may be made of moments that never met. It is believed only when
 every process in it is still in the same wait and has looked around at least twice since: then each of them was blocked
-throughout, and each edge was certain at a time when all were blocked. Nobody in such a cycle can ever act again.
+throughout, and each edge was certain at a time when all were blocked. No process in such a cycle can ever act again.
 """
 
 import sys
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from unisono.transport.process import Identity, OwnThread
-from unisono.watch.page import Watch
+from unisono.watch.status_page import OwnPage
 
 __all__ = ["CycleFinder", "LongWait", "others_could_call"]
 
@@ -46,14 +47,14 @@ _State = tuple[int, int]  # number of the wait, looks
 class CycleFinder:
     """Looks for a cycle through this process, and remembers the one seen last until it is certain."""
 
-    watch: Watch
+    own: OwnPage
     suspect: list[Identity] = field(default_factory=list)
     states: list[_State] = field(default_factory=list)
 
-    def look(self) -> str:
-        """Words on a deadlock that this process is in, or nothing. Tells the others in it."""
-        wait, _ = self.watch.wait()
-        judged, words = self.watch.verdict()
+    def check(self) -> str:
+        """Words on a deadlock that this process is in, or empty. Publishes them to the others in it."""
+        wait, _ = self.own.wait()
+        judged, words = self.own.verdict()
         if judged == wait:
             return words
         if self.suspect:
@@ -70,27 +71,27 @@ class CycleFinder:
         return ""
 
     def _states(self, cycle: list[Identity]) -> list[_State]:
-        """Where each process of the cycle waits; empty if one does not wait."""
-        pages = [self.watch.peer(identity) for identity in cycle]
+        """The wait of each process of the cycle; empty if one does not wait."""
+        pages = [self.own.peer(identity) for identity in cycle]
         states = [page.wait() for page in pages if page is not None]
         return states if len(states) == len(cycle) and all(wait for wait, _ in states) else []
 
     def _holds(self, cycle: list[Identity]) -> bool:
         for here, there in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
-            page = self.watch.peer(here)
+            page = self.own.peer(here)
             if page is None or there not in page.edges():
                 return False
         return True
 
     def _search(self) -> list[Identity]:
         """A shortest cycle through this process, starting with it."""
-        me = self.watch.me
+        me = self.own.me
         before: dict[Identity, Identity] = {}
         frontier = [me]
         while frontier:
             following = []
             for here in frontier:
-                page = self.watch.peer(here)
+                page = self.own.peer(here)
                 if page is None or not page.wait()[0]:
                     continue
                 for there in page.edges():
@@ -106,46 +107,46 @@ class CycleFinder:
         return []
 
     def _judge(self) -> str:
-        """The verdict in words, given to everybody in the cycle."""
+        """Publishes the verdict, in words, to all processes of the cycle."""
         first = min(range(len(self.suspect)), key=lambda k: self.suspect[k].pid)
         cycle = self.suspect[first:] + self.suspect[:first]
-        pages = [page for page in (self.watch.peer(identity) for identity in cycle) if page is not None]
+        pages = [page for page in (self.own.peer(identity) for identity in cycle) if page is not None]
         texts = [page.text() for page in pages]
         lines = [f"  {text}\n    which waits for" for text in texts]
         who = _TOGETHER if len(pages) > 1 else _ALONE
         words = f"{who}:\n" + "\n".join(lines) + f"\n  {texts[0]}"
         for page in pages:
-            page.sentence(page.wait()[0], words)
+            page.set_verdict(page.wait()[0], words)
         return words
 
 
 class LongWait:
-    """One wait of this process: ``text`` says in what, ``reacts`` whether the end of a call may issue others."""
+    """One long wait of this process. ``text`` describes it; ``reacts``: True if the end of a call may issue others."""
 
-    def __init__(self, watch: Watch, text: Callable[[], str], reacts: Callable[[], bool]) -> None:
-        self._watch, self._text, self._reacts = watch, text, reacts
-        self._said = text()
-        self._published = watch.begin(self._said)
-        self._finder = CycleFinder(watch)
+    def __init__(self, own: OwnPage, text: Callable[[], str], reacts: Callable[[], bool]) -> None:
+        self._own_page, self._text, self._reacts = own, text, reacts
+        self._last_text = text()
+        self._published = own.begin(self._last_text)
+        self._finder = CycleFinder(own)
 
-    def look(self, needs: Sequence[Identity]) -> str:
-        """Publishes what the wait needs now; words on a deadlock, if it is in one."""
+    def check(self, needs: Sequence[Identity]) -> str:
+        """Publishes the processes the wait needs now; returns words on a deadlock, if it is in one."""
         if not self._published:
             return ""
-        if (text := self._text()) != self._said:
-            self._said = text
-            self._watch.say(text)
-        self._watch.look([] if others_could_call() or self._reacts() else needs)
-        return self._finder.look()
+        if (text := self._text()) != self._last_text:
+            self._last_text = text
+            self._own_page.set_text(text)
+        self._own_page.publish_edges([] if others_could_call() or self._reacts() else needs)
+        return self._finder.check()
 
     def end(self) -> None:
-        """The wait is over."""
+        """Ends the publication of the wait."""
         if self._published:
-            self._watch.end()
+            self._own_page.end()
 
 
 def others_could_call() -> bool:
-    """Whether another thread than this one could issue calls."""
+    """True if another thread than this one could issue calls."""
     frames, threads = sys._current_frames(), threading.enumerate()
     me = threading.get_ident()
     del frames[me]  # a frame that refers to itself would keep all of this stack's variables
@@ -155,7 +156,7 @@ def others_could_call() -> bool:
 
 
 def _harmless(frame: FrameType | None) -> bool:
-    """Whether the thread that is in ``frame`` could not issue a call; None: it runs no Python, and nothing is known."""
+    """True if the thread that is in ``frame`` could not issue a call; None: it runs no Python, and nothing is known."""
     return frame is not None and (_idle(frame) or f"{_root(frame)}.".startswith(_HARMLESS))
 
 
@@ -171,7 +172,7 @@ def _root(frame: FrameType) -> str:
 
 
 def _idle(frame: FrameType) -> bool:
-    """Whether it is a ThreadPoolExecutor's thread that waits for work, and there is none."""
+    """True if it is a ThreadPoolExecutor's thread that waits for work, and there is none."""
     if frame.f_globals.get("__name__") != "concurrent.futures.thread" or frame.f_code.co_name != "_worker":
         return False
     queue = frame.f_locals.get("work_queue")

@@ -1,15 +1,15 @@
-"""What a rank leaves for the others when it gives up or goes, and when it ends after those that it lost.
+"""Exit notes: published by a rank that aborts or leaves; and the delay of its end after the peers it lost.
 
 An exit note is the first cause, then the rank's own words. A rank that gives up over the loss of another is itself
-waited for, and so on: whoever hears of it at third hand must still read who was lost first. So the first cause travels
-by itself, ahead of everything else and unaltered, however often it is passed on; what each rank adds of its own is not
-passed on.
+waited for, and so on: a rank that reads of it at third hand must still read who was lost first. So the first cause
+travels by itself, ahead of everything else and unaltered, however often it is passed on; what each rank adds of its own
+is not passed on.
 
 A rank that fails over the loss of a peer ends after that peer, so that launchers blame the one that failed first.
 torchrun polls its ranks, takes for the first failure the one with the earliest time, to the second, and among equals
 the one that it found ended first; ``multiprocessing`` takes the first process that it finds ended. A rank reads of a
 lost peer as soon as that says so or is dead, while the peer may take long to end, and longer to be seen. So a rank that
-ends over it stays until somebody has collected that process, or ended this one.
+ends over it stays until that process has been collected, or this one is ended.
 
 The time of a failure that went through torch's ``record`` is that in its error file; of any other it is when torchrun
 has found the process ended, which may be later than what a rank that read of it has recorded. So that is put off too.
@@ -26,7 +26,7 @@ from unisono.errors import PeerLostError
 from unisono.runtime.monitor import Loss
 from unisono.transport.process import Identity, alive, uncollected
 
-__all__ = ["exit_note", "follow", "lost", "put_off", "read_exit_note", "short", "spoken", "stay"]
+__all__ = ["as_sentence", "exit_note", "follow", "lost", "put_off", "read_exit_note", "short", "stay"]
 
 _EACH, _ALL = 400, 1200  # characters of one cause, and of all causes, that are passed on
 _LONG = 200  # characters that are not said twice
@@ -38,17 +38,17 @@ def short(text: str, limit: int) -> str:
 
 
 def exit_note(words: str, cause: str = "") -> str:
-    """The text to leave behind: ``cause``, if another rank is to blame, on a line of its own before the ``words``."""
+    """The text of a note: ``cause``, if another rank is to blame, on a line of its own before the ``words``."""
     return f"{short(cause, _ALL)}\n{words}"
 
 
 def read_exit_note(text: str) -> Loss:
-    """What a rank left behind with `exit_note`; empty if it left nothing."""
+    """The `exit_note` of a rank, parsed; empty if there is none."""
     cause, _, words = text.partition("\n")
     return Loss(words, cause)
 
 
-def spoken(text: str) -> str:
+def as_sentence(text: str) -> str:
     """An `exit_note` as one sentence."""
     words, cause, _ = read_exit_note(text)
     return f"{words} ({cause})" if cause and cause not in words else words
@@ -67,7 +67,7 @@ def _once(texts: Sequence[str]) -> list[str]:
 
 
 def lost(what: str, losses: Sequence[Loss]) -> PeerLostError:
-    """The error of a call that can not end (``what`` says which): first causes first, then who gave up over them.
+    """The error of a call that can not end (``what`` says which): first causes, then ranks that aborted over them.
 
     If this process ends by it, it does so after those.
     """
@@ -75,8 +75,8 @@ def lost(what: str, losses: Sequence[Loss]) -> PeerLostError:
     follow(loss.who for loss in blamed if loss.who is not None)
     first = dict.fromkeys(loss.cause or loss.words for loss in losses)
     later = dict.fromkeys(loss.words for loss in losses if loss.cause)
-    told = _once([*first, *(words for words in later if words not in first)])
-    error = PeerLostError(f"{what}: {'; '.join(told)}")
+    texts = _once([*first, *(words for words in later if words not in first)])
+    error = PeerLostError(f"{what}: {'; '.join(texts)}")
     error.cause = short("; ".join(short(" ".join(cause.splitlines()), _EACH) for cause in first), _ALL)
     return error
 
@@ -90,7 +90,7 @@ _dated = 0  # s since the epoch: the time that this process's recorded failure h
 
 
 def follow(peers: Iterable[Identity]) -> None:
-    """These processes are lost to this one, which shall not end by an error before them."""
+    """Records processes as lost to this one, which does not end by an error before them."""
     for peer in peers:
         _lost.setdefault(peer, time.monotonic())
 

@@ -4,7 +4,7 @@ Every queue keeps the last ``UNISONO_FLIGHT`` calls (2000; 0 keeps none): what w
 ended, from which line if that is known. Keeping a call costs three stores. When a call fails, each rank writes
 what it has into the directory ``UNISONO_FLIGHT_DIR``, if that is set, and asks its peers to do the same; on demand
 `dump_flight_record` or ``unisono ps --dump`` write it. The file is a pickle in the schema of PyTorch's flight recorder
-(schema.py), so that PyTorch's own analyzer reads a directory of them: ``python -m
+(fr_schema.py), so that PyTorch's own analyzer reads a directory of them: ``python -m
 torch.distributed.flight_recorder.fr_trace DIR``. Never imports torch.
 """
 
@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, PeerLostError, UsageError
-from unisono.runtime.monitor import Books
-from unisono.runtime.site import Site, is_inner
-from unisono.watch import schema
-from unisono.watch.schema import Entry
+from unisono.runtime.call_site import Site, is_inner
+from unisono.runtime.monitor import CallLog
+from unisono.watch import fr_schema
+from unisono.watch.fr_schema import Entry
 
 if TYPE_CHECKING:
     from unisono.runtime.call import Call
@@ -65,23 +65,23 @@ def _capacity() -> int:
 class QueueRecord(ABC):
     """The last calls of one rank in one queue of a group.
 
-    ``names`` are the group's global ranks; ``memory`` is the nonce of its shared memory, by which all ranks can tell it
-    from any other group, of the same label too.
+    ``global_ranks`` are those of the group; ``memory`` is the nonce of its shared memory, by which all ranks can tell
+    it from any other group, of the same label too.
     """
 
-    def __init__(self, label: str, names: Sequence[int], rank: int, memory: str = "") -> None:
-        self.label, self.names, self.rank, self.memory = label, list(names), rank, memory
+    def __init__(self, label: str, global_ranks: Sequence[int], rank: int, memory: str = "") -> None:
+        self.label, self.global_ranks, self.rank, self.memory = label, list(global_ranks), rank, memory
         self.capacity = _capacity()
         _records.add(self)
 
     @property
     @abstractmethod
     def overflows(self) -> bool:
-        """Whether there were more calls than are kept."""
+        """True if there were more calls than are kept."""
 
     @abstractmethod
     def entries(self) -> Iterator[Entry]:
-        """What is kept, oldest first."""
+        """The entries that are kept, oldest first."""
 
 
 class CollectiveRecord(QueueRecord):
@@ -94,14 +94,14 @@ class CollectiveRecord(QueueRecord):
     def __init__(
         self,
         label: str,
-        names: Sequence[int],
+        global_ranks: Sequence[int],
         rank: int,
         counts: Callable[[], tuple[int, int, int]],
         memory: str = "",
     ) -> None:
-        super().__init__(label, names, rank, memory)
+        super().__init__(label, global_ranks, rank, memory)
         places = max(1, self.capacity)
-        self.books = Books([None] * places, array("q", bytes(8 * places)), array("q", bytes(8 * places)))
+        self.call_log = CallLog([None] * places, array("q", bytes(8 * places)), array("q", bytes(8 * places)))
         self._sites: dict[int, Site] = {}
         self._counts = counts
 
@@ -111,14 +111,18 @@ class CollectiveRecord(QueueRecord):
 
     def locate(self, number: int, site: Site) -> None:
         """Adds where a call was made, which is found out only if it takes long or goes wrong."""
-        if len(self._sites) >= len(self.books.calls):
+        if len(self._sites) >= len(self.call_log.calls):
             self._sites.pop(next(iter(self._sites)))
         self._sites[number] = site
 
     def entries(self) -> Iterator[Entry]:  # noqa: D102
         for _ in range(_TRIES):  # the counts and the rings are not written at one moment
             counts = self._counts()
-            calls, moments, ends = list(self.books.calls), list(self.books.moments), list(self.books.ends)
+            calls, issue_times, end_times = (
+                list(self.call_log.calls),
+                list(self.call_log.issue_times),
+                list(self.call_log.end_times),
+            )
             sites = dict(self._sites)
             time.sleep(_STILL)
             if self._counts() == counts:
@@ -129,8 +133,10 @@ class CollectiveRecord(QueueRecord):
             call = calls[place]
             if call is not None and number > issued - self.capacity:
                 late = "started" if number == completed + 1 else "scheduled"
-                state, end = ("completed", ends[place]) if number <= completed else (late, 0)
-                yield Entry(self.label, self.names, number, call, state, moments[place], end, sites.get(number))
+                state, end = ("completed", end_times[place]) if number <= completed else (late, 0)
+                yield Entry(
+                    self.label, self.global_ranks, number, call, state, issue_times[place], end, sites.get(number)
+                )
 
 
 @dataclass(slots=True)
@@ -149,8 +155,8 @@ class Note:
 class MessageRecord(QueueRecord):
     """Messages end in any order; the k-th send to a rank with a tag is the k-th receive there from here."""
 
-    def __init__(self, label: str, names: Sequence[int], rank: int, memory: str = "") -> None:
-        super().__init__(label, names, rank, memory)
+    def __init__(self, label: str, global_ranks: Sequence[int], rank: int, memory: str = "") -> None:
+        super().__init__(label, global_ranks, rank, memory)
         self.notes: deque[Note] = deque(maxlen=self.capacity)
         self._counts: Counter[tuple[str, int, int]] = Counter()
 
@@ -187,7 +193,7 @@ class MessageRecord(QueueRecord):
         return number
 
     def entries(self) -> Iterator[Entry]:  # noqa: D102
-        mine, counts = self.names[self.rank], self._counts.copy()
+        mine, counts = self.global_ranks[self.rank], self._counts.copy()
         for note in list(self.notes):
             if note.peer is None or note.peer == self.rank:
                 continue  # a pair of ranks is what the analyzer can follow
@@ -195,7 +201,7 @@ class MessageRecord(QueueRecord):
             if not number:
                 counts["recv", note.peer, note.tag] += 1
                 number = counts["recv", note.peer, note.tag]
-            theirs = self.names[note.peer]
+            theirs = self.global_ranks[note.peer]
             source, target = (mine, theirs) if note.call.op == "send" else (theirs, mine)
             label = f"{self.label}, messages {source}->{target}" + (f" tag {note.tag}" if note.tag else "")
             state = "completed" if note.ended else "started"
@@ -212,13 +218,13 @@ def dump_flight_record(path: str | os.PathLike[str]) -> Path:
 
     Raises `UsageError` if this process is in no group, or the directory cannot be written.
     """
-    records = sorted(_records, key=lambda record: len(record.names), reverse=True)
+    records = sorted(_records, key=lambda record: len(record.global_ranks), reverse=True)
     if not records:
         raise UsageError("no flight record: this process is in no group of unisono that is alive")
     entries = [entry for record in records for entry in record.entries()]
-    groups = {record.label: record.names for record in records}
-    data = schema.dump(entries, groups, _stack_of_main())
-    target = Path(path) / f"{FILE_PREFIX}{records[0].names[records[0].rank]}"
+    groups = {record.label: record.global_ranks for record in records}
+    data = fr_schema.dump(entries, groups, _stack_of_main())
+    target = Path(path) / f"{FILE_PREFIX}{records[0].global_ranks[records[0].rank]}"
     draft = target.with_name(f".writing-{os.getpid()}-{next(_drafts)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -230,7 +236,7 @@ def dump_flight_record(path: str | os.PathLike[str]) -> Path:
 
 
 def everything() -> list[tuple[QueueRecord, list[Entry], bool]]:
-    """What this process keeps of every queue that is alive, oldest first, and whether older calls are lost."""
+    """The entries of every live queue of this process, oldest first, and whether older ones are lost."""
     found: list[tuple[QueueRecord, list[Entry], bool]] = []
     for record in list(_records):
         with contextlib.suppress(ValueError):  # the group has been left, its memory is gone
@@ -239,7 +245,7 @@ def everything() -> list[tuple[QueueRecord, list[Entry], bool]]:
 
 
 def save_after(error: BaseException, ask_peers: Callable[[str], object]) -> None:
-    """Writes the record if ``error`` tells of a fault and a directory is configured, and asks the peers to do so.
+    """Writes the record if ``error`` is a fault and a directory is configured, and asks the peers to do so.
 
     Raises nothing: what goes wrong here must not hide the error.
     """

@@ -1,4 +1,4 @@
-"""The guard: compares what the ranks of a group called, and says in a table who called what.
+"""The guard: compares the calls of a group's ranks, and lists them in a table if they differ.
 
 It works on the headers that lie next to the data, after the meeting that the call needs anyway. Equal headers, the
 common case, are one comparison of bytes.
@@ -22,16 +22,16 @@ _TALK = 0.7  # s: how long ranks whose calls differ wait for each other's words
 
 
 class Disagreement:
-    """What differs: the odd ranks (group ranks) and, if there is more to say, one line per finding."""
+    """The difference: the odd ranks (group ranks) and, where it needs more words, one line per finding."""
 
     def __init__(self, odd: Sequence[int], lines: Sequence[str] = ()) -> None:
         self.odd, self.lines = list(odd), list(lines)
 
 
-def disagreement(call: Call, headers: bytes, size: int, names: Sequence[int]) -> Disagreement | None:
-    """None if the headers (``size`` of them, end to end) tell of one and the same call, else what is wrong.
+def disagreement(call: Call, headers: bytes, size: int, global_ranks: Sequence[int]) -> Disagreement | None:
+    """None if the headers (``size`` of them, end to end) describe one call, else the disagreement.
 
-    ``names`` are the global ranks of the group, for the findings.
+    ``global_ranks`` are those of the group, for the findings.
     """
     each = len(headers) // size
     mine = [headers[r * each : (r + 1) * each] for r in range(size)]
@@ -40,7 +40,7 @@ def disagreement(call: Call, headers: bytes, size: int, names: Sequence[int]) ->
     signatures = [m[: SIGNATURE.size] for m in mine]
     if signatures.count(signatures[0]) != size:
         usual, votes = Counter(signatures).most_common(1)[0]
-        # Without a majority nobody can tell who is wrong.
+        # Without a majority it is unknown which ranks are wrong.
         return Disagreement([r for r, s in enumerate(signatures) if s != usual or 2 * votes <= size])
     if not call.sends:
         return None
@@ -55,7 +55,10 @@ def disagreement(call: Call, headers: bytes, size: int, names: Sequence[int]) ->
             if sends[a][b] != expects[b][a]:
                 there, here = piece_numel(sends[a][b]), piece_numel(expects[b][a])
                 shapes = " in another shape" if there == here else ""
-                lines.append(f"rank {names[a]} sends {there} elements to rank {names[b]}, which expects {here}{shapes}")
+                lines.append(
+                    f"rank {global_ranks[a]} sends {there} elements to rank {global_ranks[b]}, "
+                    f"which expects {here}{shapes}"
+                )
                 odd += [a, b]
     if lines:
         return Disagreement(sorted(set(odd)), lines[:20])
@@ -73,43 +76,42 @@ def table(rows: Sequence[tuple[int, str, str]], odd: Sequence[int]) -> str:
 
 
 def compare_words(
-    board: Board, names: Sequence[int], label: str, number: int, call: Call, site: Site, found: Disagreement,
+    board: Board, global_ranks: Sequence[int], label: str, number: int, call: Call, site: Site, found: Disagreement,
     meet: Callable[[], bool],
 ) -> tuple[str, bool]:  # fmt: skip
-    """Meets the others, who have seen the same headers, over call ``number`` of the group ``names``.
+    """Publishes this rank's call and meets the others, which have read the same headers of call ``number``.
 
-    ``meet`` comes to the next meeting, and tells whether all have come. Returns the text for the error, and whether all
-    ranks have come to tell of it: then the group can still be used.
+    ``meet`` arrives at the next meeting, and returns whether it is complete. Returns the text for the error, and
+    whether all ranks have arrived: then the group can still be used.
     """
-    half = (board.position[0] - 1) & 1
-    board.segment.say(board.rank, CALL, f"{number}\n{site_text(site)}\n{call.describe(names)}")
-    silent, limit = [], time.monotonic() + _TALK
+    parity = (board.position[0] - 1) & 1
+    board.segment.set_text(board.rank, CALL, f"{number}\n{site_text(site)}\n{call.describe(global_ranks)}")
+    unanswered, limit = [], time.monotonic() + _TALK
     while not meet():
         now = time.monotonic()
-        silent = [rank for rank in board.missing() if now > limit or loss(board.segment, rank, names[rank])]
-        if silent:
+        unanswered = [rank for rank in board.missing() if now > limit or loss(board.segment, rank, global_ranks[rank])]
+        if unanswered:
             break
         board.sleep(0.1)
     else:  # who has given up before this rank came will not go on
-        silent = [r for r in range(board.size) if r != board.rank and board.segment.state(r) == GAVE_UP]
-    rows = [_row(board, rank, names, number, half) for rank in range(board.size)]
+        unanswered = [r for r in range(board.size) if r != board.rank and board.segment.state(r) == GAVE_UP]
+    rows = [_row(board, rank, global_ranks, number, parity) for rank in range(board.size)]
     lines = "".join(f"\n  {line}" for line in found.lines)
-    text = (
-        f"the ranks of {label} disagree about call no. {number}:\n{table(rows, [names[r] for r in found.odd])}{lines}\n"
-    )
-    if not silent:
+    listing = table(rows, [global_ranks[r] for r in found.odd])
+    text = f"the ranks of {label} disagree about call no. {number}:\n{listing}{lines}\n"
+    if not unanswered:
         text += "Nothing was changed and the group can still be used; all ranks must make the same call."
         return text, True
-    who = ", ".join(str(names[rank]) for rank in silent)
-    why = "".join(f"\n  {gone.words}" for rank in silent if (gone := loss(board.segment, rank, names[rank])))
+    who = ", ".join(str(global_ranks[rank]) for rank in unanswered)
+    why = "".join(f"\n  {gone.words}" for rank in unanswered if (gone := loss(board.segment, rank, global_ranks[rank])))
     return f"{text}Rank {who} did not come to tell of it: the group can only be destroyed.{why}", False
 
 
-def _row(board: Board, rank: int, names: Sequence[int], number: int, half: int) -> tuple[int, str, str]:
-    """What a rank called, and where: in its own words, or else as far as its header (in ``half``) tells."""
+def _row(board: Board, rank: int, global_ranks: Sequence[int], number: int, parity: int) -> tuple[int, str, str]:
+    """The call and the call site of a rank: in its own words, or else from its header (in ``parity``)."""
     words = board.segment.text(rank, CALL).split("\n", 2)
     if words[0] == str(number) and len(words) == 3:
-        return names[rank], words[2].replace("\n", "; "), words[1]
-    start, _ = board.header_span(half, rank)
+        return global_ranks[rank], words[2].replace("\n", "; "), words[1]
+    start, _ = board.header_span(parity, rank)
     header = read_header(board.segment.raw[start : start + SIGNATURE.size + 16 * board.size])
-    return names[rank], header.describe(names) if header else "(no word from it)", ""
+    return global_ranks[rank], header.describe(global_ranks) if header else "(no word from it)", ""

@@ -1,17 +1,27 @@
-"""What can be told of the ranks of a group that do not come: gone, given up, stopped, or busy with something else."""
+"""The state of ranks that are late: gone, aborted, stopped, or busy elsewhere."""
 
 import socket
 import time
 from collections.abc import Sequence
 
+from unisono.runtime.call_site import from_here
 from unisono.runtime.header import read_header
 from unisono.runtime.monitor import Loss
-from unisono.runtime.site import from_here
-from unisono.transport.layout import ABSENT, COMPLETED, COMPLETED_AT, FAREWELL, GAVE_UP, HEADER, JOINED, LEFT, TROUBLE
+from unisono.transport.layout import (
+    ABSENT,
+    COMPLETED,
+    COMPLETED_AT,
+    EXIT_NOTE,
+    GAVE_UP,
+    HEADER,
+    JOINED,
+    LEFT,
+    MESSAGE_ERROR,
+)
 from unisono.transport.process import Identity, alive, fate, stopped
 from unisono.transport.segment import Segment
 from unisono.watch.exit_notes import read_exit_note
-from unisono.watch.page import Watch, watch
+from unisono.watch.status_page import OwnPage, own_page
 
 __all__ = ["REPLACED", "lateness", "loss", "losses", "now"]
 
@@ -24,7 +34,7 @@ def _who(segment: Segment, rank: int, name: int) -> str:
 
 
 def loss(segment: Segment, rank: int, name: int) -> Loss | None:
-    """Why ``rank`` (global rank ``name``) will never come; None if it may still."""
+    """The loss of ``rank`` (global rank ``name``); None if it may still arrive."""
     who = segment.identity(rank)
     found = _loss(segment, rank, name, who) if who.pid else None
     return found and found._replace(who=who)
@@ -33,13 +43,13 @@ def loss(segment: Segment, rank: int, name: int) -> Loss | None:
 def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
     state = segment.state(rank)
     if state == ABSENT and segment.absentees is not None:
-        complaint = segment.absentees.complaint()
-        absent = Loss(complaint) if complaint else Loss(*segment.absentees.gone(rank))
+        mismatch = segment.absentees.mismatch()
+        absent = Loss(mismatch) if mismatch else Loss(*segment.absentees.gone(rank))
         # What it did in the meantime is no longer true of a rank that has joined since.
         return absent if absent.words and segment.state(rank) == ABSENT else None
     dead = not alive(who)
     while True:
-        left = read_exit_note(segment.text(rank, FAREWELL))
+        left = read_exit_note(segment.text(rank, EXIT_NOTE))
         if segment.state(rank) == state:
             break
         state = segment.state(rank)
@@ -48,7 +58,7 @@ def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
         return Loss(f"{here} {left.words or 'has left the group'}", left.cause)
     if dead:
         return Loss(f"{here} is dead: {left.words or fate(who)}", left.cause)
-    if state == JOINED and watch().replaced(who):
+    if state == JOINED and own_page().replaced(who):
         # One that has left in the meantime has no page for that reason.
         return Loss(f"{here} {REPLACED}") if segment.state(rank) == JOINED else loss(segment, rank, name)
     if state == GAVE_UP:
@@ -57,34 +67,36 @@ def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
     return None
 
 
-def losses(segment: Segment, missing: Sequence[int], names: Sequence[int]) -> list[Loss]:
-    """Why a call that needs all ranks will never end: of the ``missing``, else of those that died after they had come.
+def losses(segment: Segment, missing: Sequence[int], global_ranks: Sequence[int]) -> list[Loss]:
+    """The losses over which a call of all ranks never ends: of ``missing`` ranks, else of ranks that died in it.
 
-    A call that all have come to may have ended for those that are gone: ask again who is missing afterwards.
+    A call at which all have arrived may have ended for those that are gone: check missing ranks again afterwards.
     """
-    found = [gone for rank in missing if (gone := loss(segment, rank, names[rank]))]
-    there = [rank for rank in range(len(names)) if rank not in missing]
-    return found or [gone for rank in there if (gone := _killed(segment, rank, names[rank]))]
+    found = [gone for rank in missing if (gone := loss(segment, rank, global_ranks[rank]))]
+    there = [rank for rank in range(len(global_ranks)) if rank not in missing]
+    return found or [gone for rank in there if (gone := _killed(segment, rank, global_ranks[rank]))]
 
 
 def _killed(segment: Segment, rank: int, name: int) -> Loss | None:
-    """What became of a rank that has come to a call and died in it; None if it lives, has left or has given up."""
+    """The loss of a rank that arrived at a call and died in it; None if it lives, has left or has aborted."""
     who = segment.identity(rank)
     if alive(who) or segment.state(rank) != JOINED:
         return None
     return Loss(f"{_who(segment, rank, name)} is dead: {fate(who)}; it had come to this call", who=who)
 
 
-def lateness(segment: Segment, watch: Watch, missing: Sequence[int], names: Sequence[int], patience: float) -> str:
+def lateness(
+    segment: Segment, own: OwnPage, missing: Sequence[int], global_ranks: Sequence[int], patience: float
+) -> str:
     """A line per missing rank: what it completed last in this group, when, and what it does now."""
     there = [rank for rank in missing if segment.identity(rank).pid]
     asked = [segment.identity(rank) for rank in there]
-    answers = dict(zip(there, watch.stacks_of(asked, patience), strict=True))
-    return "".join(f"\n  {_late(segment, rank, names[rank], answers.get(rank, ''))}" for rank in missing)
+    answers = dict(zip(there, own.stacks_of(asked, patience), strict=True))
+    return "".join(f"\n  {_late(segment, rank, global_ranks[rank], answers.get(rank, ''))}" for rank in missing)
 
 
 def now(who: Identity, answer: str) -> str:
-    """What a process does now; ``answer`` is what it said when asked, if it did."""
+    """The present activity of a process; ``answer``: its stacks, if it answered."""
     if stopped(who):
         return "it is stopped (by a signal or in a debugger)"
     if answer:
@@ -105,6 +117,6 @@ def _late(segment: Segment, rank: int, name: int, answer: str) -> str:
         words = f"last completed call no. {done} {last} {ago:.1f} s ago"
     else:
         words = "has not completed a call in this group" + (", nor joined it" if segment.state(rank) == ABSENT else "")
-    trouble = segment.text(rank, TROUBLE)
-    failed = f"; the last of its messages that failed: {trouble}" if trouble else ""
+    failure = segment.text(rank, MESSAGE_ERROR)
+    failed = f"; the last of its messages that failed: {failure}" if failure else ""
     return f"{_who(segment, rank, name)} {words}; {now(who, answer)}{failed}"

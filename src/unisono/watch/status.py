@@ -1,7 +1,7 @@
-"""What every job of this user on this host is doing: the snapshot that `unisono ps` shows.
+"""The state of every job of this user on this host: the snapshot that `unisono ps` shows.
 
-It is put together from what the ranks write anyway (memory.py) and what the kernel tells of their processes, so that
-it disturbs nobody and works on jobs that hang, and on ranks that are stopped. Never imports torch.
+It is put together from what the ranks write anyway (segment_reader.py) and what the kernel knows of their processes, so
+that it disturbs no process and works on jobs that hang, and on ranks that are stopped. Never imports torch.
 """
 
 import os
@@ -14,13 +14,13 @@ from pathlib import Path
 from unisono.transport.layout import GAVE_UP, LEFT
 from unisono.transport.process import Identity, alive, fate, stopped
 from unisono.units import show_seconds
-from unisono.watch.memory import Findings, Member, Memory, look
-from unisono.watch.page import Glance
+from unisono.watch.segment_reader import Findings, Member, SegmentView, read_segments
+from unisono.watch.status_page import PageView
 
 __all__ = ["GroupStatus", "Job", "RankStatus", "snapshot", "span"]
 
 _PATIENCE = 1.0  # s of waiting before it is worth a sentence
-_AWAY = 0.15  # s after which a call that nobody waits for counts as one in the background
+_AWAY = 0.15  # s after which a call without a waiter counts as one in the background
 _STRAGGLES = 0.001  # s of mean delay from which a rank may be called late
 _ENOUGH = 4  # calls from which on a mean delay says something
 _MESSAGE = re.compile(r"^rank \d+ \(pid \d+\): (.*) (from|to) (any rank|rank (\d+)) \(tag (\d+), (.*)\) waits: (.*)$")
@@ -77,7 +77,7 @@ class Job:
     identities: dict[int, Identity] = field(default_factory=dict, repr=False)
 
 
-def snapshot(pid: int | None = None, find: Callable[[], Findings] = look) -> list[Job]:
+def snapshot(pid: int | None = None, find: Callable[[], Findings] = read_segments) -> list[Job]:
     """All jobs of this user on this host, or the one that process ``pid`` is a rank of, or started, now."""
     findings = find()
     jobs = [_job(memories, findings.pages) for memories in _together(findings.memories)]
@@ -86,9 +86,9 @@ def snapshot(pid: int | None = None, find: Callable[[], Findings] = look) -> lis
     return sorted(mine, key=lambda job: job.pid)
 
 
-def _together(memories: Iterable[Memory]) -> list[list[Memory]]:
+def _together(memories: Iterable[SegmentView]) -> list[list[SegmentView]]:
     """Groups that share a process, largest group first in each."""
-    jobs: list[tuple[set[Identity], list[Memory]]] = []
+    jobs: list[tuple[set[Identity], list[SegmentView]]] = []
     for memory in memories:
         whose = {member.who for member in memory.members if member.who.pid}
         mine = [memory]
@@ -100,7 +100,7 @@ def _together(memories: Iterable[Memory]) -> list[list[Memory]]:
     return [sorted(mine, key=lambda m: (-len(m.members), m.label)) for _, mine in jobs]
 
 
-def _job(memories: Sequence[Memory], pages: dict[Identity, Glance]) -> Job:
+def _job(memories: Sequence[SegmentView], pages: dict[Identity, PageView]) -> Job:
     now = time.monotonic_ns()
     main = memories[0]
     compared, late = main.lateness()
@@ -113,12 +113,12 @@ def _job(memories: Sequence[Memory], pages: dict[Identity, Glance]) -> Job:
     return Job(first.pid, _command(first.pid), _age(first), tuple(ranks), groups, _remarks(ranks, compared), identities)
 
 
-def _group(memory: Memory, now: int) -> GroupStatus:
+def _group(memory: SegmentView, now: int) -> GroupStatus:
     here = [member for member in memory.members if member.who.pid]
     compared, late = memory.lateness()
     return GroupStatus(
         memory.label,
-        tuple(memory.names),
+        tuple(memory.global_ranks),
         min((member.completed for member in here), default=0),
         max((member.issued for member in here), default=0),
         memory.pace(now),
@@ -128,16 +128,16 @@ def _group(memory: Memory, now: int) -> GroupStatus:
 
 
 def _rank(
-    seat: Member, memories: Sequence[Memory], page: Glance | None, late: dict[int, float], now: int
+    seat: Member, memories: Sequence[SegmentView], page: PageView | None, late: dict[int, float], now: int
 ) -> RankStatus:
-    """What one rank does; ``seat`` is its record in the largest group it is in."""
+    """The state of one rank; ``seat`` is its record in the largest group it is in."""
     rank, pid = seat.rank, seat.who.pid
     if not pid:
         return RankStatus(rank, pid, "absent", words="has not joined")
     if seat.state == LEFT:
-        return RankStatus(rank, pid, "left", words=seat.farewell or "has left the group")
+        return RankStatus(rank, pid, "left", words=seat.exit_note or "has left the group")
     if not alive(seat.who):
-        return RankStatus(rank, pid, "dead", words=seat.farewell or fate(seat.who))
+        return RankStatus(rank, pid, "dead", words=seat.exit_note or fate(seat.who))
     worst = max(late, key=lambda rank: late[rank], default=-1)
     others = sorted(delay for rank, delay in late.items() if rank != worst)
     delay = late.get(seat.rank, 0.0)
@@ -145,8 +145,8 @@ def _rank(
     return replace(_doing(seat, memories, page, now), late=delay, straggler=straggles)
 
 
-def _doing(seat: Member, memories: Sequence[Memory], page: Glance | None, now: int) -> RankStatus:
-    """What a rank that lives is in."""
+def _doing(seat: Member, memories: Sequence[SegmentView], page: PageView | None, now: int) -> RankStatus:
+    """The state of a live rank."""
     mine = [(memory, member) for memory in memories for member in memory.members if member.who == seat.who]
     under_way = [(memory, member) for memory, member in mine if member.issued > member.completed]
     wait = page.text() if page is not None and page.wait()[0] else ""
@@ -156,7 +156,7 @@ def _doing(seat: Member, memories: Sequence[Memory], page: Glance | None, now: i
         "stopped" if stopped(seat.who) else "",
         pending=sum(member.issued - member.completed for _, member in under_way),
         place=wait.rpartition(", at ")[2] if wait else "",
-        words=next((member.farewell for _, member in mine if member.state == GAVE_UP), ""),
+        words=next((member.exit_note for _, member in mine if member.state == GAVE_UP), ""),
     )
     if rank.words:
         return replace(rank, state=rank.state or "given up")
@@ -176,7 +176,7 @@ def _doing(seat: Member, memories: Sequence[Memory], page: Glance | None, now: i
     return replace(
         rank,
         state=rank.state or ("elsewhere" if away else "waiting" if wait else "in call"),
-        call=member.header.describe(memory.names) if member.header is not None else "",
+        call=member.header.describe(memory.global_ranks) if member.header is not None else "",
         number=member.completed + bool(under_way),
         nbytes=member.header.nbytes if member.header is not None else 0,
         group=memory.label,
@@ -222,7 +222,7 @@ def span(ranks: Sequence[int]) -> str:
 
 
 def _excuse(rank: RankStatus | None) -> str:
-    """What a rank that is waited for does instead."""
+    """The present activity of a rank that others wait for."""
     if rank is None:
         return "is not known here"
     after = f", after call no. {rank.number} {rank.call}" if rank.number else ""

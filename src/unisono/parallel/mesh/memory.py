@@ -86,7 +86,7 @@ def _unpack(kept: _Kept) -> Tensor:
 
 
 def memory_use(parameters: Iterable[nn.Parameter], optimizer: Optimizer, activations: int) -> MemoryUse:
-    """What is there now: weights, their gradients (also those just set to None: what a step needs), optimizer states.
+    """The memory in use: weights, their gradients (also those just set to None: what a step needs), optimizer states.
 
     activations: an `ActivationMeter`'s peak.
     """

@@ -87,7 +87,7 @@ def input_gradient(
 
 
 def _start(output: Tensor) -> Any:
-    """Where the backward of ``output`` begins; the tensor itself where torch (2.11) cannot begin at its node."""
+    """The start of the backward of ``output``: its node, or the tensor where torch (2.11) cannot begin there."""
     edge = get_gradient_edge(output)
     try:
         edge.node._input_metadata  # noqa: B018

@@ -31,7 +31,7 @@ _AHEAD = 2  # receives posted from each peer, beyond the one that is needed
 
 
 class Message(NamedTuple):
-    """What a stage is sent: the input (F) or the gradient of its output (B) for one microbatch."""
+    """A message to a stage: the input (F) or the gradient of its output (B) for one microbatch."""
 
     stage: int
     kind: str
@@ -41,7 +41,7 @@ class Message(NamedTuple):
 def messages(
     schedule: PipelineSchedule, sender: int, shapes: Shapes, forward_only: bool = False
 ) -> Iterator[tuple[int, Message]]:
-    """What a rank sends to others in a step, in order, with the rank that gets it."""
+    """The messages a rank sends in a step, in order, each with its destination."""
     for action in schedule.actions[sender]:
         for stage, kind, microbatch in action.parts:
             if kind == "F" and stage < schedule.num_stages - 1:

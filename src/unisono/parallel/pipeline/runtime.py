@@ -95,7 +95,7 @@ class Pipeline:
         return torch.stack(step.losses).sum() if step.losses else None
 
     def report(self) -> PipelineReport:
-        """When every rank was busy in the last `step`, next to the prediction. Collective. Raises UsageError before it.
+        """The timeline of the last `step`, next to the prediction. Collective. Raises UsageError before it.
 
         Start times of ranks on different hosts do not compare; how long each is busy and idle does.
         """
@@ -127,16 +127,16 @@ class Pipeline:
         dist.all_gather_object(schedules, str(self.schedule), self.group)
         heads = [text.splitlines()[0] for text in schedules]
         if len(set(schedules)) > 1:
-            told = ", ".join(
+            texts = ", ".join(
                 f"rank {r}: {head}" for r, head in zip(dist.get_process_group_ranks(self.group), heads, strict=True)
             )
-            raise MismatchError(f"the ranks of a pipeline have different schedules: {told}; build one for all")
+            raise MismatchError(f"the ranks of a pipeline have different schedules: {texts}; build one for all")
         verify(self.schedule).raise_if_bad()
-        wanted, complaint = self.schedule.stages_of(self.rank), None
+        wanted, mismatch = self.schedule.stages_of(self.rank), None
         if len(schedules) != self.schedule.world_size:
-            complaint = f"a schedule for {self.schedule.world_size} ranks does not fit a group of {len(schedules)}"
+            mismatch = f"a schedule for {self.schedule.world_size} ranks does not fit a group of {len(schedules)}"
         elif self.reduction not in ("mean", "sum"):
-            complaint = f'reduction = {self.reduction!r}: must be "mean" or "sum"'
+            mismatch = f'reduction = {self.reduction!r}: must be "mean" or "sum"'
         elif len(stages) != len(wanted):
-            complaint = f"{len(stages)} stages given, but {self.schedule.name} puts {len(wanted)} here: {list(wanted)}"
-        raise_on_all_ranks(complaint, self.group)
+            mismatch = f"{len(stages)} stages given, but {self.schedule.name} puts {len(wanted)} here: {list(wanted)}"
+        raise_on_all_ranks(mismatch, self.group)

@@ -52,13 +52,13 @@ class Shapes:
     entering: tuple[tuple[Form, ...], ...]
 
     def has_gradient(self, stage: int) -> bool:
-        """Whether what enters a stage has a gradient that goes back to the stage before."""
+        """True if what enters a stage has a gradient that goes back to the stage before."""
         dtype = self.entering[stage][0].dtype
         return stage > 0 and (dtype.is_floating_point or dtype.is_complex)
 
 
 def meta_forward(module: nn.Module, source: Tensor) -> Tensor:
-    """What a module returns for an input without data, its weights without data too. Nothing is changed or computed.
+    """The form of a module's output for an input without data, by weights without data. Nothing is changed or computed.
 
     Modules that communicate, or keep tensors that are neither parameters nor buffers, need their own way to tell.
     """
@@ -92,26 +92,26 @@ class ShapeInference:
     def _ask_all(self, inputs: Tensor | None, targets: Tensor | None) -> Shapes:
         """Stage by stage, from the input to the loss: its rank finds what comes out and tells all."""
         ranks = self.schedule.ranks
-        entering = [self._told(ranks[0], partial(_split_forms, inputs, self.schedule.num_microbatches))]
+        entering = [self._from_rank(ranks[0], partial(_split_forms, inputs, self.schedule.num_microbatches))]
         for stage, rank in ranks.items():
-            entering.append(self._told(rank, partial(self._leaving, stage, entering[-1])))
+            entering.append(self._from_rank(rank, partial(self._leaving, stage, entering[-1])))
         rows = sum(form.shape[0] for form in entering[0])
-        self._told(ranks[self.schedule.num_stages - 1], partial(self._check_loss, entering.pop(), targets, rows))
+        self._from_rank(ranks[self.schedule.num_stages - 1], partial(self._check_loss, entering.pop(), targets, rows))
         return Shapes(tuple(entering))
 
-    def _told(self, rank: int, find: Callable[[], tuple[Form, ...]]) -> tuple[Form, ...]:
-        """What `find` gives on one rank, on all; its UsageError is everybody's."""
-        told: list[Any] = [None]
+    def _from_rank(self, rank: int, find: Callable[[], tuple[Form, ...]]) -> tuple[Form, ...]:
+        """The result of `find` on one rank, broadcast to all; its UsageError is raised on all."""
+        box: list[Any] = [None]
         if rank == place(self.group).rank:
             try:
-                told = [find()]
+                box = [find()]
             except UsageError as problem:
-                told = [str(problem)]
-        dist.broadcast_object_list(told, group=self.group, group_src=rank)
-        if isinstance(told[0], str):
+                box = [str(problem)]
+        dist.broadcast_object_list(box, group=self.group, group_src=rank)
+        if isinstance(box[0], str):
             who = dist.get_process_group_ranks(self.group)[rank]
-            raise UsageError(f"rank {who}: {told[0]}; nothing has been computed or sent")
-        forms: tuple[Form, ...] = told[0]
+            raise UsageError(f"rank {who}: {box[0]}; nothing has been computed or sent")
+        forms: tuple[Form, ...] = box[0]
         return forms
 
     def _leaving(self, stage: int, forms: tuple[Form, ...]) -> tuple[Form, ...]:

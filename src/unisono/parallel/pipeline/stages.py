@@ -61,7 +61,7 @@ def divide_layers(costs: int | Sequence[float], num_stages: int) -> list[range]:
 
 
 def _best_end(total: Sequence[float], worst: Sequence[float], begin: int, last: int) -> tuple[int, float]:
-    """Where a stage that begins at a layer should end, at `last` at the latest, and what the costliest then costs."""
+    """The end of a stage that begins at a layer, at most `last`, and the cost of the costliest then."""
     options = [(max(total[end] - total[begin], worst[end]), -end) for end in range(begin + 1, last + 1)]
     cost, end = min(options)
     return -end, cost

@@ -43,7 +43,7 @@ class Clock:
         self._noted.append((action, start, self.now()))
 
     def slots(self) -> list[Slot]:
-        """What was noted, in seconds. On an accelerator, waits for the last action to end."""
+        """The recorded times, in seconds. On an accelerator, waits for the last action to end."""
         if self._on_cpu:
             return [Slot(*noted) for noted in self._noted]
         if self._noted:
@@ -55,7 +55,7 @@ class Clock:
 
 
 class PipelineStep:
-    """What the actions of one step share.
+    """The state shared by the actions of one step.
 
     weights: what the loss of each microbatch counts in that of the batch. Every action is a range of its own in
     torch.profiler's traces: `pipeline 2F0`.
@@ -96,7 +96,7 @@ class PipelineStep:
         self._messages.finish()
 
     def _forward(self, action: Action, arrived: Tensor | None) -> Tensor | None:
-        """What goes to the next stage; None from the last one, whose output becomes the loss."""
+        """The output for the next stage; None from the last one, whose output becomes the loss."""
         stage, _, microbatch = action
         source = self._inputs[microbatch] if arrived is None else arrived
         if arrived is not None and torch.is_grad_enabled() and self._shapes.has_gradient(stage):
@@ -112,7 +112,7 @@ class PipelineStep:
         return output.detach() if stage < self._last else None
 
     def _backward(self, action: Action, arrived: Tensor | None) -> Tensor | None:
-        """What goes to the stage before; None if that has no use for it."""
+        """The gradient for the stage before; None if that has no use for it."""
         stage, kind, microbatch = action
         source, output = self._done.pop((stage, microbatch))
         if kind == "B":
@@ -131,7 +131,7 @@ class PipelineStep:
         return self._loss_fn(output, self._targets[microbatch]) * weight if weight else output.mul(0.0).sum()
 
     def _check_form(self, action: Action, output: Tensor) -> None:
-        """What leaves a stage must be what the next rank has made room for."""
+        """Checks that the output of a stage has the form that the next rank expects."""
         form = self._shapes.entering[action.stage + 1][action.microbatch]
         if Form.of(output) != form:
             raise UsageError(

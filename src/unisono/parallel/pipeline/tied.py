@@ -44,8 +44,8 @@ class TiedWeight:
         dist.all_gather_object(forms, [(s, tuple(w.shape), str(w.dtype)) for s, w in found.items()], group)
         first, *others = sorted(chain.from_iterable(forms))
         wrong = [f"stage {s} has {d} {list(shape)}" for s, shape, d in others if (shape, d) != first[1:]]
-        told = f"a tied weight is {first[2]} {list(first[1])} in stage {first[0]}, but {', '.join(wrong)}"
-        raise_on_all_ranks(told if wrong else None, group)
+        mismatch = f"a tied weight is {first[2]} {list(first[1])} in stage {first[0]}, but {', '.join(wrong)}"
+        raise_on_all_ranks(mismatch if wrong else None, group)
         self.ranks = list(dict.fromkeys(schedule.ranks[stage] for stage in sorted(names)))
         self._before: list[Tensor | None] = []
         self._copy_values()

@@ -80,7 +80,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool
 def attend_backward(
     gradient: Tensor, delta: Tensor, lse: Tensor, inputs: tuple[Tensor, Tensor, Tensor], scale: float, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What one block gives to the gradients of its queries, keys and values (`inputs`).
+    """The contribution of one block to the gradients of its queries, keys and values (`inputs`).
 
     `gradient` [..., queries, width] is that of the merged result, `delta` [..., queries] the sum over the width of
     gradient · result, `lse` the merged one.

@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """How many positions each rank holds."""
+        """The number of positions each rank holds."""
         return tuple(sum(self.chunks(rank)) for rank in range(self.world_size))
 
     def order(self) -> Tensor:
@@ -63,7 +63,7 @@ class Layout:
         return torch.cat([chunk for rank in range(self.world_size) for chunk in (chunks[rank], chunks[-1 - rank])])
 
     def seen(self, rank: int, source: int) -> Seen | None:
-        """What a rank's queries see of another's keys under the causal mask; None: nothing."""
+        """The part of another rank's keys that a rank's queries see under the causal mask; None: nothing."""
         everything = slice(None)
         if rank == source:
             return Seen(everything, everything, True)

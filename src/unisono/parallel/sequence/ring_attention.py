@@ -25,7 +25,7 @@ __all__ = ["ring_attention"]
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the ranks have agreed on."""
+    """The arguments that the ranks agreed on."""
 
     rings: Rings
     lengths: tuple[int, ...]
@@ -33,7 +33,7 @@ class _Plan:
     scale: float
 
     def seen(self, source: int) -> Seen | None:
-        """What this rank's queries see of a block; None: nothing."""
+        """The part of a block that this rank's queries see; None: nothing."""
         if 0 in (self.lengths[self.rings.rank], self.lengths[source]):
             return None
         return (

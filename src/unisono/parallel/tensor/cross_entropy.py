@@ -20,7 +20,7 @@ __all__ = ["parallel_cross_entropy"]
 
 
 class _Terms(NamedTuple):
-    """What the loss depends on beside the tensors."""
+    """The arguments of the loss beside the tensors."""
 
     vocabulary: int
     first: int

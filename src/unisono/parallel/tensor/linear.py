@@ -22,7 +22,7 @@ __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
 
 
 class _ParallelLinear(Sharded):
-    """What the two have in common."""
+    """The base of both linear layers."""
 
     weight: Tensor
     bias: Tensor | None

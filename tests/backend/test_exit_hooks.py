@@ -1,6 +1,6 @@
 """What the others read of a process that has ended by an exception."""
 
-from unisono.backend.last_words import _quote
+from unisono.backend.exit_hooks import _quote
 
 
 def _raised(text: str) -> ValueError:

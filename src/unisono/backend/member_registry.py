@@ -1,13 +1,13 @@
-"""The roll: who was announced for a group, before or without joining its shared memory.
+"""The registry of a group's members: announcements of ranks, before or without joining its shared memory.
 
-Every rank writes into the job's store, when it makes a group, which process it is and which ranks the group has. Groups
-meet under their members and a count, not under torch's name: torch counts names on each rank, so that ranks which made
-different numbers of groups would wait for each other under different names for ever. Whoever waits for a rank reads on
-the roll whether it lives, and whether it made a group of other ranks at this point instead: then no waiting helps.
+Every rank writes into the job's store, when it makes a group, its process and the ranks of the group. Groups meet under
+their members and a count, not under torch's name: torch counts names on each rank, so that ranks which made different
+numbers of groups would wait for each other under different names for ever. A waiting rank reads from the registry
+whether a peer lives, and whether it made a group of other ranks at this point instead: then the wait is in vain.
 
 A job that is started again may meet at the same store (torchrun keeps one over all attempts). What was written before
 this process was started, by one that has died and was never seen alive from here, or that can not be seen from here, is
-left over from an earlier attempt: its rank may still come. No count of attempts is asked, for the launchers of one job
+left over from an earlier attempt: its rank may still join. The attempts are not counted, for the launchers of one job
 count each its own.
 """
 
@@ -25,25 +25,25 @@ from typing import Any, NamedTuple
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.runtime.monitor import Loss
 from unisono.transport.host import Host, barred, unseen
-from unisono.transport.layout import ABSENT, FAREWELL, JOINED, LEFT, PID, Layout
+from unisono.transport.layout import ABSENT, EXIT_NOTE, JOINED, LEFT, PID, Layout
 from unisono.transport.process import Identity, alive, fate, ticks
 from unisono.transport.segment import Segment, StoreLike
 from unisono.units import show_nbytes
 from unisono.watch.exit_notes import lost, read_exit_note
-from unisono.watch.page import watch
 from unisono.watch.peer_state import REPLACED
+from unisono.watch.status_page import own_page
 
-__all__ = ["JobStore", "Roll", "default_nonce"]
+__all__ = ["JobStore", "MemberRegistry", "default_nonce"]
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC}
 _READING = 0.3  # s
-_default: "Roll | None" = None  # of the default group, where every process of the job is known
+_default: "MemberRegistry | None" = None  # of the default group, where every process of the job is known
 _seen: set[Identity] = set()  # processes that have lived beside this one
 _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
 
 
 class JobStore:
-    """The store that the job's ranks share, under a prefix; its failures say what they mean."""
+    """The store that the job's ranks share, under a prefix; its failures have a remedy in their text."""
 
     def __init__(self, store: StoreLike, prefix: str) -> None:
         self._store: StoreLike | None = store
@@ -65,7 +65,7 @@ class JobStore:
             return store.add(f"{self._prefix}/{key}", value)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all these keys have values."""
+        """True if all these keys have values."""
         with self._open() as store:
             return store.check([f"{self._prefix}/{key}" for key in keys])
 
@@ -78,13 +78,13 @@ class JobStore:
         except RuntimeError as error:
             raise _gone(error) from None
 
-    def let_go(self) -> None:
-        """The store is not needed any more: it may end, and what serves it with it."""
+    def release(self) -> None:
+        """Drops the reference to the store, so that it can end, and its server with it."""
         self._store = None
 
 
 def _gone(error: Exception) -> PeerLostError | OSError:
-    """What a failure of the store means; `OSError` if this process is at its own limits."""
+    """The error of a failed store; `OSError` if this process is at its own limits."""
     words = str(error).partition("\n")[0]
     for number in (errno.EMFILE, errno.ENFILE):
         if os.strerror(number) in words:
@@ -96,13 +96,13 @@ def _gone(error: Exception) -> PeerLostError | OSError:
 
 
 def default_nonce() -> str:
-    """Names the default group's memory, the same on all ranks; nothing if that is not a group of unisono."""
+    """The nonce of the default group's memory, equal on all ranks; empty if that is not a group of unisono."""
     segment = _default.memory() if _default is not None else None
     return segment.nonce if segment is not None else ""
 
 
 class _Note(NamedTuple):
-    """A process's announcement as a rank; ``moment``: when, in `ticks`; ``trouble``: why it does not join, if so.
+    """A process's announcement as a rank at ``moment`` (`ticks`); ``reason``: why it does not join, if so.
 
     ``place``: its `Host` as text, nothing if that is not known.
     """
@@ -111,7 +111,7 @@ class _Note(NamedTuple):
     started: int
     place: str
     hostname: str
-    trouble: str
+    reason: str
     moment: int
 
     @property
@@ -123,12 +123,12 @@ class _Note(NamedTuple):
         return Host.from_text(self.place) if self.place else Host.mine()
 
     def here(self) -> bool:
-        """Whether on this host, if that is known."""
+        """True if on this host, if that is known."""
         return self.host == Host.mine()
 
 
 def _fresh(found: Sequence[Any]) -> _Note | None:
-    """A note as it was read, unless it is left over from an earlier attempt."""
+    """The announcement as it was read; None if it is left over from an earlier attempt."""
     note, mine = _Note(*found), Host.mine()
     if mine.boot != note.host.boot:
         return note
@@ -139,46 +139,53 @@ def _fresh(found: Sequence[Any]) -> _Note | None:
 
 
 def _short_of(error: OSError | MemoryError) -> bool:
-    """Whether an error says that this process may not have more of something; a `TimeoutError` is a handler's."""
+    """True if an error is a limit of this process; a `TimeoutError` is a signal handler's."""
     return isinstance(error, MemoryError) or error.errno in _LIMITS
 
 
-class Roll:
+class MemberRegistry:
     """The announcements of one group.
 
     ``epoch`` tells the groups of one default group from those of the next over the same store; ``label`` is torch's
-    name for the group, ``title`` ours, ``names`` are its global ranks, of which this process is number ``rank``. With
+    name for the group, ``title`` ours, this process is number ``rank`` of its ``global_ranks``. With
     ``counted``, several groups of the same members are told apart by their number.
     """
 
     def __init__(
-        self, store: StoreLike, epoch: str, label: str, title: str, names: Sequence[int], rank: int, counted: bool
+        self,
+        store: StoreLike,
+        epoch: str,
+        label: str,
+        title: str,
+        global_ranks: Sequence[int],
+        rank: int,
+        counted: bool,
     ) -> None:
         self._title = title
-        self._names, self._rank, self._label = list(names), rank, label
+        self._global_ranks, self._rank, self._label = list(global_ranks), rank, label
         self.counted = counted
-        number = _made[epoch, tuple(names)] if counted else 0
-        _made[epoch, tuple(names)] += counted
+        number = _made[epoch, tuple(global_ranks)] if counted else 0
+        _made[epoch, tuple(global_ranks)] += counted
         self._epoch = JobStore(store, f"unisono/{epoch}")
-        self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, names))}/{number}")
-        """Where this group's ranks meet."""
+        self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, global_ranks))}/{number}")
+        """The store of this group's ranks."""
         self.memory: Callable[[], Segment | None] = lambda: None
-        """The memory of the default group, if this is its roll."""
+        """The memory of the default group, if this is its registry."""
         if words := unseen():
             raise self._refusal(words)
         # In this order: who reads a name without a process takes it for another group's.
         with self.able():
             note = self._announce("", Identity.mine(), Host.mine().to_text())
-            self._epoch.set(f"named/{label}/{names[rank]}", json.dumps([self._names, note]))
+            self._epoch.set(f"named/{label}/{global_ranks[rank]}", json.dumps([self._global_ranks, note]))
 
-    def _announce(self, trouble: str, me: Identity, place: str) -> _Note:
-        note = _Note(me.pid, me.started, place, socket.gethostname(), trouble, ticks())
+    def _announce(self, reason: str, me: Identity, place: str) -> _Note:
+        note = _Note(me.pid, me.started, place, socket.gethostname(), reason, ticks())
         self.store.set(f"who/{self._rank}", json.dumps(note))
         return note
 
     @contextmanager
     def able(self) -> Iterator[None]:
-        """What this process is not able to do, the peers are told: it may live on."""
+        """Publishes an error of the block to the peers: this process may live on."""
         try:
             yield
         except UnisonoError:
@@ -186,43 +193,46 @@ class Roll:
         except (OSError, MemoryError) as error:
             if not _short_of(error):
                 raise
+            nbytes = show_nbytes(Layout(len(self._global_ranks)).total)
             words = (
-                f"can not share the memory of {self._title} ({show_nbytes(Layout(len(self._names)).total)}): {error}; "
-                "raise the limits of its processes (ulimit -v, -n, -f) or the memory of their container"
+                f"can not share the memory of {self._title} ({nbytes}): {error}; raise the limits of its processes "
+                "(ulimit -v, -n, -f) or the memory of their container"
             )
-            self.give_up(words)
-            raise UnisonoError(f"rank {self._names[self._rank]} {words}") from error
+            self.cannot_join(words)
+            raise UnisonoError(f"rank {self._global_ranks[self._rank]} {words}") from error
 
-    def give_up(self, trouble: str) -> None:
-        """Lets the others know why this rank does not join: it ``trouble``."""
+    def cannot_join(self, reason: str) -> None:
+        """Publishes that this rank does not join, for ``reason``, a verb phrase."""
         try:
             me, place = Identity.mine(), Host.mine().to_text()
         except OSError:
             me, place = Identity(os.getpid(), 0), ""
-        with suppress(PeerLostError, OSError):  # then nobody waits
-            self._announce(trouble, me, place)
+        with suppress(PeerLostError, OSError):  # then no rank waits
+            self._announce(reason, me, place)
 
     def barred(self, pid: int) -> UsageError:
-        """This rank may not open the memory of the first one, process ``pid``: the error, of which peers are told."""
-        return self._refusal(f"may not open the shared memory of rank {self._names[0]} (pid {pid}): {barred(pid)}")
+        """Publishes, and returns the error, that this rank may not open the first one's memory, process ``pid``."""
+        return self._refusal(
+            f"may not open the shared memory of rank {self._global_ranks[0]} (pid {pid}): {barred(pid)}"
+        )
 
     def _refusal(self, words: str) -> UsageError:
-        """This rank ``words``, and so does not join."""
-        self.give_up(words)
-        return UsageError(f"rank {self._names[self._rank]} {words}")
+        """Publishes, and returns the error, that this rank ``words`` and so does not join."""
+        self.cannot_join(words)
+        return UsageError(f"rank {self._global_ranks[self._rank]} {words}")
 
     def serve_all(self, segment: Segment) -> None:
-        """This is the default group's roll, over its memory: other groups look here for ranks that do not come."""
+        """Makes this the default group's registry, over its memory: other groups look up absent ranks here."""
         global _default
         _default, self.memory = self, weakref.ref(segment)
 
-    def let_go(self) -> None:
-        """The group is left: its store is not needed any more, and who was in it says nothing of later groups."""
+    def release(self) -> None:
+        """Drops the stores when the group is left; later groups do not look up ranks here."""
         global _default
         if _default is self:
             _default = None
-        self._epoch.let_go()
-        self.store.let_go()
+        self._epoch.release()
+        self.store.release()
 
     def identity(self, rank: int) -> Identity:
         """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was."""
@@ -233,11 +243,11 @@ class Roll:
         if note is not None:
             return note.who
         if self.counted and _default is not None:
-            return _default.identity(self._names[rank])
+            return _default.identity(self._global_ranks[rank])
         return Identity(0, 0)
 
     def gone(self, rank: int) -> Loss:
-        """Why group rank ``rank`` will not join any more: it said so, ended, or left the default group; else empty."""
+        """The loss of group rank ``rank``: it published so, ended, or left the default group; else empty."""
         who = self.identity(rank)
         return self._gone(rank, who)._replace(who=who) if who.pid else Loss("")
 
@@ -247,27 +257,27 @@ class Roll:
             return Loss(words)
         dead, state, left = not alive(who), ABSENT, Loss("")
         world = _default.memory() if self.counted and _default is not None else None
-        name = self._names[rank]
+        name = self._global_ranks[rank]
         if world is not None and name < world.layout.world_size and world.identity(name) == who:
-            state, left = world.state(name), read_exit_note(world.text(name, FAREWELL))
+            state, left = world.state(name), read_exit_note(world.text(name, EXIT_NOTE))
         start = f"rank {name} (pid {who.pid} on {socket.gethostname()})"
-        if note is not None and note.trouble:
-            return Loss(f"{start} {note.trouble}")
+        if note is not None and note.reason:
+            return Loss(f"{start} {note.reason}")
         if dead:
             return Loss(f"{start} is dead{'; it ' + left.words if left.words else ': ' + fate(who)}", left.cause)
         if state == LEFT:
             return Loss(f"{start} {left.words}", left.cause)
-        replaced = state == JOINED and watch().replaced(who)
+        replaced = state == JOINED and own_page().replaced(who)
         # One that has left in the meantime has no page for that reason.
         return Loss(f"{start} {REPLACED}") if replaced and world and world.state(name) == JOINED else Loss("")
 
     def _elsewhere(self, rank: int, note: _Note | None) -> str:
-        """That ``note``, group rank ``rank``'s, is from another host; nothing if it is not."""
+        """Words on ``note``, of group rank ``rank``, if it is from another host; else empty."""
         if note is None or note.here():
             return ""
-        apart, remedy = Host.mine().apart(note.host)
-        mine = f"rank {self._names[self._rank]} (on {socket.gethostname()})"
-        return f"rank {self._names[rank]} (pid {note.pid} on {note.hostname}) {apart} than {mine}: {remedy}"
+        difference, remedy = Host.mine().difference(note.host)
+        mine = f"rank {self._global_ranks[self._rank]} (on {socket.gethostname()})"
+        return f"rank {self._global_ranks[rank]} (pid {note.pid} on {note.hostname}) {difference} than {mine}: {remedy}"
 
     def check_host(self) -> None:
         """Raises `UsageError` if a rank was announced from another host.
@@ -275,15 +285,15 @@ class Roll:
         Not before that rank, which may take this one's note for an old one, has had time to read a new one: the store
         may end with this process.
         """
-        for rank in range(len(self._names)):
+        for rank in range(len(self._global_ranks)):
             if words := self._elsewhere(rank, self._note(rank)):
-                self.give_up(f"does not join: {words}")
+                self.cannot_join(f"does not join: {words}")
                 time.sleep(_READING)
-                raise UsageError(f"group {self._label} {self._names}: {words}" if self.counted else words)
+                raise UsageError(f"group {self._label} {self._global_ranks}: {words}" if self.counted else words)
 
     def absent(self) -> list[int]:
         """The global ranks that have not made this group."""
-        return [name for rank, name in enumerate(self._names) if self._note(rank) is None]
+        return [name for rank, name in enumerate(self._global_ranks) if self._note(rank) is None]
 
     def check(self) -> None:
         """Raises `MismatchError` if a rank made another group in place of this one.
@@ -292,23 +302,25 @@ class Roll:
         """
         first = self.gone(0)
         self.check_host()  # whatever kept the first rank away, this explains it
-        if words := self.complaint():
+        if words := self.mismatch():
             raise MismatchError(words)
         if first.words:
-            raise lost(f"rank {self._names[self._rank]} can not join group {self._label} {self._names}", [first])
+            raise lost(
+                f"rank {self._global_ranks[self._rank]} can not join group {self._label} {self._global_ranks}", [first]
+            )
 
     def late(self) -> CollectiveTimeout:
-        """The first rank of a default group has not come in time."""
+        """The error if the first rank of a default group does not join in time."""
         absent = ", ".join(map(str, self.absent())) or "0"
         return CollectiveTimeout(
-            f"rank {self._rank} of {len(self._names)} found no shared memory within its timeout: rank {absent} did "
-            "not join. Are all started, with the same address, port or file?"
+            f"rank {self._rank} of {len(self._global_ranks)} found no shared memory within its timeout: rank "
+            f"{absent} did not join. Are all started, with the same address, port or file?"
         )
 
-    def complaint(self) -> str:
-        """Which ranks made other groups at the point where this rank made this one, or nothing."""
-        me = self._names[self._rank]
-        others = {name: made for name in self.absent() if (made := self._named(name)) and made[0] != self._names}
+    def mismatch(self) -> str:
+        """Words on ranks that made other groups at the point where this rank made this one; else empty."""
+        me = self._global_ranks[self._rank]
+        others = {name: made for name in self.absent() if (made := self._named(name)) and made[0] != self._global_ranks}
         if not others:
             return ""
         if not self.counted:
@@ -316,15 +328,16 @@ class Roll:
                 f"rank {name} (pid {note.pid} on {note.hostname}) with {len(r)}" for name, (r, note) in others.items()
             ]
             mine = f"rank {me} (pid {os.getpid()} on {socket.gethostname()})"
-            return f"{mine} was started with world_size {len(self._names)}, {', '.join(words)}: give all ranks the same"
+            size = len(self._global_ranks)
+            return f"{mine} was started with world_size {size}, {', '.join(words)}: give all ranks the same"
         lines = [f"\n  rank {name} made one of {ranks}" for name, (ranks, _) in others.items()]
         return (
-            f"new_group was not called alike on all ranks: where rank {me} made a group of {self._names} (named "
+            f"new_group was not called alike on all ranks: where rank {me} made a group of {self._global_ranks} (named "
             f"{self._label!r}),{''.join(lines)}\nEvery rank must make every group, in one order, with the same ranks."
         )
 
     def _note(self, rank: int) -> _Note | None:
-        """What was announced as group rank ``rank`` since the job was started, if anything."""
+        """The announcement of group rank ``rank`` since the job was started, if any."""
         found = self._read(self.store, f"who/{rank}")
         return _fresh(found) if found else None
 

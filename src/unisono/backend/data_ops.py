@@ -4,21 +4,21 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from unisono.backend.operations import NOTHING, Builder, Operation, Tensors, apart, same_dtype, shapes
+from unisono.backend.operations import NOTHING, Builder, Operation, Tensors, clone_if_overlapping, same_dtype, shapes
 from unisono.backend.tensors import Result, as_bytes, check, flat_input, late, separate
 from unisono.errors import UsageError
 from unisono.runtime.call import Call, name_of_dtype, piece
 from unisono.runtime.choice import by_default
-from unisono.runtime.prepared import Kind, Places, Prepared
+from unisono.runtime.prepared import AddressTable, Kind, Prepared
 
-__all__ = ["Moving"]
+__all__ = ["DataOps"]
 
 
-class Moving(Builder):
+class DataOps(Builder):
     """Builds the operations that move data, and the calls of those whose pieces may differ by rank."""
 
     def all_gather_call(self, outputs: Tensors, tensor: torch.Tensor) -> Call:
-        """What `all_gather` shall mean."""
+        """The call of `all_gather`."""
         return self.moving(
             "all_gather",
             tensor.dtype,
@@ -28,7 +28,7 @@ class Moving(Builder):
         )
 
     def gather_call(self, outputs: Tensors, tensor: torch.Tensor, root: int) -> Call:
-        """What `gather` shall mean; ``outputs``: none but at the root."""
+        """The call of `gather`; ``outputs``: none but at the root."""
         return self.moving(
             "gather",
             tensor.dtype,
@@ -41,7 +41,7 @@ class Moving(Builder):
         )
 
     def scatter_call(self, output: torch.Tensor, inputs: Tensors, root: int) -> Call:
-        """What `scatter` shall mean; ``inputs``: none but at the root."""
+        """The call of `scatter`; ``inputs``: none but at the root."""
         return self.moving(
             "scatter",
             output.dtype,
@@ -54,7 +54,7 @@ class Moving(Builder):
         )
 
     def all_to_all_call(self, outputs: Tensors, inputs: Tensors) -> Call:
-        """What `all_to_all` shall mean."""
+        """The call of `all_to_all`."""
         dtype = inputs[0].dtype
         return self.moving(
             "all_to_all",
@@ -98,17 +98,17 @@ class Moving(Builder):
         results = self._results(outputs)
         prepared = self.all_gather_lists(outputs, [tensor])
         assert prepared is not None
-        mine = apart(flat_input(tensor), [r.flat for r in results], self.rank)
-        part = (prepared, Places([r.flat for r in results]), mine)
+        mine = clone_if_overlapping(flat_input(tensor), [r.flat for r in results], self.rank)
+        part = (prepared, AddressTable([r.flat for r in results]), mine)
         return Operation(prepared.call, [part], list(outputs), late(results))
 
     def all_gather_kind(self, output: torch.Tensor, tensor: torch.Tensor, key: None = None) -> Prepared | None:
         """An all_gather of tensors like this one, side by side."""
         if output.numel() != tensor.numel() * self.size or output.dtype != tensor.dtype:
             return None
-        call, nbytes = self.call("all_gather", tensor, rest="single"), tensor.nbytes
-        apart, reach = self.rank * nbytes, (nbytes * self.size, nbytes)
-        return self.prepare(call, torch.uint8, (nbytes,) * self.size, apart=apart, reach=reach)
+        call, nbytes = self.call("all_gather", tensor, extra_signature="single"), tensor.nbytes
+        input_offset, reach = self.rank * nbytes, (nbytes * self.size, nbytes)
+        return self.prepare(call, torch.uint8, (nbytes,) * self.size, input_offset=input_offset, reach=reach)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
         """``tensor`` of every rank, side by side into ``output``."""
@@ -121,7 +121,7 @@ class Moving(Builder):
                 f"the output {list(output.shape)} has {output.numel()}"
             )
         result = Result(output, "the output")
-        mine = apart(flat_input(tensor), list(result.flat.view(self.size, -1)), self.rank)
+        mine = clone_if_overlapping(flat_input(tensor), list(result.flat.view(self.size, -1)), self.rank)
         return Operation(prepared.call, [(prepared, result.flat, mine)], [output], late([result]))
 
     def all_gather_many(self, outputs: Tensors, tensors: Tensors) -> Operation:
@@ -162,7 +162,7 @@ class Moving(Builder):
 
     def counts(self, call: Call, nbytes: int) -> Prepared:
         """An all_gather of ``nbytes`` of every rank, which ``call`` begins with."""
-        choice = by_default("all_gather", nbytes, self.size, 0, self.crowded)
+        choice = by_default("all_gather", nbytes, self.size, 0, self.oversubscribed)
         return self.preparer.prepare(Kind(call, choice, torch.uint8, (nbytes,) * self.size))
 
     def gather_lists(self, outputs: Tensors, inputs: Tensors, root: int) -> Prepared | None:
@@ -172,8 +172,8 @@ class Moving(Builder):
         tensor, call = inputs[0], self.gather_call(outputs, inputs[0], root)
         sizes = [output.nbytes for output in outputs] or [tensor.nbytes] * self.size
         alike = {output.shape for output in outputs} <= {tensor.shape}
-        everybody = self._everybody(call, tensor, root, gathers=True) if alike else ()
-        return self.prepare(call, torch.uint8, sizes, listed=(False, True), everybody=everybody)
+        expected_calls = self._expected_calls(call, tensor, root, gathers=True) if alike else ()
+        return self.prepare(call, torch.uint8, sizes, listed=(False, True), expected_calls=expected_calls)
 
     def gather(self, outputs: Tensors, tensor: torch.Tensor, root: int) -> Operation:
         """``tensor`` of every rank into the root's ``outputs``, whose shapes may differ by rank."""
@@ -185,8 +185,8 @@ class Moving(Builder):
             results = self._results(outputs)
         prepared = self.gather_lists(outputs if results else [], [tensor], root)
         assert prepared is not None
-        mine = apart(flat_input(tensor), [r.flat for r in results], self.rank)
-        into = Places([r.flat for r in results])
+        mine = clone_if_overlapping(flat_input(tensor), [r.flat for r in results], self.rank)
+        into = AddressTable([r.flat for r in results])
         return Operation(prepared.call, [(prepared, into, mine)], list(outputs) if results else [], late(results))
 
     def scatter_lists(self, outputs: Tensors, inputs: Tensors, root: int) -> Prepared | None:
@@ -196,8 +196,8 @@ class Moving(Builder):
         output, call = outputs[0], self.scatter_call(outputs[0], inputs, root)
         sizes = [tensor.nbytes for tensor in inputs] or [output.nbytes] * self.size
         alike = {tensor.shape for tensor in inputs} <= {output.shape}
-        everybody = self._everybody(call, output, root, gathers=False) if alike else ()
-        return self.prepare(call, torch.uint8, sizes, listed=(True, False), everybody=everybody)
+        expected_calls = self._expected_calls(call, output, root, gathers=False) if alike else ()
+        return self.prepare(call, torch.uint8, sizes, listed=(True, False), expected_calls=expected_calls)
 
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> Operation:
         """The root's ``inputs[r]`` into rank r's ``output``; shapes may differ by rank."""
@@ -210,11 +210,15 @@ class Moving(Builder):
                 check(tensor, f"input {rank}")
         prepared = self.scatter_lists([output], inputs if sending else [], root)
         assert prepared is not None
-        flats = [apart(flat_input(t), [result.flat], 0 if r == root else -1) for r, t in enumerate(inputs) if sending]
-        source = Places(flats) if sending else NOTHING
+        flats = [
+            clone_if_overlapping(flat_input(t), [result.flat], 0 if r == root else -1)
+            for r, t in enumerate(inputs)
+            if sending
+        ]
+        source = AddressTable(flats) if sending else NOTHING
         return Operation(prepared.call, [(prepared, result.flat, source)], [output], late([result]))
 
-    def _everybody(self, call: Call, tensor: torch.Tensor, root: int, gathers: bool) -> tuple[Call, ...]:
+    def _expected_calls(self, call: Call, tensor: torch.Tensor, root: int, gathers: bool) -> tuple[Call, ...]:
         """The calls of all ranks of a gather or scatter whose pieces are all like ``tensor``."""
         number = piece(tensor.shape)
         each, none = (number,) * self.size, (0,) * self.size
@@ -223,7 +227,9 @@ class Moving(Builder):
         for rank in range(self.size):
             many = each if rank == root else none
             sends, expects = (at_root, many) if gathers else (many, at_root)
-            found.append(Call(call.op, call.dtype, root=call.root, sends=sends, expects=expects, by=call.by))
+            found.append(
+                Call(call.op, call.dtype, root=call.root, sends=sends, expects=expects, algorithm=call.algorithm)
+            )
         return tuple(found)
 
     def all_to_all_lists(self, outputs: Tensors, inputs: Tensors, key: None = None) -> Prepared | None:
@@ -265,10 +271,10 @@ class Moving(Builder):
         call = self.moving(
             "all_to_all", tensor.dtype, pieces, pieces, lambda: f"{name} {size} x [{count}] into {size} x [{count}]"
         )
-        if call.by and output is tensor:
+        if call.algorithm and output is tensor:
             return None  # by name, a block may be overwritten before it is sent: the long way copies
         nbytes = tensor.nbytes
-        kept = {} if call.by else {"apart": 0}  # the default reads a block before it overwrites it
+        kept = {} if call.algorithm else {"input_offset": 0}  # the default reads a block before it overwrites it
         sizes = (nbytes // size,) * size**2
         return self.prepare(call, torch.uint8, sizes, exclusive=True, reach=(nbytes, nbytes), **kept)
 
@@ -284,7 +290,7 @@ class Moving(Builder):
         result = Result(output, "the output")
         out_rows = self._rows(output, output_splits, "output")
         in_rows = self._rows(tensor, input_splits, "input")
-        flat = apart(flat_input(tensor), [result.flat], -1)
+        flat = clone_if_overlapping(flat_input(tensor), [result.flat], -1)
         inputs, outputs = list(torch.split(flat, in_rows)), list(torch.split(result.flat, out_rows))
         pieces = [Result(part, "the output") for part in outputs]
         operation = self._all_to_all(pieces, inputs, outputs, inputs)
@@ -313,8 +319,10 @@ class Moving(Builder):
         prepared = self.all_to_all_lists(outputs, inputs)
         assert prepared is not None
         targets = [r.flat for r in results]
-        safe = [apart(flat, targets, -1) for flat in flats]
-        return Operation(prepared.call, [(prepared, Places(targets), Places(safe))], list(outputs), late(results))
+        safe = [clone_if_overlapping(flat, targets, -1) for flat in flats]
+        return Operation(
+            prepared.call, [(prepared, AddressTable(targets), AddressTable(safe))], list(outputs), late(results)
+        )
 
 
 def _rows(packed: torch.Tensor, results: Sequence[Result], size: int) -> Callable[[], None]:

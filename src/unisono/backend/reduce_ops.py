@@ -5,15 +5,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.backend.operations import Builder, Operation, Tensors, apart, same_dtype, unpack
+from unisono.backend.operations import Builder, Operation, Tensors, clone_if_overlapping, same_dtype, unpack
 from unisono.backend.tensors import Result, check, flat_input, late, ordinary, overlap, separate
 from unisono.errors import UsageError
 from unisono.runtime.call import Call
 from unisono.runtime.collectives import Part
-from unisono.runtime.prepared import Places, Prepared
+from unisono.runtime.prepared import AddressTable, Prepared
 from unisono.runtime.reduce import reducer
 
-__all__ = ["Reducing", "reduce_op", "scaled"]
+__all__ = ["ReduceOps", "reduce_op", "scaled"]
 
 _OP_NAMES = {
     getattr(dist.ReduceOp.RedOpType, name): name
@@ -44,7 +44,7 @@ def _weighed(flat: torch.Tensor, op: str, factor: float) -> torch.Tensor:
     return reducer(flat.dtype, op, factor).prepared(flat) if op == "PREMUL_SUM" else flat
 
 
-class Reducing(Builder):
+class ReduceOps(Builder):
     """Builds the operations that combine; ``op`` is the reduce op's name, ``factor`` that of PREMUL_SUM."""
 
     def all_reduce_kind(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Prepared:
@@ -109,9 +109,11 @@ class Reducing(Builder):
             )
         result = Result(output, "the output")
         flats = [_weighed(flat_input(t), op, factor) for t in inputs]
-        mine = [apart(flat, [result.flat], 0 if rank == self.rank else -1) for rank, flat in enumerate(flats)]
+        mine = [
+            clone_if_overlapping(flat, [result.flat], 0 if rank == self.rank else -1) for rank, flat in enumerate(flats)
+        ]
         prepared = self._scattered_kind(self.call("reduce_scatter", inputs[0], op, parts=inputs), inputs)
-        return Operation(prepared.call, [(prepared, result.flat, Places(mine))], [output], late([result]))
+        return Operation(prepared.call, [(prepared, result.flat, AddressTable(mine))], [output], late([result]))
 
     def reduce_scatter_kind(self, output: torch.Tensor, tensor: torch.Tensor, op: str) -> Prepared | None:
         """A reduce_scatter of one tensor like this into outputs like that."""
@@ -119,8 +121,8 @@ class Reducing(Builder):
             return None
         call, nbytes = self.call("reduce_scatter", tensor, op), output.nbytes
         sizes = (output.numel(),) * self.size
-        apart, reach = -self.rank * nbytes, (nbytes, nbytes * self.size)
-        return self.prepare(call, tensor.dtype, sizes, apart=apart, reach=reach)
+        input_offset, reach = -self.rank * nbytes, (nbytes, nbytes * self.size)
+        return self.prepare(call, tensor.dtype, sizes, input_offset=input_offset, reach=reach)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, op: str, factor: float) -> Operation:
         """As `reduce_scatter`, the inputs side by side in one tensor."""

@@ -7,43 +7,43 @@ import torch
 import torch.distributed as dist
 
 from ranks import ranks
-from unisono.runtime.worker import Grace
+from unisono.runtime.worker import Backoff
 
 
 def test_what_nobody_comes_back_for_is_taken_up_after_the_shortest_time() -> None:
-    grace = Grace()
-    shortest = grace.seconds
-    assert grace.over(idle=False, visited=False)
-    assert (grace.seconds, grace.rests) == (shortest, False)
+    backoff = Backoff()
+    shortest = backoff.seconds
+    assert backoff.over(idle=False, visited=False)
+    assert (backoff.seconds, backoff.rests) == (shortest, False)
 
 
 def test_callers_who_carry_their_calls_are_left_alone_for_longer_until_one_does_not() -> None:
-    grace = Grace()
+    backoff = Backoff()
     slept = []
-    while not grace.rests:
-        slept.append(grace.seconds)
-        assert not grace.over(idle=True, visited=True)
+    while not backoff.rests:
+        slept.append(backoff.seconds)
+        assert not backoff.over(idle=True, visited=True)
     assert slept == [0.0003, 0.0006, 0.0012, 0.0024, 0.0048, 0.005]
-    assert not grace.over(idle=False, visited=True)
-    assert (grace.seconds, grace.rests) == (0.005, False)
-    assert grace.over(idle=False, visited=False)
-    assert grace.seconds == 0.0003
+    assert not backoff.over(idle=False, visited=True)
+    assert (backoff.seconds, backoff.rests) == (0.005, False)
+    assert backoff.over(idle=False, visited=False)
+    assert backoff.seconds == 0.0003
 
 
 def test_a_caller_who_comes_for_something_else_does_not_put_off_a_call_for_ever() -> None:
-    grace = Grace()
-    assert [grace.over(idle=False, visited=True) for _ in range(10)] == [False] * 8 + [True, False]
-    assert not grace.over(idle=True, visited=False)
-    assert [grace.over(idle=False, visited=True) for _ in range(9)] == [False] * 8 + [True]
+    backoff = Backoff()
+    assert [backoff.over(idle=False, visited=True) for _ in range(10)] == [False] * 8 + [True, False]
+    assert not backoff.over(idle=True, visited=False)
+    assert [backoff.over(idle=False, visited=True) for _ in range(9)] == [False] * 8 + [True]
 
 
 def test_a_listener_ends_the_sleep_at_once_and_once() -> None:
-    grace = Grace()
-    grace.seconds = 30.0
-    threading.Timer(0.01, grace.hurry).start()
-    assert grace.sleep() == (True, False)
-    grace.seconds, grace.visits = 0.0003, 7
-    assert grace.sleep() == (False, False)
+    backoff = Backoff()
+    backoff.seconds = 30.0
+    threading.Timer(0.01, backoff.hurry).start()
+    assert backoff.sleep() == (True, False)
+    backoff.seconds, backoff.visits = 0.0003, 7
+    assert backoff.sleep() == (False, False)
 
 
 def listen_for_late_calls(rank: int, world_size: int) -> float:

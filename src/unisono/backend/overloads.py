@@ -1,7 +1,7 @@
-"""The other forms of a process group's methods, turned into the one that torch.distributed's functions use.
+"""The other overloads of a process group's methods, turned into the one that torch.distributed's functions use.
 
 torch's own groups have several of most: ``allreduce(tensor, op)`` beside ``allreduce([tensor], options)``. Tensors come
-in lists, of one tensor per rank; what is left of them must be said by name or in torch's order of places.
+in lists, of one tensor per rank; other arguments by name or in torch's order.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ __all__ = [
     "timed",
 ]
 
-_TOLD = ("asyncOp", "reduceOp", "rootRank", "timeout")
+_OPTIONS = ("asyncOp", "reduceOp", "rootRank", "timeout")
 Form = tuple[Any, ...]
 
 
@@ -58,12 +58,12 @@ def _per_rank(tensors: Any) -> list[list[torch.Tensor]]:
 
 
 def options(kind: Any, given: Any = None, root: Any = None, op: Any = None, timeout: timedelta | None = None) -> Any:
-    """torch's options of a ``kind``: as ``given``, if such were, else with what is told."""
+    """torch's options of a ``kind``: as ``given``, if such were, else from the other arguments."""
     made = kind()
-    told = {"rootRank": root, "reduceOp": op, "timeout": timeout}
+    fields = {"rootRank": root, "reduceOp": op, "timeout": timeout}
     if isinstance(given, kind):
-        told = {name: getattr(given, name) for name in _TOLD if hasattr(given, name)}
-    for name, value in told.items():
+        fields = {name: getattr(given, name) for name in _OPTIONS if hasattr(given, name)}
+    for name, value in fields.items():
         if value is not None:
             setattr(made, name, value)
     return made

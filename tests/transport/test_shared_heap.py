@@ -10,13 +10,13 @@ import torch
 
 import unisono
 from unisono.errors import UsageError
-from unisono.transport import arena as module
-from unisono.transport.arena import Arena, arena, place
+from unisono.transport import shared_heap as module
+from unisono.transport.shared_heap import SharedHeap, place, shared_heap
 
 
 def used() -> int:
-    """Bytes of memory that this process's arena takes."""
-    made = arena()
+    """Bytes of memory that this process's shared_heap takes."""
+    made = shared_heap()
     assert made is not None
     return os.fstat(made.fd).st_blocks * 512
 
@@ -76,7 +76,7 @@ def test_a_thousand_tensors_leave_nothing() -> None:
 
 
 def test_ranges_are_used_again_and_joined() -> None:
-    own = Arena()
+    own = SharedHeap()
     blocks = [own.allocate(10_000) for _ in range(3)]
     whole = own._free[0][1]
     blocks[0] = blocks[2] = None
@@ -108,23 +108,23 @@ def test_a_forked_child_keeps_what_dies_in_its_parent() -> None:
 
 
 def test_without_addresses_tensors_are_ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused() -> Arena:
+    def refused() -> SharedHeap:
         raise OSError("no addresses")
 
-    monkeypatch.setattr(module, "_arena", None)
-    monkeypatch.setattr(module, "Arena", refused)
+    monkeypatch.setattr(module, "_heap", None)
+    monkeypatch.setattr(module, "SharedHeap", refused)
     start = time.monotonic()
     assert unisono.empty(1000).fill_(1.0).sum() == 1000.0
     assert time.monotonic() - start < 1.0
 
 
 def test_an_interrupted_allocation_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = arena()
+    made = shared_heap()
     assert made is not None
     with made._lock:  # as a signal handler finds it
         tensor = unisono.empty(10)
     assert place(tensor.data_ptr(), tensor.nbytes) == -1
-    monkeypatch.setattr(module, "_arena", None)
+    monkeypatch.setattr(module, "_heap", None)
     with module._making:
         assert unisono.empty(10).shape == (10,)
-        assert arena() is None
+        assert shared_heap() is None

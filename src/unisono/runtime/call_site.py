@@ -1,4 +1,4 @@
-"""Whose code it is: the line of the user's that a call came from. Never imports torch."""
+"""Call sites: the user's line that a call came from. Never imports torch."""
 
 import os
 import sys
@@ -9,14 +9,14 @@ from types import FrameType
 __all__ = ["Site", "call_site", "from_here", "interrupted_site", "is_inner", "is_standard", "raised_at", "site_text"]
 
 Site = tuple[str, int, str]
-"""Where a call came from: file, line, function."""
+"""The site of a call: file, line, function."""
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
 def _torch_folder() -> str:
-    """Where torch lies; found without importing it."""
+    """The folder of torch; found without importing it."""
     spec = find_spec("torch")
     return os.path.dirname(os.path.abspath(spec.origin)) + os.sep if spec is not None and spec.origin else "<no torch>"
 
@@ -35,12 +35,12 @@ _INNER = (
 
 
 def is_inner(file: str) -> bool:
-    """Whether a file's code is torch's, unisono's or glue of the standard library: nobody's call site."""
+    """True if a file's code is torch's, unisono's or glue of the standard library: never a call site."""
     return file.startswith(_INNER)
 
 
 def is_standard(file: str) -> bool:
-    """Whether a file belongs to Python's standard library, beside which packages may be installed."""
+    """True if a file belongs to Python's standard library, beside which packages may be installed."""
     return file.startswith(_LIBRARY) and "-packages" + os.sep not in file
 
 
@@ -48,7 +48,7 @@ def call_site() -> Site:
     """The user's nearest line. A thread that is not the main one is named beside its function.
 
     On a thread that only has a library's function to call (an executor's, say) that is the line of the main thread, for
-    nothing tells who gave it the function.
+    the giver of the function is not known.
     """
     file, line, function = _users(sys._getframe(1))
     me, main = threading.get_ident(), threading.main_thread().ident

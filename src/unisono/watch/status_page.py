@@ -1,10 +1,13 @@
-"""Every process's page: what it waits for, for its peers and `unisono ps` to read, and a bell to ask for its stacks.
+"""The status page of a process: its present wait, for peers and `unisono ps`, and a bell to ask for its stacks.
 
-The page is an anonymous memory file that the process keeps open; whoever runs as the same user finds it among the
+A page has three classes: `OwnPage`, this process's own, with the thread that answers requests; `PeerPage`, another
+process's, mapped writable; `PageView`, a read-only view.
+
+The page is an anonymous memory file that the process keeps open; another process of the same user finds it among the
 descriptors in ``/proc/<pid>/fd``. A process writes its own page; others write three places of it: the request bell,
-the verdict of a deadlock that they found it in, and the directory that its flight record is asked into. A sleeping
-thread answers requests, so that a process that waits in unisono, sleeps or computes outside the interpreter lock can be
-asked where its Python stands. Looking at a page (`Glance`) changes nothing in it and needs no answer.
+the verdict of a deadlock that they found it in, and the directory for its flight record. A sleeping thread answers
+requests, so that a process that waits in unisono, sleeps or computes outside the interpreter lock can be asked for its
+Python stacks. Reading a page (`PageView`) changes nothing in it and needs no answer.
 """
 
 import ctypes
@@ -17,37 +20,47 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 from unisono.errors import UnisonoError
-from unisono.runtime.site import is_inner, is_standard
+from unisono.runtime.call_site import is_inner, is_standard
 from unisono.transport import futex
 from unisono.transport.process import Identity, OwnThread, alive, stopped
 from unisono.watch.flight import dump_flight_record
 
-__all__ = ["PAGE_NAME", "Glance", "Page", "Watch", "close_watch", "find_page", "records", "stacks", "watch"]
+__all__ = [
+    "PAGE_NAME",
+    "OwnPage",
+    "PageView",
+    "PeerPage",
+    "close_own_page",
+    "find_page",
+    "own_page",
+    "records",
+    "stacks",
+]
 
 PAGE_NAME = "unisono-watch"
 """The memory file's name."""
 _SIZE = 64 * 1024
 _MAGIC = 0x3147_4150_4F53_494E
-_SILENT = "it does not answer: it is stopped, or busy outside Python with the interpreter lock held"
+_NO_ANSWER = "it does not answer: it is stopped, or busy outside Python with the interpreter lock held"
 # Places, in 64-bit words unless said otherwise.
 _BELL = 16  # 32-bit word
 _STACKS, _RECORD = (16, 17), (18, 19)  # two kinds of requests: how often made, how often answered
 _SINCE = 20
-_WAIT, _LOOKS, _COUNT, _EDGES, _MOST = 24, 25, 26, 27, 200
+_WAIT, _CHECKS, _COUNT, _EDGES, _MOST = 24, 25, 26, 27, 200
 # Places of texts, in bytes: a length in 8 bytes, then UTF-8.
 _TEXT, _VERDICT, _FOLDER, _FILE, _ANSWER = 4096, 8192, 12800, 14592, 16384
 _LIMITS = {_TEXT: 4088, _VERDICT + 8: 4088, _FOLDER: 1784, _FILE: 1784, _ANSWER: _SIZE - _ANSWER - 8}
 
 
-class Glance:
-    """A page as somebody sees it, who may not or will not write: a copy of its bytes, or the mapped page itself."""
+class PageView:
+    """A read-only view of a page: a copy of its bytes, or the mapped page itself."""
 
     def __init__(self, raw: bytes | mmap.mmap) -> None:
         self.raw = raw
         self.longs = memoryview(raw).cast("Q")
 
     def valid(self) -> bool:
-        """Whether this is a page at all, of this version, and complete."""
+        """True if this is a complete page of this version."""
         return len(self.raw) == _SIZE and self.longs[0] == _MAGIC
 
     def identity(self) -> Identity:
@@ -55,11 +68,11 @@ class Glance:
         return Identity(self.longs[1], self.longs[2])
 
     def wait(self) -> tuple[int, int]:
-        """The number of the wait the process is in (0: none) and how often it has looked around in it."""
-        return self.longs[_WAIT], self.longs[_LOOKS]
+        """The number of the present wait (0: none), and how many checks of peers it has made."""
+        return self.longs[_WAIT], self.longs[_CHECKS]
 
     def since(self) -> int:
-        """When this wait began (``time.monotonic_ns``)."""
+        """The start of this wait (``time.monotonic_ns``)."""
         return self.longs[_SINCE]
 
     def edges(self) -> list[Identity]:
@@ -68,7 +81,7 @@ class Glance:
         return [Identity(self.longs[_EDGES + 2 * k], self.longs[_EDGES + 2 * k + 1]) for k in range(count)]
 
     def text(self) -> str:
-        """What the process waits in, in words."""
+        """The wait of the process in words."""
         return self._read(_TEXT)
 
     def _read(self, at: int) -> str:
@@ -76,8 +89,8 @@ class Glance:
         return self.raw[at + 8 : at + 8 + size].decode("utf-8", "replace")
 
 
-class Page(Glance):
-    """A page mapped by anybody of the same user."""
+class PeerPage(PageView):
+    """A page mapped by another process of the same user."""
 
     raw: mmap.mmap
 
@@ -88,7 +101,7 @@ class Page(Glance):
         self.bell = futex.Counter(words, _BELL, address)
 
     def open(self) -> bool:
-        """Whether the process keeps it open."""
+        """True if the process keeps it open."""
         try:
             return os.stat(self._path).st_ino == self._file
         except TimeoutError:  # a signal handler's
@@ -96,13 +109,13 @@ class Page(Glance):
         except OSError:
             return False
 
-    def sentence(self, wait: int, text: str) -> None:
-        """Tells the process that its wait can never end."""
+    def set_verdict(self, wait: int, text: str) -> None:
+        """Publishes to the process that its wait can never end."""
         self._write(_VERDICT + 8, text)
         self.longs[_VERDICT // 8] = wait
 
     def verdict(self) -> tuple[int, str]:
-        """The wait that was found never to end, and the words on it."""
+        """The wait that was found to be deadlocked, and the words on it."""
         return self.longs[_VERDICT // 8], self._read(_VERDICT + 8)
 
     def request(self) -> int:
@@ -140,7 +153,7 @@ class Page(Glance):
         self.longs[at // 8] = len(data)
 
 
-class Watch(Page):
+class OwnPage(PeerPage):
     """This process's own page, and the thread that answers for it."""
 
     def __init__(self) -> None:
@@ -151,13 +164,13 @@ class Watch(Page):
         self.me = Identity.mine()
         self.longs[1], self.longs[2], self.longs[0] = self.me.pid, self.me.started, _MAGIC
         self._waits = 0
-        self._known: dict[Identity, Page | None] = {}
+        self._known: dict[Identity, PeerPage | None] = {}
         self._ended = False
         self._main = threading.main_thread().ident
         self._thread = OwnThread(target=self._answer_requests, name="unisono watch", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # a page that nobody answers on must not be found
+        except RuntimeError:  # a page without an answering thread must not be found
             os.close(self.fd)
             raise
 
@@ -167,27 +180,27 @@ class Watch(Page):
             return 0
         self._waits += 1
         self._write(_TEXT, text)
-        self.longs[_COUNT], self.longs[_LOOKS], self.longs[_SINCE] = 0, 0, time.monotonic_ns()
+        self.longs[_COUNT], self.longs[_CHECKS], self.longs[_SINCE] = 0, 0, time.monotonic_ns()
         self.longs[_WAIT] = self._waits
         return self._waits
 
-    def say(self, text: str) -> None:
+    def set_text(self, text: str) -> None:
         """Publishes the wait in other words."""
         self._write(_TEXT, text)
 
-    def look(self, edges: Sequence[Identity]) -> None:
-        """Publishes for whom the wait certainly waits, as of now."""
+    def publish_edges(self, edges: Sequence[Identity]) -> None:
+        """Publishes the processes that the wait certainly needs, as of now."""
         for k, peer in enumerate(edges[:_MOST]):
             self.longs[_EDGES + 2 * k], self.longs[_EDGES + 2 * k + 1] = peer.pid, peer.started
         self.longs[_COUNT] = min(len(edges), _MOST)
-        self.longs[_LOOKS] += 1
+        self.longs[_CHECKS] += 1
 
     def end(self) -> None:
-        """The wait is over."""
+        """Ends the publication of the wait."""
         self.longs[_WAIT] = 0
 
-    def peer(self, identity: Identity) -> Page | None:
-        """Another process's page, if it has one, or the last that it had: it closes it with the last group it is in."""
+    def peer(self, identity: Identity) -> PeerPage | None:
+        """The page of another process, or the last that it had: it closes its page with its last group."""
         if identity == self.me:
             return self
         known = self._known.get(identity)
@@ -196,7 +209,7 @@ class Watch(Page):
         return known
 
     def replaced(self, identity: Identity) -> bool:
-        """Whether a process that had a page, and lives, runs another program now (exec), with none of its memory."""
+        """True if a process that had a page, and lives, runs another program now (exec), with none of its memory."""
         page = self.peer(identity)
         if page is self or (page is not None and page.open()):
             return False
@@ -210,7 +223,7 @@ class Watch(Page):
         return maps != "" and PAGE_NAME not in maps and alive(identity)
 
     def stacks_of(self, peers: Sequence[Identity], seconds: float) -> list[str]:
-        """What each process answers when asked where it is; nothing for one that does not."""
+        """The stacks of each process; empty for one that does not answer."""
         pages = [self.peer(peer) for peer in peers]
         numbers = [page.request() if page else 0 for page in pages]
         deadline = time.monotonic() + seconds
@@ -225,7 +238,7 @@ class Watch(Page):
             page.record_answer(number, deadline)
 
     def close(self) -> None:
-        """Ends the thread, and keeps the page open no longer."""
+        """Ends the thread and closes the page."""
         self._ended = True
         self.bell.add()
         if threading.current_thread() is not self._thread:
@@ -239,7 +252,7 @@ class Watch(Page):
                 self.bell.sleep(seen, 3600.0)
 
     def _serve(self, kind: tuple[int, int], at: int, answer: Callable[[], str]) -> bool:
-        """Answers the newest request of a kind, which answers the older ones too; whether there was one."""
+        """Answers the newest request of a kind, and so the older ones; returns whether there was one."""
         asked = self.longs[kind[0]]
         if self.longs[kind[1]] >= asked:
             return False
@@ -256,7 +269,7 @@ class Watch(Page):
     def _stacks(self) -> str:
         """First line: the main thread's innermost frame of the user's, else any but ours; then all stacks."""
         frames = sys._current_frames()
-        del frames[threading.get_ident()]  # nobody asks for it, and it would refer to itself
+        del frames[threading.get_ident()]  # of no use, and it would refer to itself
         frame = frames.get(self._main or 0)
         stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
         outer = [f for f in stack if not is_inner(f.filename)]
@@ -270,7 +283,7 @@ class Watch(Page):
         return "\n".join(lines)
 
 
-def find_page(identity: Identity) -> Page | None:
+def find_page(identity: Identity) -> PeerPage | None:
     """The page of a process of this user; None if it has none or may not be read."""
     folder = f"/proc/{identity.pid}/fd"
     try:
@@ -284,16 +297,16 @@ def find_page(identity: Identity) -> Page | None:
     return None
 
 
-def _map(path: str) -> Page | None:
+def _map(path: str) -> PeerPage | None:
     """The page in a file; None if its process has just made it, and given it no size yet."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return Page(fd, path) if os.fstat(fd).st_size == _SIZE else None
+        return PeerPage(fd, path) if os.fstat(fd).st_size == _SIZE else None
     finally:
         os.close(fd)
 
 
-def _pages(identities: Mapping[int, Identity]) -> dict[int, Page]:
+def _pages(identities: Mapping[int, Identity]) -> dict[int, PeerPage]:
     found = {rank: find_page(who) for rank, who in identities.items() if not stopped(who)}
     return {rank: page for rank, page in found.items() if page is not None}
 
@@ -303,7 +316,7 @@ def stacks(identities: Mapping[int, Identity], seconds: float = 1.0) -> dict[int
     asked = {rank: (page, page.request()) for rank, page in _pages(identities).items()}
     deadline = time.monotonic() + seconds
     answers = {rank: page.answer(number, deadline) for rank, (page, number) in asked.items()}
-    return {rank: answers.get(rank, "").partition("\n")[2] or _SILENT for rank in identities}
+    return {rank: answers.get(rank, "").partition("\n")[2] or _NO_ANSWER for rank in identities}
 
 
 def records(identities: Mapping[int, Identity], folder: str, seconds: float = 5.0) -> dict[int, str]:
@@ -311,22 +324,22 @@ def records(identities: Mapping[int, Identity], folder: str, seconds: float = 5.
     asked = {rank: (page, page.request_record(folder)) for rank, page in _pages(identities).items()}
     deadline = time.monotonic() + seconds
     answers = {rank: page.record_answer(number, deadline) for rank, (page, number) in asked.items()}
-    return {rank: answers.get(rank, "") or f"! {_SILENT}" for rank in identities}
+    return {rank: answers.get(rank, "") or f"! {_NO_ANSWER}" for rank in identities}
 
 
-_mine: Watch | None = None
+_mine: OwnPage | None = None
 
 
-def watch() -> Watch:
-    """This process's watch, made with its first group, and again after `close_watch`."""
+def own_page() -> OwnPage:
+    """The page of this process, made with its first group, and again after `close_own_page`."""
     global _mine
     if _mine is None:
-        _mine = Watch()
+        _mine = OwnPage()
     return _mine
 
 
-def close_watch() -> None:
-    """Ends this process's watch, if there is one: it is in no group any more."""
+def close_own_page() -> None:
+    """Closes the page of this process, if there is one: it is in no group any more."""
     global _mine
     if _mine is not None:
         mine, _mine = _mine, None

@@ -1,8 +1,7 @@
-"""Whose frames those of a process group are: torch.compile stays out of them, and they see who has called.
+"""The frames of a process group's methods: kept from torch.compile, and read to find the caller.
 
-A backend is not told whether torch's send or isend was called; send and recv are isend and irecv, whose Work they wait
-for. It matters: what nobody waits for needs a thread to carry it, and to wake one costs more than a short message does.
-So the caller's frame is looked at.
+torch calls the same method for send as for isend, and for recv as for irecv. The difference matters: an isend needs a
+thread to progress it, and waking one costs more than a short message does. So the caller's frame is read.
 """
 
 import inspect
@@ -33,7 +32,7 @@ def keep_from_dynamo(cls: type) -> None:
 
 
 def waited_for(level: int = 3) -> bool:
-    """Whether torch's send or recv has called the function ``level`` - 1 frames up, through its isend or irecv."""
+    """Returns True if torch's send or recv called the function ``level`` - 1 frames up, through isend or irecv."""
     frame: FrameType | None = sys._getframe(level)
     for _ in range(_DEPTH):
         if frame is None:

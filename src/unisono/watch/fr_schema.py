@@ -16,8 +16,8 @@ from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from unisono.runtime.call_site import Site
 from unisono.runtime.header import piece_numel
-from unisono.runtime.site import Site
 
 if TYPE_CHECKING:
     from unisono.runtime.call import Call
@@ -36,14 +36,14 @@ _Sizes = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One call: number ``number`` of the group ``label`` of global ranks ``names``.
+    """One call: number ``number`` of the group ``label`` of these ``global_ranks``.
 
     ``when`` and ``ended`` are ``time.monotonic_ns``, 0 for not yet. ``way`` is sender and receiver of a message, as
-    places in ``names``.
+    places in ``global_ranks``.
     """
 
     label: str
-    names: Sequence[int]
+    global_ranks: Sequence[int]
     number: int
     call: "Call"
     state: str
@@ -57,13 +57,14 @@ def dump(entries: Sequence[Entry], groups: Mapping[str, Sequence[int]], here: Se
     """The whole record; ``here`` is where the process is now, for calls that are not done and have no call site."""
     clock = time.time_ns() - time.monotonic_ns()
     ordered = sorted(entries, key=lambda entry: entry.when)
-    known = dict(groups) | {entry.label: entry.names for entry in ordered}
+    known = dict(groups) | {entry.label: entry.global_ranks for entry in ordered}
     places = {label: place for place, label in enumerate(known)}
     return {
         "version": VERSION,
         "comm_lib_version": "",
         "pg_config": {
-            label: {"name": label, "desc": "undefined", "ranks": str(sorted(names))} for label, names in known.items()
+            label: {"name": label, "desc": "undefined", "ranks": str(sorted(global_ranks))}
+            for label, global_ranks in known.items()
         },
         "pg_status": {str(place): _status(label, ordered) for label, place in places.items()},
         "entries": [_row(k, entry, places[entry.label], clock, here) for k, entry in enumerate(ordered)],
@@ -86,13 +87,13 @@ def _status(label: str, entries: Sequence[Entry]) -> dict[str, int]:
 
 @cache
 def _elder() -> bool:
-    """Whether torch's analyzer is that of before 2.13, which knows no Gloo, no barrier, no pieces of unequal sizes."""
+    """True if torch's analyzer is that of before 2.13, which knows no Gloo, no barrier, no pieces of unequal sizes."""
     major, minor = version("torch").split(".")[:2]
     return (int(major), int(minor)) < (2, 13)
 
 
 def _for_elder(kind: str, inputs: _Sizes, outputs: _Sizes) -> tuple[str, _Sizes, _Sizes]:
-    """What the analyzer before torch 2.13 takes for such a call: all pieces as large as the largest."""
+    """The entry of such a call for the analyzer before torch 2.13: all pieces as large as the largest."""
     if kind == "barrier":
         return "all_reduce_barrier", inputs, outputs
     if kind.endswith("_v"):
@@ -102,7 +103,7 @@ def _for_elder(kind: str, inputs: _Sizes, outputs: _Sizes) -> tuple[str, _Sizes,
 
 
 def _row(record_id: int, entry: Entry, place: int, clock: int, here: Sequence[Site]) -> dict[str, Any]:
-    kind, inputs, outputs = sizes(entry.call, len(entry.names))
+    kind, inputs, outputs = sizes(entry.call, len(entry.global_ranks))
     if _elder():
         kind, inputs, outputs = _for_elder(kind, inputs, outputs)
     if entry.way is not None:

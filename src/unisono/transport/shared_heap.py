@@ -1,6 +1,6 @@
-"""The memory of this process's shared tensors: one anonymous file, its *arena*, that other ranks may map as a whole.
+"""The shared heap of this process: one anonymous file of shared tensors, which other ranks may map as a whole.
 
-The arena is as large as the host's memory in addresses, and takes memory only where a tensor lies: a page is there once
+The heap is as large as the host's memory in addresses, and takes memory only where a tensor lies: a page is there once
 it is touched, and is given back (``MADV_REMOVE``, in every process that maps it) as soon as its tensor dies. So one
 descriptor and one mapping per peer serve any number of tensors, for the life of the process, and whether a tensor is
 shared is a comparison of addresses. The file has no name, its mode is 0600, and nothing is left of it however the
@@ -8,7 +8,7 @@ process ends.
 
 A forked child keeps what its parent had when it was forked: what dies in the parent later is not used again, nor given
 back, until that child has ended, which the parent learns from a pipe whose other end the child never closes. Shared
-tensors that the child makes lie in an arena of its own. Never imports torch.
+tensors that the child makes lie in a heap of its own. Never imports torch.
 """
 
 import ctypes
@@ -23,25 +23,25 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from unisono.transport.layout import ARENA, ARENA_NBYTES, ARENA_NONCE, MEMORY_NAME, PAGE
+from unisono.transport.layout import HEAP, HEAP_NBYTES, HEAP_NONCE, MEMORY_NAME, PAGE
 
 if TYPE_CHECKING:
     from unisono.transport.segment import Segment
 
-__all__ = ["BOUNDS", "MAP_NORESERVE", "Arena", "announce", "arena", "keep", "place"]
+__all__ = ["BOUNDS", "MAP_NORESERVE", "SharedHeap", "announce", "keep", "place", "shared_heap"]
 
 MAP_NORESERVE = 0x4000
 BOUNDS = (ctypes.c_int64 * 2)(0, 0)
-"""First address of this process's arena, and the one after its last; compiled loops read them too."""
+"""First address of this process's heap, and the one after its last; compiled loops read them too."""
 _MOST = 256 << 30  # bytes of addresses
 
 _segments: "weakref.WeakKeyDictionary[Segment, int]" = weakref.WeakKeyDictionary()
-_arena: "Arena | None" = None
+_heap: "SharedHeap | None" = None
 _making = threading.RLock()
 _kept: list[object] = []  # what must not be used again as long as this process lives
 
 
-class Arena:
+class SharedHeap:
     """Ranges of one anonymous file, handed out in pages."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Arena:
         self._births = 0
 
     def allocate(self, nbytes: int) -> ctypes.Array[ctypes.c_char] | None:
-        """Memory of ``nbytes``, more than 0, ended by the last reference to the array; None if there is no room.
+        """Memory of ``nbytes``, more than 0, freed with the last reference to the array; None if there is no room.
 
         None, too, in a signal handler or finalizer that interrupts this.
         """
@@ -98,13 +98,13 @@ class Arena:
             self._withheld.append((start, stop, birth))
             return
         try:
-            with suppress(OSError):  # where that can not be, the memory is kept, for the next tensor
+            with suppress(OSError):  # then the memory is kept, for the next tensor
                 self._raw.madvise(mmap.MADV_REMOVE, start, stop - start)
         finally:
             self._returned.append((start, stop))
 
     def _collect(self) -> None:
-        """Makes what has been released free. Lock held."""
+        """Returns released ranges to the free list. Lock held."""
         self._children = [child for child in self._children if _lives(child[0])]
         for _ in range(len(self._withheld)):
             self._release(*self._withheld.popleft())
@@ -131,13 +131,13 @@ class Arena:
 
 
 def _entered(lock: Any) -> bool:
-    """Whether this thread holds an RLock already: it has been interrupted there."""
+    """Returns True if this thread holds an RLock already: it has been interrupted there."""
     held: bool = lock._is_owned()
     return held
 
 
 def _lives(pipe: int) -> bool:
-    """Whether anybody holds the other end of a pipe; closes this one otherwise."""
+    """Returns True if a process holds the other end of a pipe; closes this one otherwise."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     if not poll.poll(0):
@@ -146,47 +146,47 @@ def _lives(pipe: int) -> bool:
     return False
 
 
-def arena() -> Arena | None:
-    """This process's arena, made at the first call and announced to all its groups; None if the system refuses it.
+def shared_heap() -> SharedHeap | None:
+    """This process's heap, made at the first call and announced to all its groups; None if the system refuses it.
 
     None, too, in a signal handler or finalizer that interrupts the making.
     """
-    global _arena
-    if _arena is None and not _entered(_making):
+    global _heap
+    if _heap is None and not _entered(_making):
         with _making:
-            if _arena is None:
+            if _heap is None:
                 try:
-                    made = Arena()
+                    made = SharedHeap()
                 except OSError:
                     return None
                 for segment, rank in list(_segments.items()):
                     _write(made, segment, rank)
                 BOUNDS[0], BOUNDS[1] = made.base, made.base + made.nbytes
-                _arena = made
-    return _arena
+                _heap = made
+    return _heap
 
 
 def announce(segment: "Segment", rank: int) -> None:
-    """Tells the peers in ``segment`` where this process's arena is, now or as soon as there is one."""
+    """Publishes this process's heap to the peers in ``segment``, now or as soon as there is one."""
     with _making:
         _segments[segment] = rank
-        if _arena is not None:
-            _write(_arena, segment, rank)
+        if _heap is not None:
+            _write(_heap, segment, rank)
 
 
-def _write(made: Arena, segment: "Segment", rank: int) -> None:
+def _write(made: SharedHeap, segment: "Segment", rank: int) -> None:
     longs, field = segment.longs, segment.field
-    longs[field(rank, ARENA)] = made.fd + 1
-    longs[field(rank, ARENA_NBYTES)], longs[field(rank, ARENA_NONCE)] = made.nbytes, made.nonce
+    longs[field(rank, HEAP)] = made.fd + 1
+    longs[field(rank, HEAP_NBYTES)], longs[field(rank, HEAP_NONCE)] = made.nbytes, made.nonce
 
 
 def place(address: int, nbytes: int) -> int:
-    """Where in this process's arena the bytes lie, or -1 if they do not."""
+    """The offset of the bytes in this process's heap, or -1 if they do not lie there."""
     return address - BOUNDS[0] if BOUNDS[0] <= address and address + nbytes <= BOUNDS[1] else -1
 
 
 def keep(*things: object) -> None:
-    """Keeps things as long as this process lives: memory that a peer, late in a call that failed, may still write."""
+    """Keeps things for the life of this process: memory that a peer, late in a failed call, may still write."""
     _kept.extend(things)
 
 
@@ -196,27 +196,27 @@ _pipe: tuple[int, int] | None = None  # of the fork under way
 def _before_fork() -> None:
     global _pipe
     _making.acquire()
-    _pipe = os.pipe() if _arena is not None else None
+    _pipe = os.pipe() if _heap is not None else None
 
 
 def _after_in_parent() -> None:
     global _pipe
-    if _pipe is not None and _arena is not None:
+    if _pipe is not None and _heap is not None:
         os.close(_pipe[1])
-        _arena.forked(_pipe[0])
+        _heap.forked(_pipe[0])
     _pipe = None
     _making.release()
 
 
 def _after_in_child() -> None:
-    global _arena, _pipe, _making
+    global _heap, _pipe, _making
     _making = threading.RLock()
-    if _pipe is not None and _arena is not None:
+    if _pipe is not None and _heap is not None:
         os.close(_pipe[0])
-        _arena.disown()
-        keep(_arena)
+        _heap.disown()
+        keep(_heap)
     BOUNDS[0] = BOUNDS[1] = 0
-    _arena = _pipe = None
+    _heap = _pipe = None
     _segments.clear()
 
 

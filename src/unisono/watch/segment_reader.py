@@ -1,7 +1,7 @@
-"""What the ranks of a group have written into their shared memory, read from outside without touching anything.
+"""Reads the records of a group's ranks from its shared memory, from outside, without changing anything.
 
 The memory is found among the open files of the user's processes and read with ``pread``: nothing is mapped, nothing
-written, nobody is asked. Never imports torch.
+written, no process is asked. Never imports torch.
 """
 
 import os
@@ -15,8 +15,9 @@ from unisono.runtime.header import SIGNATURE, Header, read_header
 from unisono.transport.layout import (
     COMPLETED,
     COMPLETED_AT,
-    FAREWELL,
+    EXIT_NOTE,
     HEADER,
+    ISSUE_TIMES,
     ISSUED,
     ISSUED_AT,
     JOINED,
@@ -24,7 +25,6 @@ from unisono.transport.layout import (
     MAGIC,
     MEETINGS,
     MEMORY_NAME,
-    MOMENTS,
     NAME,
     PID,
     STARTED,
@@ -33,10 +33,10 @@ from unisono.transport.layout import (
     Layout,
 )
 from unisono.transport.process import Identity
-from unisono.watch.exit_notes import spoken
-from unisono.watch.page import PAGE_NAME, Glance
+from unisono.watch.exit_notes import as_sentence
+from unisono.watch.status_page import PAGE_NAME, PageView
 
-__all__ = ["Findings", "Member", "Memory", "look"]
+__all__ = ["Findings", "Member", "SegmentView", "read_segments"]
 
 _DELETED = " (deleted)"
 _PAGE_NBYTES = 64 * 1024
@@ -53,43 +53,47 @@ class Member:
     issued: int
     completed: int
     completed_at: int
-    moments: tuple[int, ...]
+    issue_times: tuple[int, ...]
     header: Header | None
-    farewell: str
+    exit_note: str
 
     def issued_at(self, number: int) -> int:
-        """When call ``number`` was issued; 0 if that is not known any more, or yet."""
-        return self.moments[number % MOMENTS] if self.issued - MOMENTS < number <= self.issued and number > 0 else 0
+        """The time at which call ``number`` was issued; 0 if it is not kept any more, or not issued."""
+        return (
+            self.issue_times[number % ISSUE_TIMES]
+            if self.issued - ISSUE_TIMES < number <= self.issued and number > 0
+            else 0
+        )
 
     @property
     def since(self) -> int:
-        """When the oldest call that is not completed was issued; if all are, when the last one was completed."""
+        """The time at which the oldest pending call was issued; if there is none, at which the last completed."""
         return self.issued_at(self.completed + 1) if self.issued > self.completed else self.completed_at
 
 
 @dataclass(frozen=True)
-class Memory:
+class SegmentView:
     """One group: its label and its members, by group rank."""
 
     label: str
     members: tuple[Member, ...]
 
     @property
-    def names(self) -> list[int]:
+    def global_ranks(self) -> list[int]:
         """The members' global ranks."""
         return [member.rank for member in self.members]
 
     def waited_for(self, member: Member) -> list[int]:
-        """The global ranks that have not come to the meeting at which ``member`` is."""
+        """The global ranks that have not arrived at the meeting at which ``member`` is."""
         if member.issued <= member.completed:
             return []
         return [other.rank for other in self.members if other.meetings < member.meetings and other is not member]
 
     def lateness(self) -> tuple[int, dict[int, float]]:
-        """How many of the last calls all ranks have issued, and each rank's mean delay behind the first, in seconds."""
+        """The number of last calls that all ranks have issued, and each rank's mean delay behind the first, in s."""
         here = [member for member in self.members if member.who.pid]
         newest = min((member.issued for member in here), default=0)
-        oldest = max((member.issued for member in here), default=0) - MOMENTS + 1
+        oldest = max((member.issued for member in here), default=0) - ISSUE_TIMES + 1
         numbers = [n for n in range(max(1, oldest), newest + 1) if all(m.issued_at(n) for m in here)]
         if not numbers or len(here) < 2:
             return 0, {}
@@ -99,7 +103,7 @@ class Memory:
 
     def pace(self, now: int) -> float:
         """Calls per second over the last calls of the first member; 0 if it has made none in a while."""
-        times = sorted(filter(None, self.members[0].moments))
+        times = sorted(filter(None, self.members[0].issue_times))
         if len(times) < 2 or now - times[-1] > max(1e9, 4 * max(b - a for a, b in pairwise(times))):
             return 0.0
         return (len(times) - 1) / max(1e-9, (times[-1] - times[0]) / 1e9)
@@ -109,14 +113,14 @@ class Memory:
 class Findings:
     """All groups and pages of this user's processes on this host."""
 
-    memories: tuple[Memory, ...]
-    pages: dict[Identity, Glance]
+    memories: tuple[SegmentView, ...]
+    pages: dict[Identity, PageView]
 
 
-def look() -> Findings:
-    """Looks through the open files of every process of this user. Takes no locks, wakes nobody, writes nothing."""
-    memories: dict[tuple[int, int], Memory] = {}
-    pages: dict[Identity, Glance] = {}
+def read_segments() -> Findings:
+    """Reads the open memory files of every process of this user. Takes no locks, wakes no process, writes nothing."""
+    memories: dict[tuple[int, int], SegmentView] = {}
+    pages: dict[Identity, PageView] = {}
     for path, name in _memory_files():
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -126,7 +130,7 @@ def look() -> Findings:
             status = os.fstat(fd)
             file = (status.st_dev, status.st_ino)
             if name == PAGE_NAME:
-                page = Glance(os.pread(fd, _PAGE_NBYTES, 0))
+                page = PageView(os.pread(fd, _PAGE_NBYTES, 0))
                 if page.valid():
                     pages[page.identity()] = page
             elif file not in memories and (memory := _read(fd, name.removeprefix(MEMORY_NAME))) is not None:
@@ -158,48 +162,48 @@ def _memory_files() -> Iterator[tuple[str, str]]:
                 yield f"{folder}/{name}", target.removeprefix("/memfd:").removesuffix(_DELETED)
 
 
-def _names(label: str, world_size: int) -> list[int]:
+def _global_ranks(label: str, world_size: int) -> list[int]:
     """The global ranks that a label ends with; without any, the group's own numbering: it is the default group."""
     found = re.search(r"\[([\d, ]+)\]$", label)
-    names = [int(name) for name in found[1].split(",")] if found else []
-    return names if len(names) == world_size else list(range(world_size))
+    global_ranks = [int(name) for name in found[1].split(",")] if found else []
+    return global_ranks if len(global_ranks) == world_size else list(range(world_size))
 
 
-def _farewell(fd: int, at: int, nbytes: int) -> str:
-    """A rank's last words; nothing while it writes them."""
-    said = os.pread(fd, nbytes, at)
-    state = int.from_bytes(said[:8], "little")
-    whole = not state & WRITING and os.pread(fd, 8, at) == said[:8]
-    return spoken(said[8 : 8 + (state & LENGTH)].decode("utf-8", "replace")) if whole else ""
+def _read_note(fd: int, at: int, nbytes: int) -> str:
+    """A rank's exit note as a sentence; empty while it writes it."""
+    raw = os.pread(fd, nbytes, at)
+    state = int.from_bytes(raw[:8], "little")
+    whole = not state & WRITING and os.pread(fd, 8, at) == raw[:8]
+    return as_sentence(raw[8 : 8 + (state & LENGTH)].decode("utf-8", "replace")) if whole else ""
 
 
-def _read(fd: int, label: str) -> Memory | None:
+def _read(fd: int, label: str) -> SegmentView | None:
     magic, world_size, mark = struct.unpack("<3Q", os.pread(fd, 24, 0))
     layout = Layout(world_size)
     if magic != MAGIC or mark != layout.mark:
         return None
     data = os.pread(fd, layout.RECORD * world_size, layout.records)
-    names = _names(label, world_size)
+    global_ranks = _global_ranks(label, world_size)
     words = struct.Struct(f"<{layout.RECORD // 8}Q")
     members = []
     for rank, record in enumerate(words.iter_unpack(data)):
         at = record[HEADER]
         header = read_header(os.pread(fd, SIGNATURE.size + 16 * world_size, at)) if at else None
-        farewell = ""
+        exit_note = ""
         if record[STATE] > JOINED:
-            farewell = _farewell(fd, layout.texts + rank * layout.TEXTS + FAREWELL * layout.TEXT, layout.TEXT)
+            exit_note = _read_note(fd, layout.texts + rank * layout.TEXTS + EXIT_NOTE * layout.TEXT, layout.TEXT)
         members.append(
             Member(
-                rank=record[NAME] if record[PID] else names[rank],
+                rank=record[NAME] if record[PID] else global_ranks[rank],
                 who=Identity(record[PID], record[STARTED]),
                 state=record[STATE],
                 meetings=record[MEETINGS],
                 issued=record[ISSUED],
                 completed=record[COMPLETED],
                 completed_at=record[COMPLETED_AT],
-                moments=record[ISSUED_AT : ISSUED_AT + MOMENTS],
+                issue_times=record[ISSUED_AT : ISSUED_AT + ISSUE_TIMES],
                 header=header,
-                farewell=farewell,
+                exit_note=exit_note,
             )
         )
-    return Memory(label, tuple(members))
+    return SegmentView(label, tuple(members))

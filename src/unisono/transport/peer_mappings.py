@@ -1,6 +1,6 @@
-"""The arenas of the other ranks of a group (arena.py), mapped into this process as they are needed.
+"""The shared heaps of the other ranks of a group (shared_heap.py), mapped into this process as they are needed.
 
-A peer's arena is opened through ``/proc/<pid>/fd`` and mapped once, as a whole: that takes addresses, not memory. The
+A peer's heap is opened through ``/proc/<pid>/fd`` and mapped once, as a whole: that takes addresses, not memory. The
 mapping serves all groups that both are in, and ends with the last of them.
 """
 
@@ -11,18 +11,18 @@ import weakref
 
 import torch
 
-from unisono.transport.arena import MAP_NORESERVE
 from unisono.transport.inference import outside_inference
-from unisono.transport.layout import ARENA, ARENA_NBYTES, ARENA_NONCE, PID
+from unisono.transport.layout import HEAP, HEAP_NBYTES, HEAP_NONCE, PID
 from unisono.transport.segment import Segment
+from unisono.transport.shared_heap import MAP_NORESERVE
 
-__all__ = ["Neighbours"]
+__all__ = ["PeerMappings"]
 
-_MOST = 32 << 40  # bytes of addresses that the arenas of one group may take here
+_MOST = 32 << 40  # bytes of addresses that the heaps of one group may take here
 
 
 class _Mapped:
-    """A peer's arena: its address here, and all of it as bytes."""
+    """A peer's heap: its address here, and all of it as bytes."""
 
     @outside_inference
     def __init__(self, pid: int, fd_there: int, nbytes: int, nonce: int) -> None:
@@ -42,25 +42,25 @@ class _Mapped:
 _mapped: "weakref.WeakValueDictionary[int, _Mapped]" = weakref.WeakValueDictionary()
 
 
-class Neighbours:
-    """What one rank has mapped of its peers' arenas."""
+class PeerMappings:
+    """The heaps of its peers that one rank has mapped."""
 
     def __init__(self, segment: Segment, rank: int, world_size: int) -> None:
         self._segment, self._rank, self._size = segment, rank, world_size
         self._mapped: dict[int, _Mapped] = {}
         self._refused: set[int] = set()
         self.bases = (ctypes.c_int64 * world_size)()
-        """Addresses of the arenas of all ranks here, 0 where there is none; compiled loops read them too."""
+        """Addresses of the heaps of all ranks here, 0 where there is none; compiled loops read them too."""
 
     def map_peers(self, root: int) -> None:
-        """Maps what is not mapped yet of the arenas that this rank reads: the root's, or all (root -1, or this rank).
+        """Maps the heaps that this rank reads and has not mapped: the root's, or all (root -1, or this rank).
 
-        What was refused once is not tried again.
+        A heap that could not be mapped once is not tried again.
         """
         for rank in range(self._size) if root in (-1, self._rank) else (root,):
             if rank == self._rank or self.bases[rank] or rank in self._refused:
                 continue
-            word = [self._segment.longs[self._segment.field(rank, k)] for k in (PID, ARENA, ARENA_NBYTES, ARENA_NONCE)]
+            word = [self._segment.longs[self._segment.field(rank, k)] for k in (PID, HEAP, HEAP_NBYTES, HEAP_NONCE)]
             pid, number, nbytes, nonce = word
             if not number:
                 continue

@@ -12,13 +12,13 @@ import pytest
 import torch.distributed as dist
 
 from hangs.job import Job, tell
-from unisono.backend.roll import Roll
+from unisono.backend.member_registry import MemberRegistry
 from unisono.errors import UnisonoError, UsageError
 from unisono.transport.host import Host
 
 
-def roll(meeting: str, rank: int) -> Roll:
-    return Roll(dist.FileStore(meeting, 2), "whole", "0", "the default group", [0, 1], rank, counted=False)
+def roll(meeting: str, rank: int) -> MemberRegistry:
+    return MemberRegistry(dist.FileStore(meeting, 2), "whole", "0", "the default group", [0, 1], rank, counted=False)
 
 
 def announces(_: int, __: int, meeting: str) -> None:

@@ -1,8 +1,8 @@
-"""Messages that their receiver refused, as their sender hears of it.
+"""Rejected messages: refused by their receiver, raised by their sender.
 
-A short message is in the ring, and its send has returned, before its receiver sees that it expects something else.
-So the receiver leaves what it refused beside the ring and sets one word of the sender's record. That word is all the
-sender looks at: at the end of every call on the group, and in every wait each time it looks around.
+A short message is in the ring, and its send has returned, before its receiver finds that it expects another one. So the
+receiver leaves a `Refusal` beside the ring and sets one word of the sender's record. The sender polls only that word:
+at the end of every call on the group, and at every check of its peers in a wait.
 """
 
 import threading
@@ -17,60 +17,63 @@ from unisono.transport.layout import REFUSED
 from unisono.transport.ring import Refusal, Ring
 from unisono.transport.segment import Segment
 
-__all__ = ["Refusals"]
+__all__ = ["RejectedMessages"]
 
 _CODES = {name: code for code, name in enumerate(DTYPES, 1)}
 _NAMES = ("", *DTYPES)
-_KEPT = 64  # refusals kept until somebody asks
+_KEPT = 64  # rejections kept until a call raises them
 
 
-class Refusals:
-    """Both sides of it for one rank in one group; ``out`` are its rings to all ranks."""
+class RejectedMessages:
+    """Rejects messages to one rank in one group, and collects rejections of its own; ``out``: its rings to all."""
 
-    def __init__(self, segment: Segment, rank: int, names: Sequence[int], label: str, out: Sequence[Ring]) -> None:
-        self._segment, self._rank, self._names, self._label, self._out = segment, rank, names, label, out
+    def __init__(
+        self, segment: Segment, rank: int, global_ranks: Sequence[int], label: str, out: Sequence[Ring]
+    ) -> None:
+        self._segment, self._rank, self._global_ranks, self._label, self._out = segment, rank, global_ranks, label, out
         at = segment.field(rank, REFUSED)
         self.word = segment.longs[at : at + 1]
-        """One word, not 0 once a peer has refused a message of this rank: then `take` tells more."""
+        """One word, not 0 once a peer has refused a message of this rank: then `take` returns the error."""
         self._taking = threading.RLock()
         self._counts = [0] * len(out)
-        self._untold: deque[tuple[int, int, MismatchError]] = deque(maxlen=_KEPT)
+        self._unraised: deque[tuple[int, int, MismatchError]] = deque(maxlen=_KEPT)
 
     def refuse(self, ring: Ring, arriving: Arriving, message: Message) -> MismatchError:
-        """Lets the sender know that this rank refused what came in ``ring``; the error of its receive, ``message``."""
+        """Publishes to the sender that this rank rejects a message in ``ring``; returns the error of its receive."""
         call, source = message.call, message.source
         wanted = _CODES.get(name_of_dtype(call.dtype), 0)
         sent = _CODES.get(arriving.dtype, 0)
         ring.refuse(Refusal(arriving.number, message.tag, arriving.numel, sent, call.numel, wanted))
         self._segment.longs[self._segment.field(source, REFUSED)] = 1
         return MismatchError(
-            f"rank {self._names[self._rank]} expects {call.describe()} ({call.numel} elements) from rank "
-            f"{self._names[source]}, which sent {arriving.numel} elements of {arriving.dtype} (tag {message.tag}, "
-            f"{self._label}); the message was dropped: give send and recv tensors of one size and dtype"
+            f"rank {self._global_ranks[self._rank]} expects {call.describe()} ({call.numel} elements) from rank "
+            f"{self._global_ranks[source]}, which sent {arriving.numel} elements of {arriving.dtype} "
+            f"(tag {message.tag}, {self._label}); the message was dropped: give send and recv tensors of one size and "
+            "dtype"
         )
 
     def take(self, peer: int = -1, number: int = 0) -> tuple[MismatchError, bool] | None:
-        """An error that was not told yet, and whether it is that of message ``number`` to ``peer``; else the oldest."""
+        """An error not raised yet, and whether it is of message ``number`` to ``peer``; else the oldest."""
         if self._taking._is_owned():  # type: ignore[attr-defined]  # a handler that interrupts this
             return None
         with self._taking:
-            self.word[0] = 0  # first: what is left from now on sets it again
+            self.word[0] = 0  # first: a later rejection sets it again
             for rank, ring in enumerate(self._out):
                 count, last = ring.refusal()
                 if count > self._counts[rank]:
                     error = self._error(rank, last, count - self._counts[rank] - 1)
-                    self._untold.append((rank, last.number, error))
+                    self._unraised.append((rank, last.number, error))
                     self._counts[rank] = count
-            if not self._untold:
+            if not self._unraised:
                 return None
-            found = next((each for each in self._untold if each[:2] == (peer, number)), self._untold[0])
-            self._untold.remove(found)
-            if self._untold:
+            found = next((each for each in self._unraised if each[:2] == (peer, number)), self._unraised[0])
+            self._unraised.remove(found)
+            if self._unraised:
                 self.word[0] = 1
             return found[2], found[:2] == (peer, number)
 
     def _error(self, peer: int, refusal: Refusal, more: int) -> MismatchError:
-        sender, receiver = self._names[self._rank], self._names[peer]
+        sender, receiver = self._global_ranks[self._rank], self._global_ranks[peer]
         sent = _data(refusal.sent, refusal.sent_dtype)
         wanted = _data(refusal.wanted, refusal.wanted_dtype)
         others = f", and {more} earlier one{'s' * (more > 1)} too" if more else ""
