@@ -50,7 +50,7 @@ def segment() -> str:
         ("counters", layout.counters, f"{layout.COUNTERS}", 64, AMBER, "all, atomically", "arrivals at a meeting"),
         ("bells", layout.bells, f"{n}", 64, AMBER, "all, atomically", "wake a rank that waits for messages"),
         ("headers", layout.headers, f"2 × {n}", layout.header, BLUE, "its rank", "what the call is: op, dtype, shape"),
-        ("offers", layout.offers, f"2 × {n}", 64, BLUE, "its rank", "where its tensor lies, if peers may read it"),
+        ("handles", layout.handles, f"2 × {n}", 64, BLUE, "its rank", "where its tensor lies, if peers may read it"),
         ("ring controls", layout.ring_controls, f"{n} × {n}", layout.RING_CONTROL, GREEN, "both ends", "bytes in, out"),
         ("rings", layout.rings, f"{n} × {n}", layout.ring, GREEN, "the sender", "send and recv: heads and payloads"),
         ("staging", layout.stages, f"2 × {n}", layout.stage, BLUE, "its rank *", "data of collectives"),

@@ -64,7 +64,7 @@ class MessageControl:
         there is nothing to do.
         """
         if self._mode:
-            self._warm()
+            self._change_over()
         for k, job in enumerate(jobs):
             _JOB.pack_into(self._jobs, k * _JOB.size, *job)
         self._loops["progress"](self._at, self._jobs_at, len(jobs), patience)
