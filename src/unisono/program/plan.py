@@ -141,7 +141,10 @@ def traffic(schedule: Schedule, deterministic: bool) -> tuple[Traffic, ...]:
 
 
 def _checked(schedule: Schedule) -> Iterator[list[Unit]]:
-    held = schedule.collective.held_before()
+    before = schedule.collective.held_before()
+    held = np.vstack(
+        [before, np.ones((schedule.switches, before.shape[1]), dtype=np.bool_)]
+    )  # a switch sums what comes
     for number, step in enumerate(schedule.explicit_steps()):
         if not well_formed(schedule, step).all():
             raise ScheduleError(
