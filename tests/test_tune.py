@@ -25,8 +25,8 @@ def test_measures_everything_that_can_run_and_leaves_out_what_is_refused(monkeyp
                     asked.append((collective, contender.algorithm, nbytes))
                     refused = "does not fit" if contender.algorithm == "tree" else ""
                     times = () if refused else (1e-6 * (1 + nbytes),) * settings.runs
-                    how = {"seconds": times, "refused": refused}
-                    row = Result(collective, contender.name, nbytes, nbytes // 4, "float32", "sum", "in", 4, **how)
+                    how = {"seconds": times, "refused": refused, "requested": nbytes}
+                    row = Result(collective, contender.name, 4, 1, "float32", "sum", "in", 4, **how)
                     tell(row)
 
     monkeypatch.setattr(module, "launch", bench)
@@ -50,6 +50,31 @@ def test_real_ranks_measure_what_fits() -> None:
     assert table.algorithms("broadcast", 2) == [DEFAULT_PATH, "tree"]  # a ring does no broadcast
     assert {row.algorithm: row.nbytes for row in table.rows if row.collective == "barrier"}["ring"] == 0
     assert all(0 < row.seconds < 10 for row in table.rows)
+
+
+def test_sizes_are_those_asked_for_though_elements_are_whole() -> None:
+    table = tune(["all_gather", "all_to_all"], 3, [1, 2, 64, 1000], [DEFAULT_PATH])
+    for collective in ("all_gather", "all_to_all"):  # of 4-byte elements: 12, 12, 60 and 996 bytes
+        assert [row.nbytes for row in table.rows if row.collective == collective] == [1, 2, 64, 1000]
+
+
+def test_asks_for_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+    monkeypatch.setattr(module, "launch", lambda settings, tell: seen.append(settings))
+    monkeypatch.setenv("UNISONO_REPLACES", "gloo")  # which matters to whom measures Gloo
+    tune(["all_reduce"], 65, [64], ["ring", "ring", DEFAULT_PATH])  # exact sums reach to 64, and none is checked
+    tune(["barrier"], 2, [0], [DEFAULT_PATH])
+    assert [[each.name for each in settings.contenders] for settings in seen] == [
+        ["unisono:ring", "unisono"],
+        ["unisono"],
+    ]
+    assert [settings.ranks for settings in seen] == [65, 2]
+
+
+@pytest.mark.parametrize(("sizes", "words"), [([0], "got 0"), ([64, 0], "got 64, 0"), ([], "got none")])
+def test_sizes_without_bytes_are_refused(sizes: list[int], words: str) -> None:
+    with pytest.raises(UsageError, match=f"tune measures sizes of 1 byte or more, {words}"):
+        tune(["all_reduce", "barrier"], 2, sizes)
 
 
 def test_no_ranks_are_refused() -> None:

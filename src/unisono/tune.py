@@ -7,6 +7,7 @@ from unisono.bench.launch import launch
 from unisono.bench.result import Rates
 from unisono.bench.result import Row as Result
 from unisono.bench.settings import Contender, Settings
+from unisono.errors import UsageError
 from unisono.selection import Measured, Row
 
 __all__ = ["DEFAULT_PATH", "SIZES", "runnable", "tune"]
@@ -34,7 +35,7 @@ def tune(
     Args:
         collectives: their names.
         ranks: number of processes.
-        sizes: bytes, as nccl-tests count; a barrier has none.
+        sizes: bytes, as nccl-tests count; what is measured is rounded to whole elements, a barrier has none.
         names: restricts the algorithms; one that does not have a collective, or does not fit, is left out there.
         on_row: is told of each result as it comes.
 
@@ -43,14 +44,17 @@ def tune(
         PeerLostError: a process died.
 
     """
-    wanted = list(names or [DEFAULT_PATH, *runnable(*collectives)])
+    wanted = list(dict.fromkeys(names or [DEFAULT_PATH, *runnable(*collectives)]))
+    sized = any(collective != "barrier" for collective in collectives)
+    if sized and min(sizes, default=0) < 1:
+        raise UsageError(f"tune measures sizes of 1 byte or more, got {', '.join(map(str, sizes)) or 'none'}")
     settings = Settings(
         collectives=tuple(collectives),
         ranks=ranks,
-        listed=tuple(sizes),
+        listed=tuple(sizes) if sized else (),
         contenders=tuple(Contender("unisono", "" if name == DEFAULT_PATH else name) for name in wanted),
         runs=_RUNS,
-        seconds=_SECONDS * len(wanted) * len(sizes),
+        seconds=_SECONDS * len(wanted) * (len(sizes) if sized else 1),
         check=False,
     )
     settings.validate()
@@ -59,7 +63,7 @@ def tune(
     def report(news: Rates | Result) -> None:
         if isinstance(news, Result) and not news.refused:
             _, _, name = news.contender.partition(":")
-            row = Row(news.collective, ranks, name or DEFAULT_PATH, news.nbytes, news.time)
+            row = Row(news.collective, ranks, name or DEFAULT_PATH, news.requested, news.time)
             rows.append(row)
             if on_row is not None:
                 on_row(row)

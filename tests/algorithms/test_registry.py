@@ -67,6 +67,8 @@ def test_a_name_belongs_to_one_file() -> None:
         (("ring", "all_reduce", 4, 0, 0), "chunks must be at least 1, got 0"),
         (("tree", "broadcast", 4, 4), "there is no rank 4 among 4 to be root"),
         (("ring", "all_reduce", 4, 1), "ring all_reduce has no root, got root=1"),
+        (("1f1b", "pipeline", 4, 1), "1f1b is a pipeline schedule, which has no root, got root=1"),
+        (("zb-v", "pipeline", 4, 0, 7), "zb-v is a pipeline schedule, which has no chunks, got chunks=7"),
     ],
 )
 def test_bad_calls_say_what_is_wrong(call: tuple[object, ...], says: str) -> None:

@@ -121,6 +121,12 @@ def test_writes_pictures_and_traces(tmp_path: Path) -> None:
         (["draw", "1f1b", "all_reduce"], "1f1b is a pipeline schedule: leave all_reduce out"),
         (["draw", "ring", "-m", "2"], "--microbatches is of pipelines, and ring is an algorithm: leave it out"),
         (["draw", "default", "-m", "2"], "--microbatches is of pipelines: leave it out"),
+        (
+            ["draw", "1f1b", "--style", "rows"],
+            "--style is of collectives, and 1f1b is a pipeline schedule: leave it out",
+        ),
+        (["draw", "zb-v", "--topology", "pcie"], "--topology is of collectives, and zb-v is a pipeline schedule"),
+        (["draw", "zb-v", "--timeline", "--bytes", "4"], "--bytes is of collectives, and zb-v is a pipeline schedule"),
         (["draw", "ring", "--times", "1,1,1"], "--times is of pipelines: leave it out"),
         (["draw", "1f1b", "--html", "x.html"], "draw a timeline or a pipeline as svg"),
         (["draw", "1f1b", "--program"], "1f1b is a pipeline schedule, which has no programs"),

@@ -41,6 +41,7 @@ def test_keeps_nothing_if_asked_so() -> None:
         (["nope"], "unknown collective 'nope'"),
         (["all_reduce", "-n", "0"], "--ranks is 0, expected 1 or more"),
         (["all_reduce", "--bytes", "1,x"], "'x' is not a size"),
+        (["all_reduce", "--bytes", "0"], "tune measures sizes of 1 byte or more, got 0"),
         (["all_reduce", "--algorithms", "in_network"], "no algorithm 'in_network' can run all_reduce"),
     ],
 )

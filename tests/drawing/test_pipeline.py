@@ -70,3 +70,9 @@ def test_the_trace_has_every_action_on_the_track_of_its_rank() -> None:
     events = [event for event in json.loads(str(draw(line, "trace")))["traceEvents"] if event["ph"] == "X"]
     found = [(event["pid"], event["name"], event["ts"] / 1e6, event["dur"] / 1e6) for event in events]
     assert found == [(r, str(a), s, e - s) for r, row in enumerate(line.slots) for a, s, e in row]
+
+
+@pytest.mark.parametrize("option", [{"style": "circle"}, {"topology": "nvlink"}, {"nbytes": "1MiB"}])
+def test_what_a_pipeline_does_not_have_is_refused(option: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=f"^1f1b is of a pipeline, which has no {next(iter(option))}: leave it out$"):
+        draw(build_pipeline("1f1b", 2, 3), "svg", **option)

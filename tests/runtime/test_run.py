@@ -1,5 +1,6 @@
 """The front door: tensors as users have them, errors that name what does not fit, a new algorithm."""
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from threading import Event
@@ -10,7 +11,8 @@ import torch.distributed as dist
 
 from ranks import ranks
 from unisono.algorithms import build, names, register_algorithm, registry
-from unisono.errors import UsageError
+from unisono.backend.options import algorithm
+from unisono.errors import MismatchError, UnisonoError, UsageError
 from unisono.runtime.run import run, run_over
 from unisono.schedule import COLLECTIVES, Collective, Schedule, Step, Transfer
 from unisono.schedule.collectives import ROOTED
@@ -98,7 +100,7 @@ def wrong(schedule: Schedule, *tensors: object, **options: object) -> Callable[[
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (wrong(build("ring", "all_reduce", 3), torch.ones(4)), "ring all_reduce is made for 3 ranks; .* joins 2"),
+        (wrong(build("ring", "all_reduce", 3), torch.ones(4)), "ring all_reduce is made for 3 ranks, not for 2"),
         (wrong(build("ring", "all_reduce", 2), torch.ones(4, 4).t()), "not contiguous"),
         (wrong(build("ring", "all_reduce", 2), torch.ones(4), torch.ones(3)), "result 0 .* 3 elements, expected 4"),
         (wrong(build("ring", "reduce_scatter", 2), torch.ones(5), torch.ones(2)), "has 5 elements, not 2 equal blocks"),
@@ -195,8 +197,120 @@ def test_the_verb_runs_over_a_process_group(backend: str) -> None:
         (lambda: run(build("ring", "all_reduce", 2), [torch.ones(4), None]), "rank 1 needs one tensor, got NoneType"),
         (lambda: run(build("ring", "reduce_scatter", 2), [torch.ones(5)] * 2), "cuts the first dimension in 2"),
         (lambda: run(build("1f1b", "pipeline", 2), []), "1f1b is of a pipeline, which runs a model"),
+        (lambda: run("ring", [torch.ones(4)]), r"run takes a schedule, got 'ring': build it first"),  # type: ignore[arg-type]
+        (lambda: run(build("ring", "reduce_scatter", 1), [torch.tensor(1.0)]), r"cuts the first dimension in 1.*\[\]"),
+        (
+            lambda: run(build("ring", "all_reduce", 2), [torch.ones(3)] * 2, [torch.ones(3), torch.ones(3).int()]),
+            r"output of rank 1 are float32 on cpu and int32 on cpu: give one dtype.*\(refused by rank 1\)$",
+        ),
+        (
+            lambda: run(build("ring", "all_reduce", 2), [torch.ones(3)] * 2, [[torch.ones(3)]] * 2),  # type: ignore[list-item]
+            "needs one tensor as its output, got list .*; rank 1 too",
+        ),
+        (
+            lambda: run(build("ring", "all_reduce", 2), [torch.eye(2).to_sparse()] * 2),
+            "^RuntimeError: unsupported memory format",
+        ),
+        (
+            lambda: run(build("ring", "all_reduce", 2), [torch.ones(3)] * 2, op=dist.ReduceOp.BOR),
+            "BOR is not defined for float32",
+        ),
     ],
 )
 def test_the_verb_says_what_does_not_fit(call: Callable[[], object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         call()
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ("1>0 c0 =", "step 0 of wrong sends chunk 0 at rank 1, which holds nothing of it: verify"),
+        ("0>1 c0 +", "step 0 of wrong reduces into chunk 0 at rank 1, which holds nothing of it: verify"),
+        ("0>5 c0 =", "step 0 of wrong names ranks or chunks that do not exist: verify"),
+    ],
+)
+def test_what_no_rank_holds_is_not_moved(step: str, words: str) -> None:
+    schedule = Schedule.from_text(f"schedule wrong broadcast ranks=2 chunks=1 root=0\nstep 0: {step}")
+    assert not verify(schedule)
+    with pytest.raises(UsageError, match=f"^{words}"):
+        run(schedule, [torch.ones(2)] * 2)
+
+
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MIN", "MAX"])
+def test_torchs_reduce_ops_serve_as_well_as_their_names(op: str) -> None:
+    given = inputs(3)
+    by_torch = {"SUM": "sum", "PRODUCT": "prod", "MIN": "amin", "MAX": "amax"}[op]
+    expected = getattr(torch.stack(given), by_torch)(0)
+    for spelt in (op, getattr(dist.ReduceOp, op), dist.ReduceOp(getattr(dist.ReduceOp, op))):
+        found = run(build("ring", "all_reduce", 3), given, op=spelt)
+        assert isinstance(found, list)
+        assert all(torch.equal(x, expected) for x in found)
+
+
+def test_a_factor_is_that_of_torchs_op() -> None:
+    found = run(build("ring", "all_reduce", 2), [torch.ones(2)] * 2, op=dist._make_nccl_premul_sum(3.0))
+    assert isinstance(found, list)
+    assert [x.tolist() for x in found] == [[6.0, 6.0]] * 2
+
+
+RING = build("ring", "all_reduce", 2)
+SCATTER = build("ring", "reduce_scatter", 2)
+DIFFERENT: list[tuple[list[Schedule], Tensors, list[str], str]] = [
+    ([SCATTER] * 2, [torch.ones(4), torch.ones(5)], ["SUM"] * 2, r"Usage.*which \[5\] does.*\(refused by rank 1\)$"),
+    ([RING] * 2, [torch.ones(3), torch.ones(4)], ["SUM"] * 2, r"in tensor: rank 0: float32 \[3\]; rank 1: .* \[4\]; "),
+    (
+        [RING] * 2,
+        [torch.ones(4), torch.ones(4).int()],
+        ["SUM"] * 2,
+        r"rank 0: float32 \[4\]; rank 1: int32 \[4\]; ",
+    ),
+    ([RING] * 2, [torch.ones(4), torch.ones(2, 2)], ["SUM"] * 2, r"rank 1: float32 \[2, 2\]; nothing was moved"),
+    ([RING] * 2, [torch.ones(4)] * 2, ["SUM", "MAX"], "in op: rank 0: SUM; rank 1: MAX; .*one reduce op"),
+    (
+        [RING, build("tree", "all_reduce", 2)],
+        [torch.ones(4)] * 2,
+        ["SUM"] * 2,
+        "rank 0: ring .*; rank 1: tree",
+    ),
+    ([RING, build("ring", "all_reduce", 3)], [torch.ones(4)] * 2, ["SUM"] * 2, "made for 3 ranks, not for 2 .*rank 1"),
+]
+
+
+@pytest.mark.parametrize(("tensors", "words"), [(tensors, words) for _, tensors, _, words in DIFFERENT[1:4]])
+def test_threads_are_compared_before_they_start(tensors: Tensors, words: str) -> None:
+    with pytest.raises(MismatchError, match=words):
+        run(RING, tensors)
+
+
+def differ(rank: int, world_size: int) -> list[tuple[str, list[float]]]:
+    """What each call says, and what the next one gives."""
+    told = []
+    for schedules, tensors, ops, _ in DIFFERENT:
+        with pytest.raises(UnisonoError) as refused:
+            run(schedules[rank], tensors[rank], op=ops[rank])
+        right = run(RING, torch.arange(4.0) + 10 * rank)
+        assert isinstance(right, torch.Tensor)
+        told.append((f"{refused.type.__name__}: {refused.value}", right.tolist()))
+    return told
+
+
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_all_ranks_refuse_what_differs_and_the_next_call_is_right(backend: str) -> None:
+    first, second = ranks(2, backend=backend).run(differ)
+    assert first == second
+    for (words, after), (*_, expected) in zip(first, DIFFERENT, strict=True):
+        assert re.search(expected, words), words
+        assert "\n" not in words
+        assert after == [10.0, 12.0, 14.0, 16.0]
+
+
+def within_a_block(rank: int, world_size: int) -> list[float]:
+    with algorithm("tree"):  # which has no all_gather
+        found = run(RING, torch.ones(2))
+    assert isinstance(found, torch.Tensor)
+    return found.tolist()
+
+
+def test_the_algorithm_of_a_block_is_not_that_of_the_comparison() -> None:
+    assert ranks(2).run(within_a_block) == [[2.0, 2.0]] * 2

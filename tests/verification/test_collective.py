@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -282,3 +283,17 @@ def test_every_dropped_token_of_a_dissemination_barrier_is_caught(n: int) -> Non
                 steps[i].pop(k)
 
             assert _kinds(verify(_changed(schedule, drop))) == ["lost"]
+
+
+@pytest.mark.parametrize(
+    ("subject", "words"),
+    [
+        ("ring", r"^verify takes a schedule, got 'ring': build it first, e\.g\. build\("),
+        (None, "^verify takes a schedule, got None: build it first"),
+        ([], r"^verify takes a schedule, got \[\]: build it first"),
+        ([build("ring", "all_reduce", 2)], "^verify takes one schedule at a time"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(subject: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        verify(subject)

@@ -163,6 +163,9 @@ def build(
 
     """
     if collective == PIPELINE:
+        for what, value, usual in (("root", root, 0), ("chunks", chunks, 1)):
+            if value != usual:
+                raise UsageError(f"{name} is a pipeline schedule, which has no {what}, got {what}={value}")
         return build_pipeline(name, world_size, **options)  # type: ignore[arg-type]
     info = algorithm_info(name, collective)
     info.check(world_size, root, chunks, options)

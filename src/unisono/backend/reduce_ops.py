@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from unisono.backend.operations import Builder, Operation, Tensors, clone_if_overlapping, same_dtype, unpack
 from unisono.backend.tensors import Result, check, flat_input, late, ordinary, overlap, separate
@@ -11,22 +10,14 @@ from unisono.errors import UsageError
 from unisono.runtime.call import Call
 from unisono.runtime.collectives import Part
 from unisono.runtime.prepared import AddressTable, Prepared
-from unisono.runtime.reduce import reducer
+from unisono.runtime.reduce import op_and_factor, reducer
 
 __all__ = ["ReduceOps", "reduce_op", "scaled"]
-
-_OP_NAMES = {
-    getattr(dist.ReduceOp.RedOpType, name): name
-    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-}
-_OP_CODES = {int(op): name for op, name in _OP_NAMES.items()}  # torch hashes a ReduceOp to its code
 
 
 def reduce_op(options: Any) -> tuple[str, float]:
     """The name of the reduce op in torch's options and, for PREMUL_SUM, its factor (else 1)."""
-    op = options.reduceOp
-    name = _OP_CODES.get(hash(op)) or _OP_NAMES.get(getattr(op, "op", op), "UNUSED")
-    return name, float(op.__getstate__()[1]) if name == "PREMUL_SUM" else 1.0
+    return op_and_factor(options.reduceOp)
 
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:

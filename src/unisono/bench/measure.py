@@ -234,6 +234,7 @@ class _Walk:
             collective=collective,
             contender=name,
             nbytes=case.nbytes if collective != "barrier" else 0,
+            requested=case.requested,
             count=case.count,
             dtype=settings.dtype,
             op=settings.op if collective in REDUCING else "none",

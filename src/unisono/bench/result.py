@@ -28,7 +28,7 @@ class Row:
 
     ``seconds`` are the runs: mean seconds per call, on the slowest rank, of a block of ``iterations`` calls. ``count``
     is in elements, ``nbytes`` as nccl-tests count; ``wrong`` is None if not checked; ``bound`` in seconds.
-    ``refused`` says why there are no times.
+    ``refused`` says why there are no times. ``requested``: bytes asked for, of which ``nbytes`` are whole elements.
     """
 
     collective: str
@@ -46,6 +46,7 @@ class Row:
     bound: float = 0.0
     limit: str = ""
     refused: str = ""
+    requested: int = 0
 
     @property
     def time(self) -> float:

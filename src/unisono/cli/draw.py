@@ -21,16 +21,16 @@ from unisono.units import parse_nbytes
 __all__ = ["draw"]
 
 _MOST_TRANSFERS = 2_000_000
-_NBYTES = "1MiB"
+_NBYTES, _TOPOLOGY = "1MiB", "nvlink"
 
 _Text = Annotated[bool, typer.Option("--text", help="Print the text form, which `unisono verify -` reads.")]
 _Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture.")]
-_Style = Annotated[str, typer.Option(help=f"Of the picture: {' or '.join(STYLES)}.")]
+_Style = Annotated[str | None, typer.Option(help=f"Of the picture: {' or '.join(STYLES)}.", show_default=STYLES[0])]
 _Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page that plays the schedule.")]
 _Timeline = Annotated[bool, typer.Option("--timeline", help="Print when what happens, simulated.")]
 _Gantt = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the timeline as a picture.")]
 _Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the timeline for Perfetto, as JSON.")]
-_Topology = Annotated[str, typer.Option(help=f"Of the timeline: {', '.join(PRESETS)}.")]
+_Topology = Annotated[str | None, typer.Option(help=f"Of the timeline: {', '.join(PRESETS)}.", show_default=_TOPOLOGY)]
 _Bytes = Annotated[
     str | None,
     typer.Option("--bytes", metavar="SIZE", help="Of the timeline, the default, --bound.", show_default=_NBYTES),
@@ -61,12 +61,12 @@ def draw(
     chunks: options.Chunks = None,
     text: _Text = False,
     svg: _Svg = None,
-    style: _Style = STYLES[0],
+    style: _Style = None,
     html: _Html = None,
     timeline: _Timeline = False,
     gantt: _Gantt = None,
     trace: _Trace = None,
-    topology: _Topology = "nvlink",
+    topology: _Topology = None,
     nbytes: _Bytes = None,
     width: _Width = None,
     microbatches: options.Microbatches = None,
@@ -105,10 +105,12 @@ def draw(
     refuse({"--placement": placement, "--rank": rank, "--bound": bind}, "is of the programs: give --program as well")
     schedule = asked.find_placed(size)[0].schedule if source == options.DEFAULT else asked.find()
     if isinstance(schedule, PipelineSchedule):
+        collectives = {"--style": style, "--topology": topology, "--bytes": nbytes}
+        refuse(collectives, f"is of collectives, and {schedule.name} is a pipeline schedule: leave it out")
         how: dict[str, Any] = {"costs": pipeline_costs(schedule, times, link)}
     else:
         refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
-        how = {"topology": topology, "nbytes": size}
+        how = {"topology": topology or _TOPOLOGY, "nbytes": size}
     _draw_schedule(console, schedule, text, timeline, style, files, how)
 
 
@@ -117,7 +119,7 @@ def _draw_schedule(
     schedule: Schedule | PipelineSchedule,
     text: bool,
     timeline: bool,
-    style: str,
+    style: str | None,
     files: dict[str, Path | None],
     how: dict[str, Any],
 ) -> None:

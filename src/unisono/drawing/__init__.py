@@ -33,9 +33,9 @@ def draw(
     subject: Schedule | PipelineSchedule | Timeline | PipelineTimeline | Sequence[Program],
     format: str = "text",
     *,
-    style: str = "circle",
-    topology: str | Topology = "nvlink",
-    nbytes: str | float = "1MiB",
+    style: str | None = None,
+    topology: str | Topology | None = None,
+    nbytes: str | float | None = None,
     costs: PipelineCosts | None = None,
     width: int = 80,
     max_steps: int = 40,
@@ -53,9 +53,10 @@ def draw(
     Args:
         subject: what to draw; programs are drawn as text alone.
         format: one of the above.
-        style: of an svg: "circle" (a panel per step) or "rows" (a row per rank, time from left to right).
-        topology: what a collective is simulated on, for gantt and trace.
-        nbytes: its bytes there.
+        style: of a collective's svg: "circle" (a panel per step; the default) or "rows" (a row per rank, time from
+            left to right).
+        topology: what a collective is simulated on, for gantt and trace; nvlink by default.
+        nbytes: its bytes there; 1 MiB by default.
         costs: what a pipeline is simulated with.
         width: characters per line of text, 20 or more; what does not fit is left out, with a note.
         max_steps: steps, or meetings of programs, in text, 8 or more.
@@ -66,17 +67,20 @@ def draw(
     """
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}: expected one of {', '.join(FORMATS)}")
-    if style not in _STYLES:
+    if style is not None and style not in _STYLES:
         raise UsageError(f"unknown style {style!r}: expected one of {', '.join(STYLES)}")
     width, max_steps = max(width, _NARROWEST), max(max_steps, _SHORTEST)
     if isinstance(subject, PipelineSchedule):
+        for what, value in (("style", style), ("topology", topology), ("nbytes", nbytes)):
+            if value is not None:
+                raise UsageError(f"{subject.name} is of a pipeline, which has no {what}: leave it out")
         subject = simulate(subject, costs=costs)
     elif isinstance(subject, Schedule):
         if format == "text":
             return draw_grid(subject, width, max_steps)
         if format in ("svg", "html"):
-            return Drawing(format, draw_html(subject) if format == "html" else _STYLES[style](subject))
-        subject = simulate(subject, topology, nbytes)
+            return Drawing(format, draw_html(subject) if format == "html" else _STYLES[style or "circle"](subject))
+        subject = simulate(subject, topology or "nvlink", "1MiB" if nbytes is None else nbytes)
     if isinstance(subject, Timeline | PipelineTimeline):
         return _draw_timeline(subject, format, width)
     if format != "text":

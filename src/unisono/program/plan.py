@@ -96,7 +96,7 @@ def plan(schedule: Schedule, rank: int, deterministic: bool = False) -> Plan:
 
     `deterministic`: contributions travel unreduced and are summed in rank order where the schedule completes the sum
     (see unreduced.py); without meaning where nothing is summed. Raises UsageError if there is no such rank or the
-    schedule needs a switch, ScheduleError if a transfer names ranks or chunks that do not exist.
+    schedule needs a switch, ScheduleError if a transfer names ranks or chunks that do not exist or are not held.
     """
     c = schedule.collective
     if schedule.switches:
@@ -141,15 +141,31 @@ def traffic(schedule: Schedule, deterministic: bool) -> tuple[Traffic, ...]:
 
 
 def _checked(schedule: Schedule) -> Iterator[list[Unit]]:
+    before = schedule.collective.held_before()
+    held = np.vstack(
+        [before, np.ones((schedule.switches, before.shape[1]), dtype=np.bool_)]
+    )  # a switch sums what comes
     for number, step in enumerate(schedule.explicit_steps()):
         if not well_formed(schedule, step).all():
             raise ScheduleError(
                 f"step {number} of {schedule.name} names ranks or chunks that do not exist: verify() shows which"
             )
         units = Units.of(schedule, step)
+        _check_held(f"step {number} of {schedule.name} sends", held, units.src, units.chunk)
+        copies = units.only(~units.reduce)
+        held[copies.dst, copies.chunk] = True
+        sums = units.only(units.reduce)
+        _check_held(f"step {number} of {schedule.name} reduces into", held, sums.dst, sums.chunk)
         yield list(
             zip(units.src.tolist(), units.dst.tolist(), units.chunk.tolist(), units.reduce.tolist(), strict=True)
         )
+
+
+def _check_held(what: str, held: NDArray[np.bool_], ranks: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
+    lacking = np.flatnonzero(~held[ranks, chunks])
+    if lacking.size:
+        rank, chunk = ranks[lacking[0]], chunks[lacking[0]]
+        raise ScheduleError(f"{what} chunk {chunk} at rank {rank}, which holds nothing of it: verify() shows where")
 
 
 def _sorted_out(units: list[Unit], sums: Sequence[tuple[int, int]]) -> Traffic:

@@ -9,13 +9,15 @@ to the dtype as SUM's, divided and cut towards zero.
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from unisono.errors import UsageError
 from unisono.runtime.call import name_of_dtype
 
-__all__ = ["Reducer", "reducer"]
+__all__ = ["Reducer", "op_and_factor", "reducer"]
 
 _Binary = Callable[..., torch.Tensor]
 _COMBINE: dict[str, _Binary] = {
@@ -29,6 +31,8 @@ _COMBINE: dict[str, _Binary] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
+_OP_NAMES = {getattr(dist.ReduceOp.RedOpType, name): name for name in _COMBINE}
+_OP_CODES = {int(op): name for op, name in _OP_NAMES.items()}  # torch hashes a ReduceOp to its code
 _WIDE = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -139,3 +143,14 @@ def reducer(dtype: torch.dtype, op: str, factor: float = 1.0) -> Reducer:
     if op in ("BAND", "BOR", "BXOR") and floating:
         raise UsageError(f"{op} is not defined for {name}: it combines the bits of integers and booleans")
     return Reducer(dtype, op, factor)
+
+
+def op_and_factor(op: Any, factor: float = 1.0) -> tuple[str, float]:
+    """The name of torch's reduce op, "UNUSED" if it has none here, and its factor: PREMUL_SUM's, else 1.
+
+    A name stays, with ``factor``.
+    """
+    if isinstance(op, str):
+        return op, factor
+    name = _OP_CODES.get(hash(op)) or _OP_NAMES.get(getattr(op, "op", op), "UNUSED")
+    return name, float(op.__getstate__()[1]) if name == "PREMUL_SUM" else 1.0

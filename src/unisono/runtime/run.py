@@ -4,16 +4,19 @@ run(schedule, x)                    # in a process group: x is this rank's tenso
 run(schedule, [x0, x1, x2, x3])     # without one: a thread for every rank
 """
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from unisono.errors import UsageError
+from unisono.errors import UnisonoError, UsageError
 from unisono.program import Program, lower
+from unisono.runtime.call import name_of_dtype
+from unisono.runtime.claim import Claim, agree, digest
 from unisono.runtime.over_transport import execute
-from unisono.runtime.reduce import Reducer, reducer
+from unisono.runtime.reduce import Reducer, op_and_factor, reducer
 from unisono.schedule import Collective, PipelineSchedule, Schedule
 from unisono.transport.base import Transport
 from unisono.transport.loopback import run_loopback
@@ -25,6 +28,9 @@ Tensors = Sequence[torch.Tensor]
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 _SPLIT, _JOINED = ("reduce_scatter", "scatter"), ("all_gather", "gather")
 
+_Share = Callable[[Transport], None]
+"""What one rank does over a transport, its arguments checked."""
+
 
 def run(
     schedule: Schedule | PipelineSchedule,
@@ -32,7 +38,7 @@ def run(
     output: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
     *,
     group: dist.ProcessGroup | None = None,
-    op: str = "SUM",
+    op: str | dist.ReduceOp | dist.ReduceOp.RedOpType = "SUM",
     factor: float = 1.0,
     deterministic: bool = False,
 ) -> torch.Tensor | list[torch.Tensor | None] | None:
@@ -53,34 +59,51 @@ def run(
     | all_to_all | (n · k, ...) | (n · k, ...) |
     | barrier | None | None |
 
-    All ranks give tensors of one shape and dtype. Inputs are never written, unless they are given as `output` too.
+    All ranks give tensors of one shape and dtype, and the same schedule and op: they compare them first, in a group by
+    one all_gather_object, and if anything differs all of them raise and nothing is moved. Inputs are never written,
+    unless they are given as `output` too.
 
     Args:
         schedule: of a collective; prove it first: what is wrong with it is not found here.
         tensor: what the rank gives.
-        output: a contiguous tensor to fill, in place of a new one.
+        output: a contiguous tensor of the same dtype to fill, in place of a new one.
         group: a group of torch.distributed with as many ranks as the schedule.
-        op: reduce op, by torch's name: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM.
-        factor: of PREMUL_SUM.
+        op: reduce op, torch's or its name: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM.
+        factor: of PREMUL_SUM, where the op is given by name; the ranks' may differ.
         deterministic: one order of summation, the ranks' (program/unreduced.py).
 
     Raises:
-        UsageError: the schedule does not fit the group or the tensors, or needs a switch.
+        UsageError: on all ranks, if on any the schedule does not fit the group or the tensors, or cannot be run.
+        MismatchError: on all ranks, if their schedules, shapes, dtypes or ops differ.
         PeerLostError: another rank has gone.
         DeadlockError: the schedule cannot end; found between threads alone.
 
     """
+    if group is not None or dist.is_initialized():
+        transport = TorchP2P(group)
+        mine = _Rank(schedule, transport.rank, transport.world_size, tensor, output, op, factor, deterministic)
+        claims: list[Any] = [None] * transport.world_size
+        Context().run(dist.all_gather_object, claims, mine.claim, group)  # not by the algorithm of a user's block
+        agree(claims, mine.cause)
+        return mine.go(transport)
+    known = _collective(schedule)
+    n = known.world_size
+    given, wanted = _per_rank(known, "tensor", tensor), _per_rank(known, "output", output)
+    ranks = [_Rank(schedule, r, n, given[r], wanted[r], op, factor, deterministic) for r in range(n)]
+    agree([rank.claim for rank in ranks], next((rank.cause for rank in ranks if rank.cause), None))
+    return run_loopback(n, lambda transport: ranks[transport.rank].go(transport))
+
+
+def _collective(schedule: object) -> Schedule:
+    """The schedule, if it is of a collective."""
     if isinstance(schedule, PipelineSchedule):
         raise UsageError(f"{schedule.name} is of a pipeline, which runs a model: see unisono.parallel")
-
-    def as_rank(transport: Transport, own: object, into: object) -> torch.Tensor | None:
-        return _run_rank(schedule, transport, own, into, op, factor, deterministic)
-
-    if group is not None or dist.is_initialized():
-        return as_rank(TorchP2P(group), tensor, output)
-    given, wanted = _per_rank(schedule, "tensor", tensor), _per_rank(schedule, "output", output)
-    ranks = schedule.world_size
-    return run_loopback(ranks, lambda transport: as_rank(transport, given[transport.rank], wanted[transport.rank]))
+    if not isinstance(schedule, Schedule):
+        raise UsageError(
+            f"run takes a schedule, got {schedule!r:.60}: build it first, "
+            'e.g. build("ring", "all_reduce", world_size=4)'
+        )
+    return schedule
 
 
 def _per_rank(schedule: Schedule, what: str, items: object) -> Sequence[object]:
@@ -96,30 +119,77 @@ def _per_rank(schedule: Schedule, what: str, items: object) -> Sequence[object]:
     return items
 
 
-def _run_rank(
-    schedule: Schedule, transport: Transport, own: object, into: object, op: str, factor: float, deterministic: bool
-) -> torch.Tensor | None:
-    """One rank of `run`: new memory for the result, where there is one."""
-    c, n = schedule.collective, schedule.world_size
-    if c.name == "barrier":
-        run_over(schedule, None, transport)
-        return None
-    if not isinstance(own, torch.Tensor):
-        raise UsageError(f"{schedule.name}: rank {transport.rank} needs one tensor, got {type(own).__name__}")
-    shape = list(own.shape)
-    blocks = 1 if c.name in _IN_PLACE or c.name in _JOINED else n
-    if blocks > 1 and (not shape or shape[0] % n):
+class _Rank:
+    """One rank of `run`: what it claims before anything is moved, and its share of the schedule if all agree."""
+
+    def __init__(
+        self,
+        given: object,
+        rank: int,
+        world_size: int,
+        own: object,
+        into: object,
+        op: object,
+        factor: float,
+        deterministic: bool,
+    ) -> None:
+        self._share: _Share
+        self._result: torch.Tensor | None = None
+        self.cause: Exception | None = None
+        try:
+            schedule = _collective(given)
+            name, factor = op_and_factor(op, factor)
+            options = {"op": name, "factor": factor, "deterministic": deterministic}
+            self._prepare(schedule, rank, world_size, own, into, options)
+        except Exception as error:  # of any kind: the other ranks wait for this one's claim
+            known = isinstance(error, UnisonoError)
+            self.cause = None if known else error
+            self.claim = Claim(complaint=f"{error}" if known else f"{type(error).__name__}: {error}")
+            return
+        self.claim = Claim(
+            schedule=f"{schedule.name} {schedule.collective.name} {digest(schedule)}",
+            tensor=f"{name_of_dtype(own.dtype)} {list(own.shape)}" if isinstance(own, torch.Tensor) else "None",
+            op=name if schedule.collective.reduces else "",
+            deterministic=str(deterministic),
+        )
+
+    def _prepare(
+        self, schedule: Schedule, rank: int, world_size: int, own: object, into: object, options: dict[str, Any]
+    ) -> None:
+        """Checks the operands of this rank; new memory for the result, where there is one."""
+        c = schedule.collective
+        if c.name == "barrier":
+            self._share = _ready(schedule, rank, world_size, None)
+            return
+        if not isinstance(own, torch.Tensor):
+            raise UsageError(f"{schedule.name}: rank {rank} needs one tensor, got {type(own).__name__}")
+        shape = _result_shape(c, list(own.shape))
+        if c.name not in ("reduce", "gather") or rank == c.root:
+            self._result = torch.empty(shape, dtype=own.dtype, device=own.device) if into is None else _one(into, rank)
+        self._share = _ready(schedule, rank, world_size, own.contiguous(), self._result, **options)
+
+    def go(self, transport: Transport) -> torch.Tensor | None:
+        """Moves the data; what this rank ends up with."""
+        self._share(transport)
+        return self._result
+
+
+def _one(into: object, rank: int) -> torch.Tensor:
+    if not isinstance(into, torch.Tensor):
+        raise UsageError(f"rank {rank} needs one tensor as its output, got {type(into).__name__}")
+    return into
+
+
+def _result_shape(c: Collective, shape: list[int]) -> list[int]:
+    """The shape of a result for a rank's tensor; see the table of `run`."""
+    n = c.world_size
+    if c.name in _IN_PLACE:
+        return shape
+    if c.name in _JOINED:
+        return [n * shape[0], *shape[1:]] if shape else [n]
+    if not shape or shape[0] % n:
         raise UsageError(f"{c.name} over {n} ranks cuts the first dimension in {n}, which {shape} does not allow")
-    if c.name in _SPLIT:
-        shape[0] //= n
-    elif c.name in _JOINED:
-        shape = [n * shape[0], *shape[1:]] if shape else [n]
-    receives = c.name not in ("reduce", "gather") or transport.rank == c.root
-    result = cast(torch.Tensor | None, into) if receives else None
-    if receives and result is None:
-        result = torch.empty(shape, dtype=own.dtype, device=own.device)
-    run_over(schedule, own.contiguous(), transport, result, op=op, factor=factor, deterministic=deterministic)
-    return result
+    return [shape[0] // n, *shape[1:]] if c.name in _SPLIT else shape
 
 
 def run_over(
@@ -158,14 +228,29 @@ def run_over(
     not equal: n of them; n * n for all_to_all, by source, then destination. `deterministic`: one order of summation
     (program/unreduced.py).
 
-    Raises UsageError if the schedule does not fit the transport or the tensors, and what the transport raises.
+    Raises UsageError if the schedule does not fit the transport or the tensors, and what the transport raises. Ranks
+    compare nothing: `run` does.
     """
+    options: dict[str, Any] = {"op": op, "factor": factor, "sizes": sizes, "deterministic": deterministic}
+    _ready(schedule, transport.rank, transport.world_size, tensor, output, **options)(transport)
+
+
+def _ready(
+    schedule: Schedule,
+    rank: int,
+    world_size: int,
+    tensor: torch.Tensor | Tensors | None,
+    output: torch.Tensor | Tensors | None = None,
+    op: str = "SUM",
+    factor: float = 1.0,
+    sizes: Sequence[int] | None = None,
+    deterministic: bool = False,
+) -> _Share:
+    """This rank's share of `run_over` once its arguments are checked; raises UsageError before anything is moved."""
     c = schedule.collective
-    if c.world_size != transport.world_size:
-        raise UsageError(
-            f"{schedule.name} {c.name} is made for {c.world_size} ranks; this transport joins {transport.world_size}"
-        )
-    share = lower(schedule, transport.rank, "messages", deterministic)
+    if c.world_size != world_size:
+        raise UsageError(f"{schedule.name} {c.name} is made for {c.world_size} ranks, not for {world_size}")
+    share = lower(schedule, rank, "messages", deterministic)
     if c.name == "barrier":
         tensor, op, sizes = torch.zeros(c.num_chunks, dtype=torch.uint8), "BOR", None
         output = tensor
@@ -180,8 +265,9 @@ def run_over(
         sizes = _equal_blocks(c, given or wanted)
     _check(share, "source", given, into, sizes)
     _check(share, "result", wanted, out, sizes)
+    _check_kinds(share, [*sources, *results])
     sources, combine = _arithmetic(c, sources, op, factor)
-    execute(share, transport, sources, results, sizes, combine)
+    return lambda transport: execute(share, transport, sources, results, sizes, combine)
 
 
 def _arithmetic(
@@ -242,3 +328,13 @@ def _check(share: Program, what: str, given: Sequence[int], wanted: Sequence[int
             raise UsageError(
                 f"{share.name}: {what} {block} of rank {share.rank} has {numel} elements, expected {sizes[block]}"
             )
+
+
+def _check_kinds(share: Program, tensors: Tensors) -> None:
+    """One dtype and one device for all that a rank gives and gets."""
+    kinds = list(dict.fromkeys(f"{name_of_dtype(t.dtype)} on {t.device}" for t in tensors))
+    if len(kinds) > 1:
+        raise UsageError(
+            f"{share.name}: the tensor and the output of rank {share.rank} are {' and '.join(kinds)}: give one dtype "
+            "and device"
+        )

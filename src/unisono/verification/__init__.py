@@ -54,7 +54,7 @@ def verify(
         area: bytes of every rank's staging memory, for programs.
 
     Raises:
-        UsageError: the schedule is too large to follow every contribution, or a number is out of range.
+        UsageError: it is no schedule, or too large to follow every contribution, or a number is out of range.
 
     """
     if isinstance(schedule, PipelineSchedule):
@@ -63,4 +63,10 @@ def verify(
         return check_pipeline(schedule)
     if isinstance(schedule, Schedule):
         return check_collective(schedule, in_flight, in_place)
-    return prove_rows(schedule, sizes, area, in_place)
+    if isinstance(schedule, list | tuple) and schedule and all(isinstance(each, Program | Table) for each in schedule):
+        return prove_rows(schedule, sizes, area, in_place)
+    if isinstance(schedule, list | tuple) and any(isinstance(each, Schedule | PipelineSchedule) for each in schedule):
+        raise UsageError("verify takes one schedule at a time, or the programs of all ranks: verify each by itself")
+    raise UsageError(
+        f'verify takes a schedule, got {schedule!r:.60}: build it first, e.g. build("ring", "all_reduce", world_size=4)'
+    )

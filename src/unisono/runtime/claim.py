@@ -1,0 +1,85 @@
+"""What the ranks of `run` compare before the first message: no envelope ties a message to the call that it is of.
+
+So a call that one rank refuses, or makes with another shape, would leave messages behind that the next call takes for
+its own, and bytes would be read as another dtype. Every rank gets the claims of all and comes to the same verdict.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from functools import lru_cache
+
+from unisono.errors import MismatchError, UsageError
+from unisono.schedule import Schedule
+
+__all__ = ["Claim", "agree", "digest"]
+
+_REMEDIES = {
+    "schedule": "one schedule",
+    "tensor": "tensors of one shape and dtype",
+    "op": "one reduce op",
+    "deterministic": "one value of it",
+}
+_SHOWN = 3  # sides of a difference in one line
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One rank's arguments, in words; or its complaint, with which all of them are void."""
+
+    schedule: str = ""
+    tensor: str = ""
+    op: str = ""
+    deterministic: str = ""
+    complaint: str = ""
+
+
+@lru_cache(maxsize=512)
+def digest(schedule: Schedule) -> str:
+    """Eight hexadecimal digits of the schedule's text form: the same on all ranks if its transfers are."""
+    return hashlib.sha256(schedule.to_text().encode()).hexdigest()[:8]
+
+
+def agree(claims: Sequence[Claim], cause: Exception | None = None) -> None:
+    """Raises, the same on all ranks, UsageError with the first complaint, or MismatchError with what differs.
+
+    ``cause``: of a complaint of this process, where it is no error of unisono's.
+    """
+    complaints = [claim.complaint for claim in claims]
+    if any(complaints):
+        raise UsageError(_refusal(complaints)) from cause
+    if all(claim == claims[0] for claim in claims):
+        return
+    for at, field in enumerate(fields(Claim)):
+        sides = _sides([astuple(claim)[at] for claim in claims])
+        if len(sides) > 1:
+            told = [f"{_who(ranks)}: {words}" for words, ranks in sides.items()]
+            more = [f"and {len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
+            raise MismatchError(
+                f"run: the ranks differ in {field.name}: {'; '.join(told[:_SHOWN] + more)}; nothing was moved: give "
+                f"all ranks {_REMEDIES[field.name]}"
+            )
+
+
+def _refusal(complaints: Sequence[str]) -> str:
+    """The first complaint, and who refuses."""
+    sides = _sides(complaints)
+    calm = sides.pop("", [])
+    words, ranks = next(iter(sides.items()))
+    others = [rank for rank in range(len(complaints)) if rank not in (*ranks, *calm)]
+    if not others and not calm:
+        return words
+    as_well = f"; {_who(others)} too" if others else ""
+    return f"{words} (refused by {_who(ranks)}{as_well})"
+
+
+def _sides(words: Sequence[str]) -> dict[str, list[int]]:
+    """Ranks by what they say."""
+    found: dict[str, list[int]] = {}
+    for rank, said in enumerate(words):
+        found.setdefault(said, []).append(rank)
+    return found
+
+
+def _who(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
