@@ -58,12 +58,12 @@ def test_a_group_serves_one_host(tmp_path) -> None:
     for rank, (default, _, _) in enumerate(answers):
         other = "[23]" if rank < 2 else "[01]"
         default.says("UsageError", rf"rank {other} \(pid \d+ on \S+\) runs on another host than rank {rank} \(", REMEDY)
-        assert default.seconds < 2.0
+        assert default.seconds < 5.0
     assert [total for _, total, _ in answers] == [[1.0, 2.0]] * 2 + [[5.0, 2.0]] * 2
     _, *of_the_span, _ = (late for _, _, late in answers)
     for late, rank, other, kind in zip(of_the_span, (1, 2), (2, 1), ("PeerLostError", "UsageError"), strict=True):
         late.says(kind, rf"rank {other} \(pid \d+ on \S+\) runs on another host than rank {rank} \(", REMEDY)
-        assert late.seconds < 2.0
+        assert late.seconds < 5.0
 
 
 def meets_others(rank: int, world_size: int, meeting: str, differs: int) -> Fault:
@@ -87,7 +87,7 @@ def test_containers_and_users_are_hosts_of_their_own(differs: int, words: str, t
         told = job.results()
     for rank, fault in enumerate(told):
         fault.says("UsageError", rf"^rank {'[12]' if rank == 0 else '0'} \(pid \d+ on \S+\) {words}")
-        assert fault.seconds < 2.0
+        assert fault.seconds < 5.0
 
 
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -130,7 +130,7 @@ def test_a_process_that_is_not_dumpable() -> None:
             told = job.results()
     words = r"may not open the shared memory of rank 0 \(pid \d+\): it is not dumpable \(prctl PR_SET_DUMPABLE 0"
     told[0].says("PeerLostError", rf"rank [12] \(pid \d+ on \S+\) {words}")
-    assert told[0].seconds < 2.0
+    assert told[0].seconds < 5.0
     for rank in (1, 2):
         assert re.search(words, told[rank].text), told[rank]
-        assert told[rank].seconds < 2.0
+        assert told[rank].seconds < 5.0
