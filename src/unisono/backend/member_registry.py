@@ -305,9 +305,14 @@ class MemberRegistry:
         if words := self.mismatch():
             raise MismatchError(words)
         if first.words:
-            raise lost(
-                f"rank {self._global_ranks[self._rank]} can not join group {self._label} {self._global_ranks}", [first]
-            )
+            me = self._global_ranks[self._rank]
+            causes = self._reasons_not_to_join() or [first]
+            raise lost(f"rank {me} can not join group {self._label} {self._global_ranks}", causes)
+
+    def _reasons_not_to_join(self) -> list[Loss]:
+        """The losses of ranks that have published why they do not join: the first rank may have ended over these."""
+        notes = [(rank, self._note(rank)) for rank in range(len(self._global_ranks)) if rank != self._rank]
+        return [self.gone(rank) for rank, note in notes if note is not None and note.reason]
 
     def late(self) -> CollectiveTimeout:
         """The error if the first rank of a default group does not join in time."""
