@@ -25,13 +25,13 @@ _SHOWN = 3  # sides of a difference in one line
 
 @dataclass(frozen=True)
 class Claim:
-    """One rank's arguments, in words; or its complaint, with which all of them are void."""
+    """One rank's arguments, in words; or its refusal, with which all of them are void."""
 
     schedule: str = ""
     tensor: str = ""
     op: str = ""
     deterministic: str = ""
-    complaint: str = ""
+    refusal: str = ""
 
 
 @lru_cache(maxsize=512)
@@ -41,11 +41,11 @@ def digest(schedule: Schedule) -> str:
 
 
 def agree(claims: Sequence[Claim], cause: Exception | None = None) -> None:
-    """Raises, the same on all ranks, UsageError with the first complaint, or MismatchError with what differs.
+    """Raises, the same on all ranks, UsageError with the first refusal, or MismatchError with what differs.
 
-    ``cause``: of a complaint of this process, where it is no error of unisono's.
+    ``cause``: of a refusal of this process, where it is no error of unisono's.
     """
-    complaints = [claim.complaint for claim in claims]
+    complaints = [claim.refusal for claim in claims]
     if any(complaints):
         raise UsageError(_refusal(complaints)) from cause
     if all(claim == claims[0] for claim in claims):
@@ -62,7 +62,7 @@ def agree(claims: Sequence[Claim], cause: Exception | None = None) -> None:
 
 
 def _refusal(complaints: Sequence[str]) -> str:
-    """The first complaint, and who refuses."""
+    """The first refusal, and who refuses."""
     sides = _sides(complaints)
     calm = sides.pop("", [])
     words, ranks = next(iter(sides.items()))

@@ -144,7 +144,7 @@ class _Rank:
         except Exception as error:  # of any kind: the other ranks wait for this one's claim
             known = isinstance(error, UnisonoError)
             self.cause = None if known else error
-            self.claim = Claim(complaint=f"{error}" if known else f"{type(error).__name__}: {error}")
+            self.claim = Claim(refusal=f"{error}" if known else f"{type(error).__name__}: {error}")
             return
         self.claim = Claim(
             schedule=f"{schedule.name} {schedule.collective.name} {digest(schedule)}",
