@@ -45,28 +45,28 @@ def agree(claims: Sequence[Claim], cause: Exception | None = None) -> None:
 
     ``cause``: of a refusal of this process, where it is no error of unisono's.
     """
-    complaints = [claim.refusal for claim in claims]
-    if any(complaints):
-        raise UsageError(_refusal(complaints)) from cause
+    refusals = [claim.refusal for claim in claims]
+    if any(refusals):
+        raise UsageError(_refusal(refusals)) from cause
     if all(claim == claims[0] for claim in claims):
         return
     for at, field in enumerate(fields(Claim)):
         sides = _sides([astuple(claim)[at] for claim in claims])
         if len(sides) > 1:
-            told = [f"{_who(ranks)}: {words}" for words, ranks in sides.items()]
-            more = [f"and {len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
+            listed = [f"{_who(ranks)}: {words}" for words, ranks in sides.items()]
+            more = [f"and {len(listed) - _SHOWN} more"] if len(listed) > _SHOWN else []
             raise MismatchError(
-                f"run: the ranks differ in {field.name}: {'; '.join(told[:_SHOWN] + more)}; nothing was moved: give "
+                f"run: the ranks differ in {field.name}: {'; '.join(listed[:_SHOWN] + more)}; nothing was moved: give "
                 f"all ranks {_REMEDIES[field.name]}"
             )
 
 
-def _refusal(complaints: Sequence[str]) -> str:
+def _refusal(refusals: Sequence[str]) -> str:
     """The first refusal, and who refuses."""
-    sides = _sides(complaints)
+    sides = _sides(refusals)
     calm = sides.pop("", [])
     words, ranks = next(iter(sides.items()))
-    others = [rank for rank in range(len(complaints)) if rank not in (*ranks, *calm)]
+    others = [rank for rank in range(len(refusals)) if rank not in (*ranks, *calm)]
     if not others and not calm:
         return words
     as_well = f"; {_who(others)} too" if others else ""
@@ -76,8 +76,8 @@ def _refusal(complaints: Sequence[str]) -> str:
 def _sides(words: Sequence[str]) -> dict[str, list[int]]:
     """Ranks by what they say."""
     found: dict[str, list[int]] = {}
-    for rank, said in enumerate(words):
-        found.setdefault(said, []).append(rank)
+    for rank, stated in enumerate(words):
+        found.setdefault(stated, []).append(rank)
     return found
 
 
