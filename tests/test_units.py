@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import UsageError
-from unisono.units import parse_nbytes, show_nbytes, show_ranks, show_seconds
+from unisono.units import name_ranks, parse_nbytes, show_nbytes, show_ranks, show_seconds
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,7 @@ def test_times_are_shown_with_three_digits(seconds: float, text: str) -> None:
 
 def test_one_rank_and_many() -> None:
     assert [show_ranks(count) for count in (1, 2)] == ["1 rank", "2 ranks"]
+
+
+def test_ranks_are_named() -> None:
+    assert [name_ranks([3]), name_ranks([0, 2])] == ["rank 3", "ranks 0, 2"]

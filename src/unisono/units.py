@@ -1,10 +1,11 @@
 """Sizes, times and counts as people write them: `4`, `1KiB`, `1M`, `256MB` in; `1 MiB`, `12.3 µs`, `2 ranks` out."""
 
 import re
+from collections.abc import Sequence
 
 from unisono.errors import UsageError
 
-__all__ = ["as_nbytes", "parse_nbytes", "show_count", "show_nbytes", "show_ranks", "show_seconds"]
+__all__ = ["as_nbytes", "name_ranks", "parse_nbytes", "show_count", "show_nbytes", "show_ranks", "show_seconds"]
 
 _BINARY = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)(b?))", re.IGNORECASE)
@@ -50,6 +51,11 @@ def show_count(number: int, what: str) -> str:
 def show_ranks(count: int) -> str:
     """`1 rank`, `4 ranks`."""
     return show_count(count, "rank")
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0, 2`."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def show_seconds(seconds: float) -> str:

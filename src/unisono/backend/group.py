@@ -25,6 +25,7 @@ from unisono.transport.layout import ABSENT, AFFINITY, EXIT_NOTE, JOINED, LEFT, 
 from unisono.transport.process import Identity, affinity_mark
 from unisono.transport.segment import Segment, attach, create
 from unisono.transport.shared_heap import announce
+from unisono.units import name_ranks
 from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.monitor import GroupMonitor
 from unisono.watch.status_page import close_own_page, own_page
@@ -188,7 +189,7 @@ class Group:
             if time.monotonic() > deadline:
                 there = [n for n in self.global_ranks if n not in missing]
                 raise CollectiveTimeout(
-                    f"{self.label}: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not join within "
+                    f"{self.label}: {name_ranks(missing)} did not join within "
                     f"{self.timeout:g} s (world size {self.size}; joined: {', '.join(map(str, there))})"
                 )
             time.sleep(pause)

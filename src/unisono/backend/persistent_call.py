@@ -11,10 +11,11 @@ from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import KindMaker
 from unisono.backend.operations import NOTHING
 from unisono.backend.process_group import UnisonoProcessGroup
-from unisono.backend.reduce_ops import ReduceOps, reduce_op
+from unisono.backend.reduce_ops import ReduceOps
 from unisono.errors import UsageError
 from unisono.runtime.collectives import CollectiveTask, Part
 from unisono.runtime.prepared import Prepared
+from unisono.runtime.reduce import op_and_factor
 from unisono.runtime.task import Task
 
 __all__ = ["PersistentCall", "prepared"]
@@ -47,7 +48,7 @@ def prepared(
     options = dist.ReduceOptions()
     if op is not None:
         options.reduceOp = op
-    name, _ = reduce_op(options)
+    name, _ = op_and_factor(options.reduceOp)
     if collective in _REDUCING and name == "PREMUL_SUM":
         raise UsageError(f"prepare {collective}: PREMUL_SUM multiplies a copy of its input; multiply, then use SUM")
     needed = {**dict.fromkeys(_ONE, 1), **dict.fromkeys(_TWO, 2), "barrier": 0}.get(collective)

@@ -31,13 +31,14 @@ from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import KindMaker
 from unisono.backend.membership import Membership
 from unisono.backend.operations import NOTHING, Operation, Tensors
-from unisono.backend.reduce_ops import ReduceOps, reduce_op, scaled
+from unisono.backend.reduce_ops import ReduceOps, scaled
 from unisono.backend.sparse import all_reduce_sparse
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
 from unisono.backend.work import DONE, FinishedWork, PendingWork
 from unisono.errors import UsageError
 from unisono.runtime.collectives import CollectiveTask, Part
 from unisono.runtime.message import Message, prepare_message
+from unisono.runtime.reduce import op_and_factor
 from unisono.runtime.task import in_listener
 from unisono.transport.inference import outside_inference
 
@@ -147,7 +148,7 @@ class UnisonoProcessGroup(Membership):
     def allreduce(self, tensors: Tensors, opts: Any = None, timeout: Any = None, *, op: Any = None) -> Work:
         if type(opts) is not AllreduceOptions or type(tensors) is not list or len(tensors) != 1:
             return self._overload("all_reduce", self.allreduce, overloads.all_reduce, tensors, opts, op, timeout)
-        name, factor = reduce_op(opts)
+        name, factor = op_and_factor(opts.reduceOp)
         tensor = tensors[0]
         mine = tensor if factor == 1 else scaled(tensor, factor)
         if work := self._fast(ReduceOps.all_reduce_kind, name, tensor, mine, opts):
@@ -158,13 +159,13 @@ class UnisonoProcessGroup(Membership):
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.AllreduceCoalescedOptions()
-        op, factor = reduce_op(opts)
+        op, factor = op_and_factor(opts.reduceOp)
         return self._general("all_reduce", opts, lambda: self._group.operations.all_reduce_many(tensors, op, factor))
 
     def reduce(self, tensors: Tensors, opts: Any = None, op: Any = None, timeout: Any = None, root: Any = None) -> Work:
         if type(opts) is not ReduceOptions or type(tensors) is not list or len(tensors) != 1:
             return self._overload("reduce", self.reduce, overloads.reduce, tensors, opts, op, timeout, root)
-        name, factor = reduce_op(opts)
+        name, factor = op_and_factor(opts.reduceOp)
         tensor, root = tensors[0], opts.rootRank
         return self._fast(ReduceOps.reduce_kind, (root, name), tensor, scaled(tensor, factor), opts) or self._general(
             "reduce", opts, lambda: self._group.operations.reduce(tensor, root, name, factor)
@@ -176,7 +177,7 @@ class UnisonoProcessGroup(Membership):
         if type(opts) is not ReduceScatterOptions or not _one_list(inputs, outputs):
             form = overloads.reduce_scatter
             return self._overload("reduce_scatter", self.reduce_scatter, form, outputs, inputs, opts, op, timeout)
-        name, factor = reduce_op(opts)
+        name, factor = op_and_factor(opts.reduceOp)
         mine = [scaled(tensor, factor) for tensor in inputs[0]]
         return self._by_lists("reduce_scatter", name, outputs, mine, opts) or self._general(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter(outputs[0], inputs[0], name, factor)
@@ -184,7 +185,7 @@ class UnisonoProcessGroup(Membership):
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
-        op, factor = reduce_op(opts)
+        op, factor = op_and_factor(opts.reduceOp)
         if work := self._fast(ReduceOps.reduce_scatter_kind, op, output, scaled(tensor, factor), opts):
             return work
         return self._general(
@@ -193,7 +194,7 @@ class UnisonoProcessGroup(Membership):
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
-        op, factor = reduce_op(opts)
+        op, factor = op_and_factor(opts.reduceOp)
         return self._general(
             "reduce_scatter", opts, lambda: self._group.operations.reduce_scatter_many(outputs, inputs, op, factor)
         )

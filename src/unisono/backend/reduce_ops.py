@@ -10,14 +10,9 @@ from unisono.errors import UsageError
 from unisono.runtime.call import Call
 from unisono.runtime.collectives import Part
 from unisono.runtime.prepared import AddressTable, Prepared
-from unisono.runtime.reduce import op_and_factor, reducer
+from unisono.runtime.reduce import reducer
 
-__all__ = ["ReduceOps", "reduce_op", "scaled"]
-
-
-def reduce_op(options: Any) -> tuple[str, float]:
-    """The name of the reduce op in torch's options and, for PREMUL_SUM, its factor (else 1)."""
-    return op_and_factor(options.reduceOp)
+__all__ = ["ReduceOps", "scaled"]
 
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.errors import MismatchError, UsageError
+from unisono.units import name_ranks
 
 __all__ = ["assert_replicas_equal", "check_structure", "raise_on_all_ranks", "require_agreement"]
 
@@ -87,7 +88,7 @@ def raise_on_all_ranks(mismatch: str | None, group: dist.ProcessGroup | None) ->
         if words is not None:
             ranks.setdefault(words, []).append(rank)
     if ranks:
-        lines = (f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {words}" for words, who in ranks.items())
+        lines = (f"{name_ranks(who)}: {words}" for words, who in ranks.items())
         raise UsageError("; ".join(lines))
 
 

@@ -6,11 +6,12 @@ its own, and bytes would be read as another dtype. Every rank gets the claims of
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from unisono.errors import MismatchError, UsageError
 from unisono.schedule import Schedule
+from unisono.units import name_ranks
 
 __all__ = ["Claim", "agree", "digest"]
 
@@ -48,12 +49,10 @@ def agree(claims: Sequence[Claim], cause: Exception | None = None) -> None:
     refusals = [claim.refusal for claim in claims]
     if any(refusals):
         raise UsageError(_refusal(refusals)) from cause
-    if all(claim == claims[0] for claim in claims):
-        return
-    for at, field in enumerate(fields(Claim)):
-        sides = _sides([astuple(claim)[at] for claim in claims])
+    for field in fields(Claim):
+        sides = _sides([getattr(claim, field.name) for claim in claims])
         if len(sides) > 1:
-            listed = [f"{_who(ranks)}: {words}" for words, ranks in sides.items()]
+            listed = [f"{name_ranks(ranks)}: {words}" for words, ranks in sides.items()]
             more = [f"and {len(listed) - _SHOWN} more"] if len(listed) > _SHOWN else []
             raise MismatchError(
                 f"run: the ranks differ in {field.name}: {'; '.join(listed[:_SHOWN] + more)}; nothing was moved: give "
@@ -69,8 +68,8 @@ def _refusal(refusals: Sequence[str]) -> str:
     others = [rank for rank in range(len(refusals)) if rank not in (*ranks, *calm)]
     if not others and not calm:
         return words
-    as_well = f"; {_who(others)} too" if others else ""
-    return f"{words} (refused by {_who(ranks)}{as_well})"
+    as_well = f"; {name_ranks(others)} too" if others else ""
+    return f"{words} (refused by {name_ranks(ranks)}{as_well})"
 
 
 def _sides(words: Sequence[str]) -> dict[str, list[int]]:
@@ -79,7 +78,3 @@ def _sides(words: Sequence[str]) -> dict[str, list[int]]:
     for rank, stated in enumerate(words):
         found.setdefault(stated, []).append(rank)
     return found
-
-
-def _who(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -33,6 +33,7 @@ from unisono.transport.inference import outside_inference
 from unisono.transport.layout import ABORTED, ISSUED
 from unisono.transport.peer_mappings import PeerMappings
 from unisono.transport.process import Identity
+from unisono.units import name_ranks
 
 __all__ = ["CollectiveQueue", "CollectiveTask", "Part"]
 
@@ -348,9 +349,7 @@ class CollectiveQueue(CallQueue):
         absent = [self._global_ranks[r] for r in missing]
         here = [n for n in self._global_ranks if n not in absent]
         number = self._number_of(task)
-        late = (
-            f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} missing" if absent else "all ranks are there"
-        )
+        late = f"{name_ranks(absent)} missing" if absent else "all ranks are there"
         place = (placed and task.place()) or ","
         text = f"{task.call.describe(self._global_ranks)}, call no. {number} of {self._label}{place} {what}: {late}"
         if briefly:

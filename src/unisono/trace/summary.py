@@ -9,7 +9,7 @@ from statistics import fmean
 
 from unisono.trace.intervals import Interval, clipped, common, length, minus, union
 from unisono.trace.record import CallRecord, RankRecord, reduced
-from unisono.units import show_ranks
+from unisono.units import name_ranks, show_ranks
 
 __all__ = ["Bound", "CallSum", "RankSum", "Summary", "summarize"]
 
@@ -123,8 +123,7 @@ class Summary:
         """The missing ranks, and why; empty if there are none."""
         if not self.missing:
             return ""
-        names = ", ".join(map(str, self.missing))
-        return f"rank{'s' * (len(self.missing) > 1)} {names} left no record (killed, or made no call)"
+        return f"{name_ranks(self.missing)} left no record (killed, or made no call)"
 
 
 def summarize(records: Sequence[RankRecord], bound: Bound) -> Summary:
