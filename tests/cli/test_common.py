@@ -18,3 +18,15 @@ def test_a_place_for_a_file_is_tried_first_and_left_as_it_was(tmp_path: Path) ->
     for bad, words in [(tmp_path, "it is a directory"), (tmp_path / "none" / "curve.png", "does not exist")]:
         with pytest.raises(UsageError, match=words):
             check_writable(bad, "the plot")
+
+
+def test_ranks_may_try_the_same_place_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank, for which the file was not there either, removes it first."""
+    plain = Path.unlink
+
+    def second(path: Path, missing_ok: bool = False) -> None:
+        plain(path)
+        plain(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", second)
+    check_writable(tmp_path / "curve.png", "the plot")

@@ -26,7 +26,7 @@ def check_writable(path: Path, what: str = "") -> None:
         existed = path.exists()
         path.open("ab").close()
         if not existed:
-            path.unlink()
+            path.unlink(missing_ok=True)  # the ranks of torchrun check it side by side
     except OSError as error:
         raise UsageError(f"cannot write {named}: {error.strerror}") from None
 
