@@ -8,6 +8,7 @@ __all__ = ["Chunks", "Collective", "LinkTime", "Microbatches", "PerRank", "Ranks
 
 DEFAULT = "default"
 """In place of an algorithm: the one that runs if none is asked for."""
+NAMED_SOURCE = f"An algorithm, a pipeline schedule, {DEFAULT} for what runs, a file, or - for standard input."
 COLLECTIVE, RANKS, MICROBATCHES = "all_reduce", 4, 8
 
 
@@ -20,7 +21,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="NAME|FILE",
-        help=f"An algorithm, a pipeline schedule, {DEFAULT} for what runs, a file, or - for standard input.",
+        help=NAMED_SOURCE,
     ),
 ]
 Collective = Annotated[str | None, typer.Argument(help="What the algorithm is to do.", show_default=COLLECTIVE)]

@@ -84,7 +84,9 @@ def plan(
     if oversubscribed is not None:
         raise UsageError("--oversubscribed and --no-oversubscribed are for the defaults: give --default as well")
     if collective is None:
-        raise UsageError("Missing argument 'COLLECTIVE'.")
+        raise UsageError(
+            "which collective? E.g. `unisono plan all_reduce`, or `unisono plan --default` for all of them"
+        )
     table = Measured.load() if topology is None and not model else None
     where = topology_of(topology or "shared_memory", _RANKS if ranks is None else ranks, hosts)
     selector = Selector(collective, where, table)

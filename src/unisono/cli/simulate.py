@@ -24,7 +24,7 @@ _ANNOUNCED = "NVIDIA's announcement of double trees (NCCL 2.4, 2019) shows up to
 def simulate_command(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME|FILE]", help="An algorithm, a pipeline schedule, a file, or - for input."),
+        typer.Argument(metavar="[NAME|FILE]", help=options.NAMED_SOURCE),
     ] = None,
     collective: options.Collective = None,
     ranks: options.Ranks = None,
@@ -62,10 +62,13 @@ def simulate_command(
     if (source is None) == (compare is None):
         raise UsageError("give one schedule (`unisono simulate ring -n 8`), or several algorithms with --compare")
     named = [str(source)] if compare is None else [name.strip() for name in compare.split(",")]
-    found = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank).find() for name in named]
+    size = parse_nbytes(nbytes or ("1MiB" if compare is None else "4"))
+    asked = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank) for name in named]
+    found = [each.find_sized(size) for each in asked]
     pipelines = [each for each in found if isinstance(each, PipelineSchedule)]
     if pipelines:
-        _no_mixture(found, pipelines, {"--bytes": nbytes, "--topology": topology, "--hosts": hosts})
+        others: dict[str, object] = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts}
+        _no_mixture(found, pipelines, others | {"--eager": eager or None})
         runs = [simulate(each, costs=pipeline_costs(each, times, link)) for each in pipelines]
         if compare is None:
             _report_pipeline(runs[0], times, link)
@@ -77,9 +80,10 @@ def simulate_command(
     count = collectives[0].world_size
     where = topology_of(topology or ("nvlink" if count <= 8 else "cluster"), count, hosts)
     if compare is not None:
-        _compare([simulate(each, where, nbytes or "4") for each in collectives])
+        refuse({"--eager": eager or None}, "is a column of --compare anyway: leave it out")
+        _compare([simulate(each, where, size) for each in collectives])
     else:
-        _report(simulate(collectives[0], where, parse_nbytes(nbytes or "1MiB"), eager=eager), lines)
+        _report(simulate(collectives[0], where, size, eager=eager), lines)
 
 
 def _no_mixture(
