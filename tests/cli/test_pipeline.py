@@ -136,6 +136,7 @@ def test_writes_pictures_and_traces(tmp_path: Path) -> None:
         (["draw", "-"], "standard input: empty schedule"),
         (["draw", "1f1b", "--svg", "/nowhere/x.svg"], "cannot write /nowhere/x.svg"),
         (["plan", "pipeline", "--topology", "pcie"], "--topology is of collectives: leave it out"),
+        (["plan", "pipeline", "--oversubscribed"], "--oversubscribed is of collectives: leave it out"),
         (["plan", "all_reduce", "-m", "2"], "--microbatches is of pipelines: leave it out"),
     ],
 )

@@ -87,6 +87,8 @@ def test_default_is_what_runs_for_the_size() -> None:
         (["--compare", "ring,1f1b"], "--compare takes algorithms, or pipeline schedules (gpipe, "),
         (["1f1b", "--topology", "pcie"], "--topology is of collectives, and 1f1b is a pipeline schedule"),
         (["--compare", "ring,tree", "--eager"], "--eager is a column of --compare anyway"),
+        (["--compare", "ring,tree", "--path", "3"], "--path is of one schedule"),
+        (["1f1b", "--path", "3"], "--path is of collectives"),
         (["1f1b", "--eager"], "--eager is of collectives"),
         (["ring", "--link", "1"], "--link is of pipelines: leave it out"),
         (["1f1b", "--times", "1,2"], "--times is '1,2', expected three numbers such as 1,1,1"),

@@ -72,7 +72,8 @@ def plan(
     """
     if collective == PIPELINE:
         given = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts, "--model": model or None}
-        refuse(given | {"--default": by_default or None}, "is of collectives: leave it out")
+        given |= {"--default": by_default or None, "--oversubscribed": oversubscribed}
+        refuse(given, "is of collectives: leave it out")
         _pipelines(_RANKS if ranks is None else ranks, 8 if microbatches is None else microbatches, times, link)
         return
     refuse({"--microbatches": microbatches, "--times": times, "--link": link}, "is of pipelines: leave it out")

@@ -43,7 +43,9 @@ def simulate_command(
     eager: Annotated[
         bool, typer.Option("--eager", help="Latency is spent on the wire and keeps no rank busy.")
     ] = False,
-    lines: Annotated[int, typer.Option("--path", min=0, help="Messages of the critical path to print.")] = 12,
+    lines: Annotated[
+        int | None, typer.Option("--path", min=0, help="Messages of the critical path to print.", show_default="12")
+    ] = None,
     microbatches: options.Microbatches = None,
     per_rank: options.PerRank = None,
     times: options.Times = None,
@@ -68,7 +70,7 @@ def simulate_command(
     pipelines = [each for each in found if isinstance(each, PipelineSchedule)]
     if pipelines:
         others: dict[str, object] = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts}
-        _no_mixture(found, pipelines, others | {"--eager": eager or None})
+        _no_mixture(found, pipelines, others | {"--eager": eager or None, "--path": lines})
         runs = [simulate(each, costs=pipeline_costs(each, times, link)) for each in pipelines]
         if compare is None:
             _report_pipeline(runs[0], times, link)
@@ -81,9 +83,10 @@ def simulate_command(
     where = topology_of(topology or ("nvlink" if count <= 8 else "cluster"), count, hosts)
     if compare is not None:
         refuse({"--eager": eager or None}, "is a column of --compare anyway: leave it out")
+        refuse({"--path": lines}, "is of one schedule, and --compare is a table of several: leave it out")
         _compare([simulate(each, where, size) for each in collectives])
     else:
-        _report(simulate(collectives[0], where, size, eager=eager), lines)
+        _report(simulate(collectives[0], where, size, eager=eager), 12 if lines is None else lines)
 
 
 def _no_mixture(
