@@ -112,12 +112,20 @@ def draw(
         how: dict[str, Any] = {"costs": pipeline_costs(schedule, times, link)}
     else:
         refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
-        refuse({"--style": None if svg else style}, "is of the picture: give --svg as well")
-        if not (timeline or gantt or trace):
-            unused = {"--topology": topology, "--bytes": None if source == options.DEFAULT else nbytes}
-            refuse(unused, "is of the timeline: give --timeline, --gantt or --trace as well")
+        _refuse_unused(files, timeline, style, topology, None if source == options.DEFAULT else nbytes)
         how = {"topology": topology or _TOPOLOGY, "nbytes": size}
     _draw_schedule(console, schedule, text, timeline, style, files, how)
+
+
+def _refuse_unused(
+    files: dict[str, Path | None], timeline: bool, style: str | None, topology: str | None, nbytes: str | None
+) -> None:
+    """Raises UsageError for an option of the picture, or of what is simulated, where nothing of the kind is drawn."""
+    if not files["svg"]:
+        refuse({"--style": style}, "is of the picture: give --svg as well")
+    if not (timeline or files["gantt"] or files["trace"]):
+        unused = {"--topology": topology, "--bytes": nbytes}
+        refuse(unused, "is of the timeline: give --timeline, --gantt or --trace as well")
 
 
 def _draw_schedule(

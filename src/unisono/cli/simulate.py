@@ -21,11 +21,13 @@ __all__ = ["compare_pipelines", "simulate_command"]
 _ANNOUNCED = "NVIDIA's announcement of double trees (NCCL 2.4, 2019) shows up to 180 times lower latency than rings"
 
 
+_Path = Annotated[
+    int | None, typer.Option("--path", min=0, help="Messages of the critical path to print.", show_default="12")
+]
+
+
 def simulate_command(
-    source: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME|FILE]", help=options.NAMED_SOURCE),
-    ] = None,
+    source: Annotated[str | None, typer.Argument(metavar="[NAME|FILE]", help=options.NAMED_SOURCE)] = None,
     collective: options.Collective = None,
     ranks: options.Ranks = None,
     nbytes: Annotated[
@@ -34,7 +36,7 @@ def simulate_command(
     topology: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(PRESETS)}.", show_default="nvlink; cluster from 9 ranks on")
     ] = None,
-    hosts: Annotated[int | None, typer.Option(help="Hosts of a cluster.", show_default="8 ranks per host")] = None,
+    hosts: options.Hosts = None,
     compare: Annotated[
         str | None, typer.Option(metavar="NAMES", help="What to compare, by comma; without --bytes, latency.")
     ] = None,
@@ -43,9 +45,7 @@ def simulate_command(
     eager: Annotated[
         bool, typer.Option("--eager", help="Latency is spent on the wire and keeps no rank busy.")
     ] = False,
-    lines: Annotated[
-        int | None, typer.Option("--path", min=0, help="Messages of the critical path to print.", show_default="12")
-    ] = None,
+    lines: _Path = None,
     microbatches: options.Microbatches = None,
     per_rank: options.PerRank = None,
     times: options.Times = None,
@@ -65,8 +65,7 @@ def simulate_command(
         raise UsageError("give one schedule (`unisono simulate ring -n 8`), or several algorithms with --compare")
     named = [str(source)] if compare is None else [name.strip() for name in compare.split(",")]
     size = parse_nbytes(nbytes or ("1MiB" if compare is None else "4"))
-    asked = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank) for name in named]
-    found = [each.find_sized(size) for each in asked]
+    found = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank).find_sized(size) for name in named]
     pipelines = [each for each in found if isinstance(each, PipelineSchedule)]
     if pipelines:
         others: dict[str, object] = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts}
