@@ -83,3 +83,8 @@ def test_every_command_has_help() -> None:
         result = CliRunner().invoke(main.app, [name, "--help"])
         assert result.exit_code == 0
         assert name in result.stdout
+
+
+def test_help_is_broken_by_the_terminal_not_by_the_source() -> None:
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(main.app, ["trace", "--help"]).stdout
+    assert "on this host, and its exit code is this command's." in shown

@@ -7,6 +7,7 @@ torch inside their function, so that `unisono --help` answers at once.
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from inspect import getdoc
 from typing import Annotated, Any
 
 import typer
@@ -99,8 +100,14 @@ def _root(
         typer.echo(context.get_help())
 
 
+def _help(command: Callable[..., None]) -> str:
+    """The docstring, a line per paragraph and per example: the terminal's width breaks them, not the source's."""
+    paragraphs = (getdoc(command) or "").split("\n\n")
+    return "\n\n".join(" ".join(line.strip() for line in paragraph.splitlines()) for paragraph in paragraphs)
+
+
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, help=_help(_command))(_command)
 
 
 def main() -> None:
