@@ -228,19 +228,19 @@ def _launcher_process(place: RankPlace) -> str:
 
 
 def _meet_by_mpi(place: RankPlace, timeout: timedelta) -> Any:
-    world, store, offer = _mpi_world(place), None, None
+    world, store, published = _mpi_world(place), None, None
     if place.rank == 0:
         try:
             store = _store(place, timeout, "localhost", 0, serve=True)
             addresses = own_addresses(os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0])
-            offer = (addresses, store.port, Host.mine().to_text())
+            published = (addresses, store.port, Host.mine().to_text())
         finally:
-            world.bcast(offer, root=0)  # None: the others do not wait for what failed here
+            world.bcast(published, root=0)  # None: the others do not wait for what failed here
         return store
-    offer = world.bcast(None, root=0)
-    if offer is None:
+    published = world.bcast(None, root=0)
+    if published is None:
         raise UsageError(f"{place.words}: rank 0 can not serve a store; its own error says why")
-    addresses, port, host = offer
+    addresses, port, host = published
     here = set() if Host.from_text(host).boot == Host.mine().boot else set(own_addresses())
     candidates = [address for address in addresses if address not in here]  # docker0 is alike on all hosts
     return _store(place, timeout, _reachable(candidates, port, place), port)
