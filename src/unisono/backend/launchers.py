@@ -26,7 +26,7 @@ from unisono.errors import CollectiveTimeout, UsageError
 from unisono.transport.host import Host
 from unisono.transport.interfaces import own_addresses
 
-__all__ = ["MPI_RANKS", "RankPlace", "by_scheme", "launched", "rendezvous"]
+__all__ = ["MPI_RANKS", "RankPlace", "by_scheme", "launched", "master_address", "rendezvous"]
 
 _TORCHRUN, _SLURM, _OPEN_MPI, _HYDRA = (
     "torchrun",
@@ -125,6 +125,20 @@ def rendezvous(place: RankPlace, timeout: timedelta | None = None) -> Iterator[t
     """
     yield _meet(place, timeout or _default_timeout()), place.rank, place.world_size
     raise RuntimeError("ranks of a launcher meet once: a new rendezvous needs a new call of init_process_group")
+
+
+def master_address(place: RankPlace) -> str:
+    """Where rank 0 is: MASTER_ADDR, Slurm's first node, or by an MPI broadcast, which every rank must call.
+
+    Raises `UsageError` if there is no way to learn it.
+    """
+    if address := os.environ.get("MASTER_ADDR", "") or (_first_node() if place.launcher == _SLURM else ""):
+        return address
+    if place.local_world_size == place.world_size:
+        return "localhost"
+    if place.launcher == _TORCHRUN:
+        raise UsageError(f"MASTER_ADDR is not set ({place.words}): set it to an address of rank 0's host")
+    return str(_mpi_world(place).bcast(next(iter(own_addresses()), "localhost") if place.rank == 0 else None, root=0))
 
 
 def _default_timeout() -> timedelta:
