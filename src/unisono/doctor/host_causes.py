@@ -13,7 +13,7 @@ from unisono.units import show_nbytes, show_seconds
 __all__ = ["clocks", "limits", "mtu", "ranks", "shm", "slow", "versions"]
 
 _SMALL_SHM, _RDMA_MEMLOCK = 256 << 20, 1 << 30
-_SLOW, _SLOW_LINK, _CLOCK_SECONDS = 2.0, 3.0, 1.0
+_SLOW, _SLOW_LINK, _CLOCK_SECONDS = 3.0, 3.0, 1.0
 _FILES = 256  # descriptors that a process needs beside its sockets
 _UNLIMITED = (-1, sys.maxsize)
 

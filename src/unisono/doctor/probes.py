@@ -8,13 +8,13 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from unisono.topo.exchange import close, connect, listen, why
 from unisono.topo.facts import Facts
@@ -24,11 +24,12 @@ from unisono.transport.process import OwnThread
 
 __all__ = ["Probes", "echo_server", "endpoint_is_here", "holder", "master_stand_in", "probe"]
 
-_UDP_HEADERS, _UDP6_HEADERS = 28, 48  # bytes of IP and UDP before a datagram's data
+_T = TypeVar("_T")
+_UDP_HEADERS = 28  # bytes of IP and UDP before a datagram's data
 _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: do not fragment, whatever was learnt of the path before
 _SMALL = 64
 _DATAGRAM_SECONDS, _DATAGRAM_TRIES = 0.4, 4
-_SPEED_LOOPS, _SPEED_RUNS = 100_000, 7
+_SPEED_LOOPS, _SPEED_RUNS = 1_500_000, 8  # some 50 ms each: a short run may slip through between two pauses
 _LISTENING = "0A"  # proc(5): the state of a listening socket
 
 
@@ -69,35 +70,47 @@ def probe(found: Survey, echo_port: int, port_holder: str, endpoint: str) -> Pro
     echo_ports = found.exchange.gather("ready", echo_port)
     others = [each for each in found.others if each.key in echo_ports]
     clock, seconds = time.time(), _speed()
-    with ThreadPoolExecutor(max_workers=max(4, 2 * len(others) + 1)) as pool:
-        links = {each.key: pool.submit(measured, each, found.ports[each.key]) for each in others}
-        datagrams = {each.key: pool.submit(_datagrams, mine, each, echo_ports[each.key]) for each in others}
-        master = pool.submit(_reach_master, mine)
-        return Probes(
-            {key: each.result() for key, each in links.items()},
-            {key: each.result() for key, each in datagrams.items()},
-            master.result(),
-            port_holder,
-            _free_port() if port_holder else 0,
-            endpoint_is_here(endpoint) if endpoint else None,
-            seconds,
-            clock,
-        )
+    links = _at_once({each.key: partial(measured, each, found.ports[each.key]) for each in others})
+    datagrams = _at_once({each.key: partial(_datagrams, mine, each, echo_ports[each.key]) for each in others})
+    return Probes(
+        links,
+        datagrams,
+        _reach_master(mine),
+        port_holder,
+        _free_port() if port_holder else 0,
+        endpoint_is_here(endpoint) if endpoint else None,
+        seconds,
+        clock,
+    )
+
+
+def _at_once(calls: Mapping[str, Callable[[], _T]]) -> dict[str, _T]:
+    """What the calls return, each made in a thread of its own."""
+    found: dict[str, _T] = {}
+    threads = [
+        OwnThread(target=lambda key=key, call=call: found.update({key: call()}), daemon=True)
+        for key, call in calls.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
 
 
 def _speed() -> float:
-    """Seconds for a fixed computation, the median of some runs: the same program on every host."""
+    """Seconds for a fixed computation, the least of some runs: the same program on every host."""
     times = []
     for _ in range(_SPEED_RUNS):
         begun = time.perf_counter()
         sum(range(_SPEED_LOOPS))
         times.append(time.perf_counter() - begun)
-    return sorted(times)[_SPEED_RUNS // 2]
+    return min(times)
 
 
 def _reach_master(mine: Facts) -> str:
     address, port = (mine.variables.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-    if not (address and port.isdecimal()):
+    if not (mine.launcher and address and port.isdecimal()):
         return ""
     try:
         connect(address, int(port)).close()
