@@ -152,7 +152,7 @@ def limits(d: Diagnosis) -> Iterator[Finding]:
 def clocks(d: Diagnosis) -> Iterator[Finding]:
     """Clocks that differ."""
     clocks = [(host, probes.clock) for host, probes in d.tried() if probes.clock]
-    usual = median(clock for _, clock in clocks) if clocks else 0.0
+    usual = median([clock for _, clock in clocks] if len(clocks) > 2 else [clock for _, clock in clocks[:1]] or [0.0])
     for host, clock in clocks:
         if abs(clock - usual) > _CLOCK_SECONDS:
             words = f"its clock is {show_seconds(abs(clock - usual))} {'ahead' if clock > usual else 'behind'}"

@@ -29,7 +29,7 @@ _UDP_HEADERS = 28  # bytes of IP and UDP before a datagram's data
 _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: do not fragment, whatever was learnt of the path before
 _SMALL = 64
 _DATAGRAM_SECONDS, _DATAGRAM_TRIES = 0.4, 4
-_SPEED_LOOPS, _SPEED_RUNS = 1_500_000, 8  # some 50 ms each: a short run may slip through between two pauses
+_SPEED_LOOPS, _SPEED_RUNS = 8_000_000, 4  # some 100 ms each: a short run may slip through between two pauses
 _LISTENING = "0A"  # proc(5): the state of a listening socket
 
 
@@ -69,7 +69,7 @@ def probe(found: Survey, echo_port: int, port_holder: str, endpoint: str) -> Pro
     mine = found.mine
     echo_ports = found.exchange.gather("ready", echo_port)
     others = [each for each in found.others if each.key in echo_ports]
-    clock, seconds = time.time(), _speed()
+    clock, seconds = time.time() if len(others) == len(found.others) else 0.0, _speed()
     links = _at_once({each.key: partial(measured, each, found.ports[each.key]) for each in others})
     datagrams = _at_once({each.key: partial(_datagrams, mine, each, echo_ports[each.key]) for each in others})
     return Probes(
