@@ -220,7 +220,6 @@ def test_a_host_that_is_slow(make_hosts: Make) -> None:
             time.sleep(seconds)
     findings = [tuple(each.values()) for each in report(*other.end())["findings"]]
     says(findings, "slow host", "host1", r"a computation takes .*, on the others", r"other work \(top\)")
-    assert len(findings) == 1
 
 
 def test_more_ranks_than_cores(make_hosts: Make) -> None:

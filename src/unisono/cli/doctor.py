@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.cli.common import echo, show
+from unisono.cli.host_options import Peers, Port, Timeout, checked_port
 from unisono.doctor.examine import Report, examine
-from unisono.errors import UsageError
-from unisono.topo.survey import PORT
 from unisono.units import show_count
 
 __all__ = ["FINDINGS_EXIT", "doctor"]
@@ -22,15 +21,9 @@ FINDINGS_EXIT = 1
 
 
 def doctor(
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ADDRESS", help="Another host where the same runs, without a launcher; several times."),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="Where the hosts exchange what they find.", show_default="MASTER_PORT + 1, or 29501"),
-    ] = None,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="To wait for the other hosts.")] = 10.0,
+    peer: Peers = None,
+    port: Port = None,
+    timeout: Timeout = 10.0,
     rdzv_endpoint: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="As it is given to torchrun.", show_default="PET_RDZV_ENDPOINT"),
@@ -46,9 +39,7 @@ def doctor(
 
         unisono doctor --peer host1
     """
-    chosen = chosen_port(port)
-    if not 0.1 <= timeout <= 3600:
-        raise UsageError(f"--timeout is {timeout:g}, expected 0.1 to 3600 seconds")
+    chosen = checked_port(port, timeout)
     endpoint = rdzv_endpoint or os.environ.get("PET_RDZV_ENDPOINT", "")
     report = examine(peer or [], chosen, timeout, endpoint)
     if report is None:
@@ -57,15 +48,6 @@ def doctor(
         _print(report, as_json)
     if report.findings:
         raise typer.Exit(FINDINGS_EXIT)
-
-
-def chosen_port(port: int | None) -> int:
-    """The port that was asked for, or the one after MASTER_PORT. Raises `UsageError` if it is none."""
-    master = os.environ.get("MASTER_PORT", "")
-    chosen = port if port is not None else int(master) + 1 if master.isdecimal() else PORT
-    if not 0 < chosen < 1 << 16:
-        raise UsageError(f"--port is {chosen}, expected 1 to 65535")
-    return chosen
 
 
 def _print(report: Report, as_json: bool) -> None:

@@ -71,9 +71,9 @@ class Exchange:
         self.key, self.port, self.servers, self.seconds = key, port, list(servers), seconds
         self.failures: dict[str, str] = {}
         """Why the last step's posts to a server failed, by its address."""
-        self._complete, self._steps = complete, dict[str, Values]()
-        self._news, self._closed = threading.Condition(), False
-        self._answering = 0
+        self._complete, self._steps, self._until = complete, dict[str, Values](), dict[str, float]()
+        self._news = threading.Condition()
+        self._answering = self._posting = 0
         try:
             self._door = listen(port)
         except OSError as error:
@@ -91,41 +91,60 @@ class Exchange:
     ) -> None:
         with self._news:
             self._news.wait_for(lambda: not self._answering, _ENDING)
-            self._closed = True
         close(self._door)
 
     def gather(self, step: str, value: Any) -> Values:
         """Posts a value; the values of all hosts that have posted theirs for this step in time."""
-        deadline = time.monotonic() + self.seconds
         self.failures = {}
         self._put(step, {self.key: value})
-        for address in self.servers:
-            post = OwnThread(target=self._post, args=(address, step, value, deadline), daemon=True)
-            post.start()
+        posts = [OwnThread(target=self._post, args=(each, step, value), daemon=True) for each in self.servers]
         with self._news:
-            self._news.wait_for(lambda: self._complete(step, self._steps[step]), self.seconds)
+            self._posting = len(posts)
+        for post in posts:
+            post.start()
+        return self._gathered(step)
+
+    def _gathered(self, step: str, answering: bool = False) -> Values:
+        """The values of a step, once they are complete, or its time and that of the posts is over."""
+        with self._news:
+            while not self._complete(step, self._steps[step]):
+                left = self._until[step] - time.monotonic()
+                if self.servers and not answering:
+                    if not self._posting:
+                        break
+                    left = self.seconds
+                elif left <= 0:
+                    break
+                self._news.wait(left)
             return dict(self._steps[step])
 
     def _put(self, step: str, values: Mapping[str, Any]) -> None:
         with self._news:
             self._steps.setdefault(step, {}).update(values)
+            self._until.setdefault(step, time.monotonic() + self.seconds)
             self._news.notify_all()
 
-    def _post(self, address: str, step: str, value: Any, deadline: float) -> None:
+    def _post(self, address: str, step: str, value: Any) -> None:
         """Posts to one server, until it answers or the time is over; one that is not there yet is tried again."""
         line = json.dumps({"step": step, "key": self.key, "value": value}).encode() + b"\n"
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                with connect(address, self.port, min(left, _CONNECT_SECONDS)) as channel:
-                    channel.settimeout(left + _ENDING)
-                    channel.sendall(line)
-                    answer = _line(channel)
-                self._put(step, answer["values"])
-                self.failures.pop(address, None)
-                return
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                self.failures[address] = why(error) if isinstance(error, OSError) else "answers, but is not unisono"
-            time.sleep(min(_PAUSE, max(0.0, left)))
+        deadline = time.monotonic() + self.seconds
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                try:
+                    with connect(address, self.port, min(left, _CONNECT_SECONDS)) as channel:
+                        channel.settimeout(self.seconds + _ENDING)  # the server may have begun to wait just now
+                        channel.sendall(line)
+                        answer = _line(channel)
+                    self._put(step, answer["values"])
+                    self.failures.pop(address, None)
+                    return
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    self.failures[address] = why(error) if isinstance(error, OSError) else "answers, but not as unisono"
+                time.sleep(min(_PAUSE, max(0.0, left)))
+        finally:
+            with self._news:
+                self._posting -= 1
+                self._news.notify_all()
 
     def _serve(self) -> None:
         with ExitStack() as ends:
@@ -147,9 +166,7 @@ class Exchange:
                 self._answering += 1
             try:
                 self._put(step, {key: posted["value"]})
-                with self._news:
-                    self._news.wait_for(lambda: self._complete(step, self._steps[step]), self.seconds)
-                    values = dict(self._steps[step])
+                values = self._gathered(step, answering=True)
                 channel.sendall(json.dumps({"values": values}).encode() + b"\n")
             finally:
                 with self._news:
