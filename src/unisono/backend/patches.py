@@ -9,7 +9,8 @@ and this when the backend is registered, for it decides where the first group me
 
     launchers        torch.distributed's env:// rendezvous, where it would fail: RANK is unset, and there are the
                      variables of mpiexec or srun. Any backend is served. torch has a public way to add a scheme, and
-                     launcher:// is there too, but none to add to what init_process_group does without one
+                     launcher:// is there too, but none to add to what init_process_group does without one. For
+                     unisono's groups a line in the log says who is missing where ranks wait for each other
 
 ``UNISONO_PATCHES`` names those that are applied, separated by commas, or is ``none``; unset or empty, all are. Groups
 of other backends go through torch's own code, as before. A name that a program has imported before its first group
@@ -327,13 +328,16 @@ def _launcher_handler(url: str, timeout: Any = None, **_: Any) -> Iterator[tuple
 def _env_handler(original: _Function) -> _Function:
     @functools.wraps(original)
     def handler(url: str, timeout: Any = None, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        from unisono.backend.rendezvous_watch import for_our_group, watched
+
+        ours = for_our_group()
+        given = kwargs if timeout is None else {"timeout": timeout, **kwargs}
+        met: Iterator[tuple[Any, int, int]] = original(url, **given)
         if "RANK" not in os.environ and "rank=" not in url and _wanted(_LAUNCHERS):
             from unisono.backend.launchers import launched, rendezvous
 
-            if (place := launched()) is not None:
-                return rendezvous(place, timeout)
-        given = kwargs if timeout is None else {"timeout": timeout, **kwargs}
-        return original(url, **given)  # type: ignore[no-any-return]
+            met = rendezvous(place, timeout) if (place := launched()) is not None else met
+        return watched(met) if ours else met
 
     return handler
 
