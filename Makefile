@@ -6,7 +6,7 @@ BIN := .venv/bin
 # tells about it (verify, simulate, draw, select, plan), numbers, tables, texts, and the shape of the house. Two halves
 # of about equal length, side by side. Add a path here when it needs neither; `unit` runs everything.
 QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule runtime/test_over_transport.py)
-QUICK_OTHERS := $(addprefix tests/,drawing selection simulation verification test_layers.py test_units.py) \
+QUICK_OTHERS := $(addprefix tests/,drawing selection simulation topo verification test_layers.py test_units.py) \
 	$(patsubst %,tests/cli/test_%.py,draw common list main pipeline plan simulate verify) \
 	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import mpi
 from hosts.conftest import Command, Network
 
 DOCTOR = [sys.executable, "-m", "unisono.cli", "doctor", "--json"]
@@ -259,3 +260,16 @@ def test_under_torchrun(make_hosts: Make) -> None:
     assert "unisono doctor   2 hosts, nothing wrong" in first[1]
     assert re.search(r"✓ ranks +host0 \(ranks 0, 1\), host1 \(ranks 2, 3\)", first[1])
     assert "unisono doctor" not in second[1]
+
+
+def test_under_mpiexec(make_hosts: Make) -> None:
+    """Nothing in the environment says where rank 0 is: its address goes by MPI."""
+    start = (
+        f"unset MASTER_ADDR MASTER_PORT; exec {mpi.found('MPICH')} -launcher ssh -launcher-exec $HOSTS_RSH "
+        '-f $HOSTS_FILE -ppn 2 -n 4 env -u MASTER_ADDR -u MASTER_PORT "$@"'
+    )
+    command = ["sh", "-c", start, "sh", sys.executable, "-m", "unisono.cli", "doctor"]
+    code, text = make_hosts().start(0, command, mpi.program_environment("MPICH")).end()
+    assert code == 0, text
+    assert "unisono doctor   2 hosts, nothing wrong" in text
+    assert re.search(r"✓ ranks +host0 \(ranks 0, 1\), host1 \(ranks 2, 3\)", text)

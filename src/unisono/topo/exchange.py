@@ -7,6 +7,7 @@ but text is kept, and lines are limited.
 """
 
 import json
+import os
 import socket
 import threading
 import time
@@ -54,7 +55,7 @@ def why(error: OSError) -> str:
         return "refused"
     if isinstance(error, socket.gaierror):
         return "name does not resolve"
-    return (error.strerror or str(error)).lower()
+    return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 
 class Exchange:

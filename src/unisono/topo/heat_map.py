@@ -9,6 +9,7 @@ from math import log
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -81,9 +82,9 @@ def _colours(shade: float | None, text: str) -> tuple[str, str]:
     return "#{:02x}{:02x}{:02x}".format(*_rgb(shade)), "#ffffff" if shade < 0.55 else "#10243f"
 
 
-def table(matrix: Matrix) -> Table:
+def table(matrix: Matrix) -> Group:
     """For the terminal."""
-    drawn = Table(title=matrix.title, title_justify="left", title_style="bold", box=None, padding=(0, 0))
+    drawn = Table(box=None, padding=(0, 0))
     drawn.add_column("from \\ to ", style="dim")
     for name in matrix.names:
         drawn.add_column(f" {name} ", justify="right", no_wrap=True)
@@ -93,7 +94,7 @@ def table(matrix: Matrix) -> Table:
             ground, ink = _colours(shade, text)
             cells.append(Text(f" {text} ", f"{ink} on {ground}" if ground else "dim"))
         drawn.add_row(f"{name} ", *cells)
-    return drawn
+    return Group(Text(matrix.title, "bold"), drawn)
 
 
 def describe(host: Facts) -> Iterator[tuple[str, str]]:
