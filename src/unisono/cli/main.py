@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import bench, draw, list_, plan, ps, simulate, trace, train, tune, verify
+from unisono.cli import bench, doctor, draw, list_, plan, ps, simulate, topo, trace, train, tune, verify
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
@@ -31,6 +31,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "trace": trace.trace,
     "list": list_.list_,
     "ps": ps.ps,
+    "topo": topo.topo,
+    "doctor": doctor.doctor,
 }
 
 
