@@ -11,8 +11,8 @@ from unisono.verification import order_by_runs, sum_order, verify
 
 NEAR = Link("near", 1e-5, 2e-10)
 MEMORY = Memory(1e-5, 1e-5, 2e-10, 2)
-GIGABIT = Link("gigabit", 4e-4, 8 / 940e6, announcement=1e-4)
-SLOW = Link("slow", 2.1e-2, 8 / 90e6, announcement=1e-2)
+GIGABIT = Link("gigabit", 4e-4, 8 / 940e6, announcement=1e-4, further=5e-5)
+SLOW = Link("slow", 2.1e-2, 8 / 90e6, announcement=1e-2, further=5e-5)
 SIZES = (4, 64 << 10, 1 << 20, 64 << 20)
 
 

@@ -28,8 +28,9 @@ class Link:
     """alpha in seconds per message, beta in seconds per byte; `switched` or point-to-point wires.
 
     alpha is what a message costs whose both ends are posted at once. The part `announcement` of it tells the sender
-    that the receive is posted: it is spent already where that was done as long before. Raises UsageError if a cost is
-    negative, or the announcement more than alpha.
+    that the receive is posted: it is spent already where that was done as long before. `further` is what every other
+    message of a rank at the same time costs it. Raises UsageError if a cost is negative, or the announcement more than
+    alpha.
     """
 
     name: str
@@ -37,17 +38,13 @@ class Link:
     beta: float
     switched: bool = True
     announcement: float = 0.0
+    further: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.alpha < 0 or self.beta < 0:
+        if min(self.alpha, self.beta, self.further) < 0:
             raise UsageError(f"link {self.name} cannot have negative costs, got alpha={self.alpha}, beta={self.beta}")
         if not 0 <= self.announcement <= self.alpha:
             raise UsageError(f"link {self.name}: the announcement, {self.announcement}, is no part of {self.alpha}")
-
-    @property
-    def software(self) -> float:
-        """Seconds of alpha that are not on the wire: both ways take as long as the announcement."""
-        return max(self.alpha - 2 * self.announcement, 0.0) if self.announcement else 0.0
 
 
 @dataclass(frozen=True)

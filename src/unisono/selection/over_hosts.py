@@ -1,10 +1,9 @@
 """The schedule of a call in a group that spans hosts: by size, from the group's own topology, alike on all ranks.
 
 A step costs what its slowest part does: the busiest link between hosts, or what the busiest host moves inside, for the
-two overlap. Between hosts that is alpha, beta for every byte that one host sends or receives, and for every further
-message of a rank the part of alpha that is not on the wire; inside, a meeting and every byte that is staged and read,
-or alpha and beta of the inner link. Shares of bytes are counted on the schedule once; a size then takes a few
-multiplications.
+two overlap. Between hosts that is alpha, beta for every byte that one host sends or receives, and what every further
+message costs; inside, a meeting and every byte that is staged and read, or alpha and beta of the inner link. Shares of
+bytes are counted on the schedule once; a size then takes a few multiplications.
 
 Where something is summed, only leaders and columns are candidates. Up to 256 runs of ranks they add by runs in rank
 order (algorithms/cut.py), at every size alike, so that an element's bits depend on no size and place. Of candidates
@@ -125,7 +124,7 @@ def _between(step: Step, topology: Topology) -> tuple[float, float]:
     hosts = max(int(np.bincount(topology.host(ranks)).max()) for ranks in pairs)
     slowest = topology.link(int(src[alpha.argmax()]), int(dst[alpha.argmax()]))
     further = max(busiest, -(-hosts // cores)) - 1
-    return slowest.alpha + further * slowest.software, float(max(sides)) / topology.nics
+    return slowest.alpha + further * slowest.further, float(max(sides)) / topology.nics
 
 
 def _inside(step: Step, topology: Topology) -> tuple[float, float]:

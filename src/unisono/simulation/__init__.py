@@ -9,6 +9,7 @@ from unisono.schedule import PipelineSchedule, Schedule, Topology, preset
 from unisono.simulation.path import CriticalPath, Hop
 from unisono.simulation.pipeline import PipelineCosts, PipelineReport, PipelineTimeline, Slot, simulate_pipeline
 from unisono.simulation.play import Setting
+from unisono.simulation.programs import simulate_programs
 from unisono.simulation.recording import EVENT_LIMIT, Events, Traffic
 from unisono.simulation.timeline import Timeline, bus_factor, simulate_collective
 from unisono.units import as_nbytes
@@ -26,6 +27,7 @@ __all__ = [
     "Traffic",
     "bus_factor",
     "simulate",
+    "simulate_programs",
 ]
 
 
