@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from math import isclose
 
 import pytest
@@ -37,8 +38,8 @@ class Slow(Transport):
             self._note("send", self.rank, peer)
         waits = self.inner.post(sends, receives)
 
-        def wait(wait: Wait, key: tuple[str, int, int, int], nbytes: int) -> None:
-            wait()
+        def wait(one: Wait, key: tuple[str, int, int, int], nbytes: int) -> None:
+            one()
             _, src, dst, number = key
             if self.host[src] == self.host[dst]:
                 return
@@ -46,10 +47,8 @@ class Slow(Transport):
             due = left + LATENCY + nbytes / RATE
             time.sleep(max(due - time.perf_counter(), 0.0))
 
-        slow = [
-            lambda w=w, key=key, size=t.numel() * t.element_size(): wait(w, key, size)
-            for w, key, (_, t) in zip(waits[len(sends) :], noted, receives, strict=True)
-        ]
+        coming = zip(waits[len(sends) :], noted, receives, strict=True)
+        slow = [partial(wait, one, key, into.numel() * into.element_size()) for one, key, (_, into) in coming]
         return [*waits[: len(sends)], *slow]
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from rich.table import Table as RichTable
 
+from unisono.algorithms import build
+from unisono.cli.options import DEFAULT
 from unisono.errors import UsageError
 from unisono.program import PLACEMENTS, Default, Program, Table, best_staged, bind, default, lower
 from unisono.program.defaults import DIRECT_MOVED, TABLE
@@ -29,6 +31,7 @@ __all__ = [
     "place_default",
     "programs",
     "prove_placed",
+    "tables_of",
 ]
 
 _DIRECT = ("direct", "pushed")  # placements between shared tensors
@@ -104,6 +107,15 @@ def bound(program: Program, nbytes: int, cap: int = Placed.cap) -> Table:
     sizes = _sizes(program.collective, nbytes)
     area = DIRECT_MOVED if program.placement in _DIRECT else Layout(program.collective.world_size).stage
     return bind(program, sizes, area=area, cap=cap)
+
+
+def tables_of(algorithm: str, collective: str, nbytes: int, ranks: int) -> list[Table]:
+    """The tables of all ranks for an algorithm by name, or for the default, over staging memory."""
+    if algorithm == DEFAULT:
+        placed = place_default(find_default(collective, nbytes, ranks), nbytes, ranks)[0]
+    else:
+        placed = Placed(build(algorithm, collective, ranks))
+    return [bound(program, nbytes, placed.cap) for program in programs(placed.schedule, placed.placement)]
 
 
 def prove_placed(found: list[Placed], nbytes: int, in_place: bool = False) -> list[Proof]:

@@ -51,16 +51,18 @@ class Link:
 class Memory:
     """Shared memory inside every host: seconds per call, per meeting and per byte copied; cores of a host.
 
-    Raises UsageError if a number is negative, or there is no core.
+    `cold`: seconds per byte of calls that move too much for caches (simulation/memory.py); 0: as others. Raises
+    UsageError if a number is negative, or there is no core.
     """
 
     call: float
     meeting: float
     copy: float
     cores: int = 1
+    cold: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.call, self.meeting, self.copy) < 0 or self.cores < 1:
+        if min(self.call, self.meeting, self.copy, self.cold) < 0 or self.cores < 1:
             raise UsageError(f"shared memory needs a core and no negative costs, got {self}")
 
 

@@ -6,6 +6,7 @@ from typing import overload
 
 from unisono.errors import UsageError
 from unisono.schedule import PipelineSchedule, Schedule, Topology, preset
+from unisono.simulation.memory import Effort, effort, fit_memory
 from unisono.simulation.path import CriticalPath, Hop
 from unisono.simulation.pipeline import PipelineCosts, PipelineReport, PipelineTimeline, Slot, simulate_pipeline
 from unisono.simulation.play import Setting
@@ -17,6 +18,7 @@ from unisono.units import as_nbytes
 __all__ = [
     "EVENT_LIMIT",
     "CriticalPath",
+    "Effort",
     "Events",
     "Hop",
     "PipelineCosts",
@@ -26,6 +28,8 @@ __all__ = [
     "Timeline",
     "Traffic",
     "bus_factor",
+    "effort",
+    "fit_memory",
     "simulate",
     "simulate_programs",
 ]
