@@ -132,5 +132,15 @@ def test_hosts_may_be_unequal_and_a_topology_a_file(tmp_path: Path) -> None:
     result = _simulate("leaders", "--bytes", "4", "--topology", str(file))
     assert result.stdout.startswith("leaders all_reduce of 4 B over 5 ranks: 3 ms")
     assert "lab: 2 hosts of 3+2 ranks over wire" in result.stdout
+    assert "as ranks execute it there" not in result.stdout
+    slow = {"name": "far", "alpha": 21e-3, "beta": 1e-8, "announcement": 1e-2}
+    file.write_text(
+        json.dumps({"topology": "lab", "hosts": [[0, 1, 2], [3, 4]], "intra": link, "between": [[None, slow]] * 2})
+    )
+    result = _simulate("leaders", "--bytes", "4", "--topology", str(file))
+    assert "as ranks execute it there, by what was measured: 23 ms" in result.stdout
+    file.write_text(
+        json.dumps({"topology": "lab", "hosts": [[0, 1, 2], [3, 4]], "intra": link, "between": [[None, link]] * 2})
+    )
     assert "has 5 ranks, not 4" in _simulate("ring", "-n", "4", "--topology", str(file)).stderr
     assert "leave it out" in _simulate("ring", "--hosts", "2", "--topology", str(file)).stderr

@@ -21,6 +21,7 @@ from unisono.units import parse_nbytes, show_count, show_nbytes, show_ranks
 from unisono.verification import verify
 
 __all__ = [
+    "MOST_RANKS",
     "Placed",
     "bound",
     "default_notes",
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 _DIRECT = ("direct", "pushed")  # placements between shared tensors
-_MOST_RANKS = 64
+MOST_RANKS = 64
 _MOST_ROWS = 500_000
 _LARGEST = 1 << 60
 """Bytes from which on a limit is none."""
@@ -89,10 +90,10 @@ def programs(schedule: Schedule, placement: str = "", rank: int | None = None) -
     """
     if placement and placement not in PLACEMENTS:
         raise UsageError(f"unknown placement {placement!r}: expected one of {', '.join(PLACEMENTS)}")
-    if rank is None and schedule.world_size > _MOST_RANKS:
+    if rank is None and schedule.world_size > MOST_RANKS:
         raise UsageError(
             f"{schedule.name} {schedule.collective.name} has {schedule.world_size} ranks; programs of up to "
-            f"{_MOST_RANKS} are shown at once: name one with --rank"
+            f"{MOST_RANKS} are shown at once: name one with --rank"
         )
     placement = placement or best_staged(schedule)
     return [lower(schedule, r, placement) for r in (range(schedule.world_size) if rank is None else [rank])]

@@ -10,11 +10,12 @@ from rich.table import Table
 from unisono.algorithms.pipelines import SCHEDULES, bubble_formula
 from unisono.cli import options
 from unisono.cli.common import echo, show
+from unisono.cli.programs import MOST_RANKS, bound, programs
 from unisono.cli.schedules import Asked, find_on, pipeline_costs, refuse
 from unisono.errors import UsageError
 from unisono.schedule import PRESETS, PipelineSchedule, Schedule, Topology
 from unisono.schedule.topology_file import MEASURED
-from unisono.simulation import PipelineTimeline, Timeline, simulate
+from unisono.simulation import PipelineTimeline, Timeline, effort, simulate, simulate_programs
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
 __all__ = ["compare_pipelines", "simulate_command"]
@@ -137,9 +138,25 @@ def _report(line: Timeline, limit: int) -> None:
     echo(f"algbw {line.algbw / 1e9:.3g} GB/s, busbw {line.busbw / 1e9:.3g} GB/s")
     echo(f"{line.schedule.num_steps} steps, {line.traffic.num_messages} messages, {moved or 'nothing'} in all")
     echo(_constants(line.topology))
+    executed = _executed(line)
+    if executed is not None:
+        echo(f"as ranks execute it there, by what was measured: {show_seconds(executed)}")
     if limit:
         echo("\nCritical path")
         echo("\n".join(line.critical_path(limit)))
+
+
+def _executed(line: Timeline) -> float | None:
+    """Seconds of the programs of a schedule on links, or in memory, that were measured; None for other topologies."""
+    where, n = line.topology, line.schedule.world_size
+    if n > MOST_RANKS or line.schedule.switches or n == 1:
+        return None
+    if where.hosts == 1 and where.memory is not None:
+        tables = [bound(program, round(line.nbytes)) for program in programs(line.schedule)]
+        return effort(tables, line.nbytes, where.memory.cores).seconds(where.memory)
+    if where.hosts > 1 and any(link.announcement for row in where.between for link in row):
+        return float(simulate_programs(programs(line.schedule, "messages"), where, line.nbytes).max())
+    return None
 
 
 def _constants(topology: Topology) -> str:
