@@ -23,7 +23,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "all_to_all", "reduce_sc
 SIZES = (4, 4 << 10, 64 << 10, 1 << 20)
 LINKS = ("0.1ms/1gbit", "1ms/1gbit", "10ms/100mbit")
 SHAPES = ("2x1", "2x2", "4x1")
-RUNS, SETTLE = 3, 0.004  # runs of each cell; s before all begin, beside the time that the news takes
+RUNS, SETTLE = 5, 0.004  # runs of each cell; s before all begin, beside the time that the news takes
 
 
 def main() -> None:
@@ -147,13 +147,13 @@ def _timed(transport: Any, schedule: Any, nbytes: int) -> float:
     spans = []
     for _ in range(RUNS + 1):
         start = _common_start(transport)
-        while time.monotonic() < start - 0.002:
-            time.sleep(0.0005)
+        while time.monotonic() < start - 0.0006:
+            time.sleep(0.0002)
         while time.monotonic() < start:
             pass
         run_over(schedule, given, transport, into)
         spans.append(_latest(transport, time.monotonic()) - start)
-    return median(spans[1:])
+    return min(spans[1:])
 
 
 def _common_start(transport: Any) -> float:

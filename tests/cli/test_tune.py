@@ -1,9 +1,12 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from unisono.bench.result import Row as BenchRow
 from unisono.cli.main import app
+from unisono.cli.predicted import predicted_lines
 from unisono.schedule.topology_file import load_topology
 from unisono.selection import Measured, table_path
 
@@ -43,6 +46,11 @@ def test_what_is_predicted_stands_beside_what_was_measured_and_is_kept() -> None
     again = CliRunner().invoke(app, ["simulate", "ring", "all_gather", "--topology", "measured", "--bytes", "4KiB"])
     assert again.stdout.startswith("ring all_gather of 4 KiB over 2 ranks: "), again.stderr
     assert "as ranks execute it there, by what was measured: " in again.stdout
+    row = BenchRow("all_gather", "unisono:ring", 4096, 512, "float32", "none", "out", 2, 1, (1e-3,))
+    (line,) = predicted_lines([row, replace(row, contender="gloo"), replace(row, seconds=())], 2)
+    assert line.startswith("# predicted all_gather of unisono:ring: 4 KiB ")
+    assert "; median error " in line
+    assert predicted_lines([row], 3) == []
 
 
 def test_keeps_nothing_if_asked_so() -> None:

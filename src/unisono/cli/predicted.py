@@ -6,15 +6,18 @@ from statistics import median
 
 from rich.table import Table
 
+from unisono.algorithms import names
+from unisono.bench.result import Row as BenchRow
 from unisono.cli.options import DEFAULT
 from unisono.cli.programs import tables_of
 from unisono.schedule import Link, Memory, Topology, as_hosts, joined
+from unisono.schedule.topology_file import load_topology, topology_path
 from unisono.selection import Measured, Row
 from unisono.simulation import Effort, effort, fit_memory
 from unisono.transport.process import cores
 from unisono.units import show_nbytes, show_seconds
 
-__all__ = ["Predicted"]
+__all__ = ["Predicted", "predicted_lines"]
 
 _MOST_RANKS = 16
 _FEWEST_CALLS = 3
@@ -80,3 +83,33 @@ class Predicted:
             f"{show_seconds(m.meeting)}, bytes at {rate or 'any'} GB/s.",
             f"Predicted with a median error of {median(errors):.0%}.",
         ]
+
+
+def predicted_lines(rows: Sequence[BenchRow], ranks: int) -> list[str]:
+    """Of each collective that unisono made by a schedule: predicted times beside the bench's, and how far they are.
+
+    By the costs that `unisono tune` kept for as many ranks; no lines where there are none.
+    """
+    memory = _kept(ranks)
+    found: dict[tuple[str, str], list[tuple[BenchRow, float]]] = {}
+    for row in rows:
+        if memory is None:
+            break
+        backend, _, algorithm = row.contender.partition(":")
+        if backend == "unisono" and algorithm in ("", *names(row.collective)) and row.seconds:
+            work = effort(tables_of(algorithm or DEFAULT, row.collective, row.nbytes, ranks), row.nbytes, memory.cores)
+            found.setdefault((row.collective, row.contender), []).append((row, work.seconds(memory)))
+    lines = []
+    for (collective, contender), pairs in found.items():
+        words = [f"{show_nbytes(row.nbytes)} {show_seconds(time)} {time / row.time - 1:+.0%}" for row, time in pairs]
+        error = median(abs(time / row.time - 1) for row, time in pairs)
+        lines.append(f"# predicted {collective} of {contender}: {', '.join(words)}; median error {error:.0%}")
+    return lines
+
+
+def _kept(ranks: int) -> Memory | None:
+    """The costs kept on this machine for as many ranks, if there are any."""
+    if not topology_path().exists() or not 1 < ranks <= _MOST_RANKS:
+        return None
+    topology = load_topology()
+    return topology.memory if (topology.hosts, topology.world_size) == (1, ranks) else None
