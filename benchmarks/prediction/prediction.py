@@ -3,8 +3,9 @@
 python benchmarks/prediction/prediction.py --hosts-library DIR [--links 10ms/100mbit] [--shapes 2x1,2x2,4x1]
 
 Ranks measure their links (`measure_links`), then run each algorithm by `run_over` over Gloo's messages, all from one
-moment on, for the hosts share one clock; what counts is the last rank's end, the median of some runs. Predicted is what
-`simulate_programs` gives for the same programs on the measured topology. Needs root, iproute2, and hosts.py in DIR.
+moment on, for the hosts share one clock; what counts is the last rank's end, the least of some runs: other work on the
+cores makes some runs slower, and none faster. Predicted is what `simulate_programs` gives for the same programs on the
+measured topology. Needs root, iproute2, and hosts.py in DIR.
 """
 
 import argparse
