@@ -12,18 +12,21 @@ from unisono.backend import exit_hooks
 from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
-from unisono.backend.member_registry import MemberRegistry
+from unisono.backend.member_registry import MemberRegistry, SeveralHosts
 from unisono.backend.options import Options
+from unisono.backend.places import gather_places
 from unisono.backend.reduce_ops import ReduceOps
 from unisono.backend.stores import keep_inherited
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.runtime.collectives import CollectiveQueue
 from unisono.runtime.messages import MessageQueue
+from unisono.runtime.network import Network
 from unisono.runtime.task import first_line, reentry_error
 from unisono.transport.board import Board
+from unisono.transport.host import HostMap
 from unisono.transport.layout import ABSENT, AFFINITY, EXIT_NOTE, JOINED, LEFT, NAME, PID, STATE
-from unisono.transport.process import Identity, affinity_mark
-from unisono.transport.segment import Segment, attach, create
+from unisono.transport.process import Identity, affinity_mark, cores
+from unisono.transport.segment import Founder, Segment, attach, create
 from unisono.transport.shared_heap import announce
 from unisono.units import name_ranks
 from unisono.watch.exit_notes import exit_note, lost
@@ -35,6 +38,9 @@ __all__ = ["Group", "Operations"]
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
 _ENDED = "ended (its program came to an end, at its last line or by sys.exit) without destroy_process_group"
+_KNOWN = "known"  # in the place of a nonce: the default group knows the hosts
+_FLUSH = 10.0  # s that a rank which leaves waits for what it has sent to be on its way
+_SILENCE = 15.0  # s after which a host that does not answer is lost
 _page_lock = threading.RLock()  # held while the own page is opened or closed
 _last_failure: UnisonoError | None = None  # the failure of a group of this process, until the next one is made
 
@@ -66,6 +72,8 @@ class Group:
         self.operations: Operations
         self.fast_path: FastPath
         self._store = members.store
+        self._hosts = members.known_hosts()
+        self._network: Network | None = None
         self._segment: Segment | None = None
         self._fd = -1
         self.joined = False
@@ -73,7 +81,7 @@ class Group:
         self._closed = ""
         global _last_failure
         _last_failure = None
-        if rank == 0:
+        if self._hosts is None and rank == 0:
             with members.able():
                 self._segment, self._fd = create(self._store, self.size, label)
         _living.add(self)
@@ -103,6 +111,8 @@ class Group:
         with self._or_notify(), _page_lock:
             own_page()  # first: a rank that has joined can be asked for its stacks
         self._claim(segment)  # if that fails another process is this rank
+        if self._hosts is None:
+            self._look_for_hosts(segment)
         with self._or_notify():
             self._make_queues(segment)
         self.joined = True
@@ -123,28 +133,84 @@ class Group:
             raise
 
     def _make_queues(self, segment: Segment) -> None:
-        board = Board(segment, self.rank)
+        network = self._network = self._connect(segment) if self._hosts is not None else None
+        board = Board(segment, self.rank, self._hosts.local if self._hosts is not None else ())
         announce(segment, self.rank)
         monitor = GroupMonitor(board, self.global_ranks, self.label)
-        self.collectives = CollectiveQueue(board, self.global_ranks, self.label, monitor)
+        self.collectives = CollectiveQueue(board, self.global_ranks, self.label, monitor, network)
         preparer = self.collectives.preparer
         self.operations = Operations(preparer, self.global_ranks, segment.oversubscribed, self._options)
         self.fast_path = FastPath(self.operations, preparer)
-        self.messages = MessageQueue(segment, self.rank, self.global_ranks, self.label, monitor)
+        self.messages = MessageQueue(segment, self.rank, self.global_ranks, self.label, monitor, network)
         self.collectives.rejected = self.messages.rejected
+        if network is not None:
+            network.activity = monitor.activity
+            network.start()
 
     def _attach(self, op: str) -> Segment:
         """The segment, once the first rank has made it; raises if it never will, or not in time."""
         deadline = time.monotonic() + self.timeout
-        if not op:
-            return attach(self._store, self.rank, self.size, deadline, self._members)
-        first_call = FirstCall(
-            self._members, op, self.label, self.global_ranks[0], self.global_ranks[self.rank], self.timeout
-        )
+        if self._hosts is not None:
+            return self._attach_on_host(_KNOWN, deadline)
+        first_call: Founder = self._members
+        if op:
+            first, me = self.global_ranks[0], self.global_ranks[self.rank]
+            first_call = FirstCall(self._members, op, self.label, first, me, self.timeout)
         try:
-            return attach(self._store, self.rank, self.size, deadline, first_call)
+            while True:
+                try:
+                    return attach(self._store, self.rank, self.size, deadline, first_call)
+                except SeveralHosts as found:
+                    nonce = found.nonce
+                if (segment := self._attach_on_host(nonce, deadline)) is not None:
+                    return segment
+                if time.monotonic() > deadline:
+                    raise first_call.late()
+                time.sleep(0.02)
         finally:
-            first_call.end()
+            if isinstance(first_call, FirstCall):
+                first_call.end()
+
+    # Several hosts
+
+    def _attach_on_host(self, nonce: str, deadline: float) -> Segment | None:
+        """The segment of this host, of a group over several; None if ``nonce`` is of an earlier group."""
+        hosts = self._find_hosts(nonce, deadline)
+        if hosts is None:
+            return None
+        store = self._store.under(f"{nonce}/host/{hosts.mine}")
+        if self.rank != hosts.local[0]:
+            return attach(store, self.rank, self.size, deadline, self._members)
+        given = "" if nonce == _KNOWN else nonce
+        segment, self._fd = create(store, self.size, self.label, given, len(hosts.local))
+        return segment
+
+    def _find_hosts(self, nonce: str, deadline: float) -> HostMap | None:
+        """Publishes where this rank is, and returns where all are."""
+        store, known = self._store, self._segment is not None or self._hosts is not None
+
+        def stale() -> bool:
+            return not known and store.get("segment").decode().split()[2] != nonce
+
+        ranks = self.global_ranks
+        found = gather_places(self._members, nonce, self.rank, ranks, self.label, deadline, stale)
+        if found is not None:
+            self._hosts, self._members.hosts, self._birth = found, found, nonce
+        return found
+
+    def _look_for_hosts(self, segment: Segment) -> None:
+        """Finds out whether ranks are on other hosts, if that is not known from the default group."""
+        if not self._members.counted:
+            self._wait_for_all()
+        elif self._members.stands_alone() and self._members.spans_hosts():
+            self._find_hosts(segment.nonce, time.monotonic() + self.timeout)
+
+    def _connect(self, segment: Segment) -> Network:
+        """The lanes to the ranks of other hosts."""
+        assert self._hosts is not None
+        segment.longs[3] = int(len(self._hosts.local) > cores())
+        store = self._store.plain(f"{self._birth}/mesh")
+        return Network(segment, self._hosts, self.global_ranks, store, self.timeout, _SILENCE)
 
     def _claim(self, segment: Segment) -> None:
         """Enters this process as the group's rank; raises `UsageError` if another process has done so."""
@@ -171,7 +237,6 @@ class Group:
         """
         try:
             self.join()
-            self._wait_for_all()
         except BaseException as error:
             self.close(f"could not join it ({type(error).__name__}: {error})")
             raise
@@ -185,6 +250,9 @@ class Group:
                 break
             self._refuse_if_closed()
             if pause >= 0.02:
+                if self._members.spans_hosts():
+                    self._find_hosts(segment.nonce, deadline)
+                    return
                 self._check_missing(segment)
             if time.monotonic() > deadline:
                 there = [n for n in self.global_ranks if n not in missing]
@@ -196,13 +264,9 @@ class Group:
             pause = min(pause * 1.5, 0.02)
 
     def _check_missing(self, segment: Segment) -> None:
-        """Raises `PeerLostError` if a rank has died before it joined, `MismatchError` if it waits in another group.
-
-        `UsageError` if it is on another host.
-        """
+        """Raises `PeerLostError` if a rank has died before it joined, `MismatchError` if it waits in another group."""
         absent = [rank for rank in range(self.size) if segment.state(rank) == ABSENT]
         gone = [(rank, loss) for rank in absent if (loss := self._members.gone(rank)).words]
-        self._members.check_host()  # explains any absence
         if losses := [loss for rank, loss in gone if segment.state(rank) == ABSENT]:
             raise lost(f"{self.label} can not be joined", losses)
         if words := self._members.mismatch():
@@ -230,6 +294,10 @@ class Group:
 
     def _release(self, words: str) -> None:
         segment = self._segment
+        if self._network is not None:
+            self._network.publish(LEFT, words)
+            self._network.close(_FLUSH)
+            self._network = None
         if self.joined and segment is not None:
             self.joined = False
             del self.collectives, self.messages, self.operations, self.fast_path

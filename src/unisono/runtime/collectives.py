@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,9 @@ from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
 from unisono.runtime.call import Call, Site
 from unisono.runtime.call_site import call_site
 from unisono.runtime.control import Control
+from unisono.runtime.crossing import Crossing
 from unisono.runtime.monitor import Loss, Monitor
+from unisono.runtime.network import Network
 from unisono.runtime.prepared import AddressTable, Prepared, Preparer
 from unisono.runtime.queue import CallQueue
 from unisono.runtime.task import (
@@ -37,6 +40,7 @@ from unisono.units import name_ranks
 
 __all__ = ["CollectiveQueue", "CollectiveTask", "Part"]
 
+_TALK_PAUSE = 0.0005  # s between two looks for the words of ranks on other hosts
 _Memory = torch.Tensor | AddressTable
 Part = tuple[Prepared, _Memory, _Memory]
 """A program of a call, its output and its input."""
@@ -62,7 +66,9 @@ class CollectiveTask(Task):
 class CollectiveQueue(CallQueue):
     """Runs prepared calls (runtime/prepared.py) over a board, in the order in which they were issued."""
 
-    def __init__(self, board: Board, global_ranks: Sequence[int], label: str, monitor: Monitor) -> None:
+    def __init__(
+        self, board: Board, global_ranks: Sequence[int], label: str, monitor: Monitor, network: Network | None = None
+    ) -> None:
         super().__init__(board.segment, board.rank, global_ranks, label, monitor)
         self._board = board
         self._queue: deque[CollectiveTask] = deque()
@@ -76,6 +82,8 @@ class CollectiveQueue(CallQueue):
         self.mappings = PeerMappings(board.segment, board.rank, board.size)
         self._control = Control(board, monitor.call_log, self.mappings.bases)
         self._at = self._control.address
+        self._crossing = Crossing(board, self._control, network) if network is not None else None
+        self._patience = SPIN_NS if network is None else 0
         self.preparer = Preparer(board, self._control)
         self._async = AsyncProgress(board.segment)
         self.async_progress = self._async.on
@@ -152,7 +160,7 @@ class CollectiveQueue(CallQueue):
                 try:
                     calls, number = self._call_log.calls, next(self._numbers)
                     self._issued, calls[number % len(calls)] = number, prepared.call
-                    patience = patience_for(prepared.call) if background else SPIN_NS
+                    patience = patience_for(prepared.call) if background else self._patience
                     outcome = prepared.run(prepared.address, self._at, number, self.calls, patience, target, source, 0)
                     if outcome == DONE:
                         self.calls += 1
@@ -210,7 +218,7 @@ class CollectiveQueue(CallQueue):
     def _go_on(self, task: CollectiveTask, outcome: int | None, spin: bool) -> None:
         """Progresses the head of the queue as far as it goes; ``outcome``: of its last run, if there was one."""
         try:
-            self._advance(task, outcome, SPIN_NS if spin else 0)
+            self._advance(task, outcome, self._patience if spin else 0)
         except ConsensusError as agreed:  # all ranks agree on it: the group stays usable
             if self.failed is None:  # unless a rank did not answer
                 self.preparer.completed(self._at, self.calls)
@@ -226,7 +234,10 @@ class CollectiveQueue(CallQueue):
                 outcome = self._run(prepared, output, tensor, patience, task.begun)
                 task.begun = True
             if outcome == WAITS:
-                return
+                if self._crossing is None or not self._crossing.cross(prepared):
+                    return
+                outcome = None
+                continue
             if outcome == DIFFERS:
                 self._check(task)
                 outcome = None
@@ -313,8 +324,10 @@ class CollectiveQueue(CallQueue):
         def meet() -> bool:
             nonlocal alone, resumed
             alone = alone or self.preparer.meeting()
-            outcome = alone.run(alone.address, self._at, 0, 0, SPIN_NS, 0, 0, int(resumed))
+            outcome = alone.run(alone.address, self._at, 0, 0, self._patience, 0, 0, int(resumed))
             resumed = True
+            if outcome == WAITS and self._crossing is not None and not self._crossing.cross(alone, words=True):
+                time.sleep(_TALK_PAUSE)
             return outcome == DONE
 
         return meet
@@ -360,6 +373,12 @@ class CollectiveQueue(CallQueue):
     def _fail(self, task: Task, error: UnisonoError) -> None:
         self.monitor.failed(error)
         self._abort(error)
+
+    def close(self, error: UnisonoError) -> None:
+        """See `CallQueue.close`."""
+        super().close(error)
+        if self._crossing is not None:
+            self._crossing.close()
 
     def _fail_all(self, error: UnisonoError) -> None:
         self._longs[self._aborted_at] = self.calls + 1

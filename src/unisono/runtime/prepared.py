@@ -28,6 +28,7 @@ from unisono.runtime.control import Control
 from unisono.runtime.loops import COMPILE_AFTER, loops, wanted
 from unisono.runtime.reduce import reducer
 from unisono.runtime.torch_ops import TORCH
+from unisono.schedule import Schedule
 from unisono.transport.board import Board
 
 __all__ = ["AddressTable", "Kind", "Prepared", "Preparer"]
@@ -148,6 +149,22 @@ class Prepared:
         self._words[w.HEADER_AT] = _address(expected)
         self._words[w.STRIDE] = self._preparer.header_nbytes if each else 0
 
+    @property
+    def staged(self) -> Table:
+        """The table of the placement that stages, with the sizes of the last call."""
+        found: Table = self._kept[0]
+        return found
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule."""
+        return self._kind.choice.schedule
+
+    @property
+    def guarded(self) -> bool:
+        """True if headers are compared."""
+        return self._kind.guarded
+
     def fits(self, output: int, tensor: int) -> bool:
         """Returns True if output and input, at these addresses, are disjoint or at the call's ``input_offset``."""
         distance, (out, into) = tensor - output, self._reach
@@ -250,10 +267,11 @@ class Preparer:
         widths: dict[str, Any] = {"itemsize": item, "wide": wide.itemsize if wide is not None else item}
         program = lower(choice.schedule, self.rank, choice.placement, choice.deterministic)
         staged = bind(
-            program, nbytes, area=self._board.stage_nbytes, cap=choice.cap, listed=kind.listed, uneven=uneven, **widths
-        )
+            program, nbytes, area=self._board.stage_nbytes, cap=choice.cap, listed=kind.listed, uneven=uneven,
+            crosses=self._board.crosses, **widths,
+        )  # fmt: skip
         direct: list[Table | None] = [None, None]
-        publishes = self.size > 1 and bool(choice.directly)
+        publishes = self.size > 1 and bool(choice.directly) and not self._board.crosses
         if publishes and max(nbytes, default=0) > choice.directly_above:
             for k, placement in enumerate(("direct", "pushed") if choice.directly == "pushed" else ("direct",)):
                 try:
@@ -277,7 +295,7 @@ class Preparer:
             len(program.blocks_out[self.rank]),
             _address(in_sizes),
         )
-        return bound, (in_sizes, *arrays)
+        return bound, (staged, in_sizes, *arrays)
 
     def _long(self, call: Call, choice: Choice) -> bool:
         """Returns True if this rank sends or receives a large piece: then every rank treats the call as large."""

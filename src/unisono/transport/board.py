@@ -10,6 +10,7 @@ Interpreters meet (runtime/interpreter.py); `Board` is the view of it for the qu
 
 import time
 from array import array
+from collections.abc import Sequence
 
 from unisono.transport import futex
 from unisono.transport.layout import MEETINGS
@@ -19,11 +20,17 @@ __all__ = ["Board"]
 
 
 class Board:
-    """One rank's view of the meeting place of its group."""
+    """One rank's view of the meeting place of its group.
 
-    def __init__(self, segment: Segment, rank: int) -> None:
+    ``local``: the ranks of this host, if others are elsewhere: there a meeting is complete once all ranks have arrived,
+    those of other hosts by proxy, and every rank of this host has sent to the others what it staged (crossing.py).
+    """
+
+    def __init__(self, segment: Segment, rank: int, local: Sequence[int] = ()) -> None:
         layout = segment.layout
         self.segment, self.rank, self.size = segment, rank, layout.world_size
+        self.crosses, self.local = bool(local), list(local) or list(range(self.size))
+        self.arrivals = self.size + len(local)
         self.position = array("q", [0])
         """The number of the next meeting that this rank passes; interpreters increment it."""
         self._counters = [
@@ -46,14 +53,18 @@ class Board:
 
     def full(self) -> bool:
         """Returns True if all ranks have arrived at the next meeting."""
-        return self._counters[self.position[0] & 3].value() == self.size
+        return self._counters[self.position[0] & 3].value() == self.arrivals
+
+    def arrive(self, meeting: int) -> None:
+        """Counts an arrival at a meeting, for a rank of another host or for what this rank has sent there."""
+        futex.arrive(self.segment.address + self.segment.layout.counters + 64 * (meeting & 3), self.arrivals)
 
     def sleep(self, seconds: float) -> None:
         """Sleeps in the kernel until the next meeting is complete, at most ``seconds``."""
         counter = self._counters[self.position[0] & 3]
         end = time.monotonic() + seconds
         seen = counter.value()
-        while seen != self.size and (left := end - time.monotonic()) > 0:
+        while seen != self.arrivals and (left := end - time.monotonic()) > 0:
             counter.sleep(seen, left)
             seen = counter.value()
 

@@ -1,0 +1,151 @@
+"""The other hosts of a group, as one rank knows them: its lanes to their ranks, and what became of these.
+
+Two lanes go to a rank of another host: one for messages and news, to every such rank; one for meetings (crossing.py),
+between a rank and its proxies. Each has a thread that receives.
+"""
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unisono.runtime.monitor import Loss
+from unisono.transport.host import HostMap
+from unisono.transport.layout import GAVE_UP, JOINED, LEFT, STATE
+from unisono.transport.mesh import Lane, Mesh, Receive
+from unisono.transport.segment import Segment
+
+__all__ = ["MEETING", "RING_BYTES", "RING_COUNTS", "Network"]
+
+MEETING, RING_BYTES, RING_COUNTS, _NEWS, _QUESTION, _ANSWER = range(6)
+"""Kinds of frames."""
+_MEETINGS, _MESSAGES = 1, 2
+_FRAME = 4096  # bytes of a frame beside those of a header
+_GRACE = 0.25  # s: what a rank sent before it left, or was lost, may still be on its way to another rank of this host
+_RANK = struct.Struct("<i")
+
+_Land = Callable[[int, memoryview, Receive], None]
+
+
+class Network:
+    """The lanes of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``."""
+
+    def __init__(
+        self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], store: Any, timeout: float, limit: float
+    ) -> None:
+        self.hosts, self._segment, self._global_ranks = hosts, segment, global_ranks
+        self.deliver_meeting: _Land = lambda peer, body, receive: None
+        self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
+        self.activity: Callable[[int], str] = lambda rank: ""
+        """What a rank of this host does now, in words; asked by ranks of other hosts."""
+        self._ended: dict[int, tuple[float, int, str]] = {}  # by rank: when, its state, its exit note or the error
+        self._answers: dict[int, list[str]] = {}
+        self._answered = threading.Condition()
+        frame = _FRAME + -(-segment.layout.header // 256) * 256 + 256
+        address = self._address()
+        self._mesh = Mesh(store, hosts.rank, len(hosts.of), address, timeout, limit, frame, self._lost)
+        self.room = self._mesh.room
+        proxies = {hosts.proxy(hosts.rank, host) for host in range(len(hosts.hosts)) if host != hosts.mine}
+        self.meetings = {
+            peer: self._mesh.lane(peer, _MEETINGS, self._meeting) for peer in sorted(proxies | set(hosts.proxied))
+        }
+        self.messages: dict[int, Lane] = {peer: self._mesh.lane(peer, _MESSAGES, self._message) for peer in hosts.remote}
+        longs = segment.longs
+        for peer in hosts.remote:
+            longs[segment.field(peer, STATE)] = JOINED
+        segment.elsewhere = self
+
+    def _address(self) -> str:
+        """The address of this host on the way to the others."""
+        from unisono.transport.host import address_towards
+
+        mine = self.hosts.places[self.hosts.rank].address
+        others = [self.hosts.places[peer].address for peer in self.hosts.remote]
+        outside = next((address for address in others if not address.startswith("127.")), "")
+        return address_towards(outside) if mine.startswith("127.") and outside else mine
+
+    def start(self) -> None:
+        """Begins to receive, once all who handle frames are there."""
+        self._mesh.start()
+
+    @staticmethod
+    def clock() -> int:
+        """Now, as the times of calls are written."""
+        return time.monotonic_ns()
+
+    # Frames
+
+    def _meeting(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
+        if kind == MEETING and self.hosts.proxy(peer, self.hosts.mine) == self.hosts.rank:
+            self.deliver_meeting(peer, body, receive)
+
+    def _message(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
+        if kind in (RING_BYTES, RING_COUNTS):
+            self.deliver_message(peer, kind, body, receive)
+        elif kind == _NEWS:
+            (state,) = _RANK.unpack_from(body)
+            self._end(peer, state, bytes(body[_RANK.size :]).decode())
+        elif kind == _QUESTION:
+            (rank,) = _RANK.unpack_from(body)
+            if rank in self.hosts.local:
+                self.messages[peer].send(_ANSWER, body[: _RANK.size].tobytes() + self.activity(rank).encode()[:2000])
+        elif kind == _ANSWER:
+            (rank,) = _RANK.unpack_from(body)
+            with self._answered:
+                self._answers.setdefault(rank, []).append(bytes(body[_RANK.size :]).decode())
+                self._answered.notify_all()
+
+    def _lost(self, peer: int, words: str) -> None:
+        self._end(peer, 0, words)
+
+    def _end(self, peer: int, state: int, note: str) -> None:
+        known = self._ended.get(peer)
+        if known is None or (known[1] != LEFT and state):
+            self._ended[peer] = (time.monotonic(), state, note)
+        if state:
+            self._segment.longs[self._segment.field(peer, STATE)] = state
+
+    # The ranks elsewhere
+
+    def __contains__(self, rank: int) -> bool:
+        """True if the rank is on another host."""
+        return self.hosts.of[rank] != self.hosts.mine
+
+    def who(self, rank: int, name: int) -> str:
+        """The rank, of global rank ``name``, in words."""
+        place = self.hosts.places[rank]
+        return f"rank {name} (pid {place.pid} on {place.hostname})"
+
+    def ended(self, rank: int) -> tuple[int, str] | None:
+        """The state of a rank that has left, has given up or is lost (0), with its exit note; None otherwise."""
+        found = self._ended.get(rank)
+        if found is None or time.monotonic() < found[0] + _GRACE:
+            return None
+        return found[1:]
+
+    def publish(self, state: int, note: str) -> None:
+        """Notifies the ranks of other hosts that this rank has left or has given up; ``note``: its exit note."""
+        body = _RANK.pack(state) + note.encode()[: self.room - 64]
+        for lane in self.messages.values():
+            lane.send(_NEWS, body)
+
+    def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]:
+        """What ranks of other hosts do now, in their own words or those of their host's ranks, as far as they answer."""
+        asked = [rank for rank in ranks if rank in self]
+        with self._answered:
+            for rank in asked:
+                self._answers.pop(rank, None)
+        for rank in asked:
+            for peer in self.hosts.hosts[self.hosts.of[rank]]:
+                self.messages[peer].send(_QUESTION, _RANK.pack(rank))
+        end = time.monotonic() + patience
+        with self._answered:
+            self._answered.wait_for(
+                lambda: all(any(self._answers.get(rank, ())) for rank in asked), max(0.0, end - time.monotonic())
+            )
+            return {rank: max(self._answers.get(rank, [""]), key=len) for rank in asked}
+
+    def close(self, seconds: float) -> None:
+        """Sends what is left, for ``seconds`` at most, then ends the lanes and their threads."""
+        self._mesh.close(seconds)

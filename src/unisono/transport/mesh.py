@@ -1,0 +1,170 @@
+"""Connections between the ranks of a group on several hosts: frames of one fixed size over a Gloo group of our own.
+
+torch's ProcessGroupGloo carries a message once its receive is posted, so a message whose receive is posted late costs a
+round trip; and it survives no message whose size differs from its receive's. So a `Lane` between two ranks is a row of
+frames of one size, whose receives are posted ahead; what does not fit into a frame follows in messages whose sizes the
+frame gives. Frames of a lane arrive in the order in which they were sent.
+
+The Gloo group is made on the interface that leads to the peers: where a host's own name resolves to 127.0.1.1, as
+Debian and Ubuntu install it, the group that torch makes by itself can not be reached.
+"""
+
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroupGloo
+
+from unisono.errors import PeerLostError
+from unisono.transport.keepalive import keep_alive, shut_down, sockets
+from unisono.transport.process import OwnThread
+
+__all__ = ["Lane", "Mesh", "Receive"]
+
+_AHEAD = 3  # receives of a lane that are posted
+_HEAD = struct.Struct("<II")  # kind, bytes of the body
+_FOREVER = timedelta(days=10_000)
+_ENDING = 2.0  # s that a thread may take to end
+_KEPT = 64  # sends whose buffers are kept at most
+
+Receive = Callable[[Sequence[torch.Tensor]], None]
+"""Receives what follows a frame into flat tensors of uint8."""
+_Deliver = Callable[[int, int, memoryview, Receive], None]
+_Lost = Callable[[int, str], None]
+
+
+class Mesh:
+    """The Gloo group of all ranks of a group. Raises `PeerLostError` if the ranks can not be connected.
+
+    ``address``: of this host on the way to its peers, unless ``GLOO_SOCKET_IFNAME`` names an interface. ``limit``:
+    seconds after which a host that does not answer is lost. ``lost(peer, words)`` is called once for a lost peer.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, size: int, address: str, timeout: float, limit: float, frame_nbytes: int, lost: _Lost
+    ) -> None:  # fmt: skip
+        self.rank, self.frame_nbytes, self.lost = rank, frame_nbytes, lost
+        self.room = frame_nbytes - _HEAD.size
+        name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+        before = sockets()
+        options = ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=min(timeout, 10_000_000))
+        try:
+            device = ProcessGroupGloo.create_device(**({"interface": name} if name else {"hostname": address}))
+            options._devices = [device]
+            self.gloo = ProcessGroupGloo(store, rank, size, options)
+        except RuntimeError as error:
+            raise PeerLostError(f"the ranks can not be connected over {name or address}: {first(error)}") from error
+        self._sockets = sockets() - before
+        keep_alive(self._sockets, limit)
+        self._lanes: list[Lane] = []
+
+    def lane(self, peer: int, tag: int, deliver: _Deliver) -> "Lane":
+        """A lane to and from ``peer``; ``deliver(peer, kind, body, receive)`` is called for each frame that arrives."""
+        lane = Lane(self, peer, tag, deliver)
+        self._lanes.append(lane)
+        return lane
+
+    def start(self) -> None:
+        """Begins to receive."""
+        for lane in self._lanes:
+            lane.start()
+
+    def close(self, seconds: float) -> None:
+        """Ends the connections once all that was sent is on its way, or after ``seconds``; then the threads."""
+        flushing = OwnThread(target=self._flush, name="unisono flushes", daemon=True)
+        flushing.start()
+        flushing.join(seconds)
+        for lane in self._lanes:
+            lane.ended = True
+        shut_down(self._sockets)  # no thread may wait in Gloo when Python ends
+        for thread in (flushing, *(lane.thread for lane in self._lanes)):
+            if thread is not threading.current_thread():
+                thread.join(_ENDING)
+
+    def _flush(self) -> None:
+        for lane in self._lanes:
+            lane.flush()
+
+
+class Lane:
+    """Frames between this rank and one peer, see the module's text. Two tags of Gloo, ``2 * tag`` and the next."""
+
+    def __init__(self, mesh: Mesh, peer: int, tag: int, deliver: _Deliver) -> None:
+        self._mesh, self.peer, self._tag, self._deliver = mesh, peer, 2 * tag, deliver
+        self._sending = threading.RLock()
+        self._sent: deque[Any] = deque()
+        self._buffers = [torch.zeros(mesh.frame_nbytes, dtype=torch.uint8) for _ in range(_AHEAD)]
+        self.thread = OwnThread(target=self._run, name=f"unisono from rank {peer}", daemon=True)
+        self.ended = False
+
+    def start(self) -> None:
+        """Posts the first receives and begins to wait for them."""
+        gloo = self._mesh.gloo
+        self._posted = deque(gloo.recv([buffer], self.peer, self._tag) for buffer in self._buffers)
+        self.thread.start()
+
+    def send(self, kind: int, body: bytes | bytearray | memoryview, more: Sequence[torch.Tensor] = ()) -> None:
+        """Sends a frame, and ``more`` behind it; these tensors must be left alone until the peer has them.
+
+        Nothing is waited for but frames sent long before. A peer that is lost is reported, not raised.
+        """
+        frame = torch.zeros(self._mesh.frame_nbytes, dtype=torch.uint8)
+        view = memoryview(frame.numpy())
+        _HEAD.pack_into(view, 0, kind, len(body))
+        view[_HEAD.size : _HEAD.size + len(body)] = body
+        gloo = self._mesh.gloo
+        try:
+            with self._sending:
+                self._sent.append((gloo.send([frame], self.peer, self._tag), frame))
+                for tensor in more:
+                    self._sent.append((gloo.send([tensor], self.peer, self._tag + 1), tensor))
+                old = [self._sent.popleft()[0] for _ in range(len(self._sent) - _KEPT)]
+            for work in old:
+                work.wait(_FOREVER)
+        except RuntimeError as error:
+            self._fail(error)
+
+    def flush(self) -> None:
+        """Returns once all that was sent is on its way."""
+        try:
+            with self._sending:
+                while self._sent:
+                    self._sent.popleft()[0].wait(_FOREVER)
+        except RuntimeError as error:
+            self._fail(error)
+
+    def _run(self) -> None:
+        gloo, k = self._mesh.gloo, 0
+        try:
+            while not self.ended:
+                self._posted.popleft().wait(_FOREVER)
+                buffer = self._buffers[k]
+                view = memoryview(buffer.numpy().tobytes())
+                self._posted.append(gloo.recv([buffer], self.peer, self._tag))
+                k = (k + 1) % _AHEAD
+                kind, nbytes = _HEAD.unpack_from(view)
+                if not self.ended:
+                    self._deliver(self.peer, kind, view[_HEAD.size : _HEAD.size + nbytes], self._receive)
+        except RuntimeError as error:
+            self._fail(error)
+
+    def _receive(self, tensors: Sequence[torch.Tensor]) -> None:
+        works = [self._mesh.gloo.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
+        for work in works:
+            work.wait(_FOREVER)
+
+    def _fail(self, error: RuntimeError) -> None:
+        if not self.ended:
+            self._mesh.lost(self.peer, first(error))
+
+
+def first(error: BaseException) -> str:
+    """The gist of an error of Gloo: without the place in its source and the advice at its end."""
+    text = str(error).partition("\n")[0]
+    return text.rpartition("] ")[2].partition(". This is typically")[0] if text.startswith("[") else text
