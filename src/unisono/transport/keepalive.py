@@ -15,8 +15,13 @@ __all__ = ["keep_alive", "shut_down", "sockets"]
 def _open(fd: int) -> socket.socket | None:
     """A duplicate of a descriptor, if it is a connected TCP socket."""
     try:
-        copy = socket.socket(fileno=os.dup(fd))
+        number = os.dup(fd)
     except OSError:
+        return None
+    try:
+        copy = socket.socket(fileno=number)
+    except OSError:  # no socket
+        os.close(number)
         return None
     try:
         if copy.type == socket.SOCK_STREAM and copy.family in (socket.AF_INET, socket.AF_INET6):
