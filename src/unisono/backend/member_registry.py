@@ -272,13 +272,13 @@ class MemberRegistry:
         self.store.release()
 
     def identity(self, rank: int) -> Identity:
-        """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was."""
+        """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was here."""
         world = self.memory()
         if world is not None and world.longs[world.field(rank, PID)]:
             return world.identity(rank)
         note = self._note(rank)
         if note is not None:
-            return note.who
+            return note.who if note.here() else Identity(0, 0)
         if self.counted and _default is not None:
             return _default.identity(self._global_ranks[rank])
         return Identity(0, 0)
