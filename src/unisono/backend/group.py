@@ -14,18 +14,16 @@ from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
 from unisono.backend.member_registry import MemberRegistry, SeveralHosts
 from unisono.backend.options import Options
-from unisono.backend.places import gather_places
+from unisono.backend.over_hosts import OverHosts
 from unisono.backend.reduce_ops import ReduceOps
 from unisono.backend.stores import keep_inherited
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
 from unisono.runtime.collectives import CollectiveQueue
 from unisono.runtime.messages import MessageQueue
-from unisono.runtime.network import Network
 from unisono.runtime.task import first_line, reentry_error
 from unisono.transport.board import Board
-from unisono.transport.host import HostMap
 from unisono.transport.layout import ABSENT, AFFINITY, EXIT_NOTE, JOINED, LEFT, NAME, PID, STATE
-from unisono.transport.process import Identity, affinity_mark, cores
+from unisono.transport.process import Identity, affinity_mark
 from unisono.transport.segment import Founder, Segment, attach, create
 from unisono.transport.shared_heap import announce
 from unisono.units import name_ranks
@@ -72,8 +70,7 @@ class Group:
         self.operations: Operations
         self.fast_path: FastPath
         self._store = members.store
-        self._hosts = members.known_hosts()
-        self._network: Network | None = None
+        self._over_hosts = OverHosts(members, rank, self.global_ranks, label)
         self._segment: Segment | None = None
         self._fd = -1
         self.joined = False
@@ -81,7 +78,7 @@ class Group:
         self._closed = ""
         global _last_failure
         _last_failure = None
-        if self._hosts is None and rank == 0:
+        if rank == 0 and not self._over_hosts.known:
             with members.able():
                 self._segment, self._fd = create(self._store, self.size, label)
         _living.add(self)
@@ -111,8 +108,10 @@ class Group:
         with self._or_notify(), _page_lock:
             own_page()  # first: a rank that has joined can be asked for its stacks
         self._claim(segment)  # if that fails another process is this rank
-        if self._hosts is None:
-            self._look_for_hosts(segment)
+        if self._members.counted:
+            self._over_hosts.look(segment, self.timeout)
+        elif not self._over_hosts.known:
+            self._wait_for_all()
         with self._or_notify():
             self._make_queues(segment)
         self.joined = True
@@ -133,25 +132,23 @@ class Group:
             raise
 
     def _make_queues(self, segment: Segment) -> None:
-        network = self._network = self._connect(segment) if self._hosts is not None else None
-        board = Board(segment, self.rank, self._hosts.local if self._hosts is not None else ())
+        self._over_hosts.connect(segment, self.timeout)
+        board = Board(segment, self.rank)
         announce(segment, self.rank)
         monitor = GroupMonitor(board, self.global_ranks, self.label)
-        self.collectives = CollectiveQueue(board, self.global_ranks, self.label, monitor, network)
+        self.collectives = CollectiveQueue(board, self.global_ranks, self.label, monitor)
         preparer = self.collectives.preparer
         self.operations = Operations(preparer, self.global_ranks, segment.oversubscribed, self._options)
         self.fast_path = FastPath(self.operations, preparer)
-        self.messages = MessageQueue(segment, self.rank, self.global_ranks, self.label, monitor, network)
+        self.messages = MessageQueue(segment, self.rank, self.global_ranks, self.label, monitor)
         self.collectives.rejected = self.messages.rejected
-        if network is not None:
-            network.activity = monitor.activity
-            network.start()
+        self._over_hosts.start(monitor.activity)
 
     def _attach(self, op: str) -> Segment:
         """The segment, once the first rank has made it; raises if it never will, or not in time."""
         deadline = time.monotonic() + self.timeout
-        if self._hosts is not None:
-            return self._attach_on_host(_KNOWN, deadline)
+        if (segment := self._over_hosts.attach(deadline)) is not None:
+            return segment
         first_call: Founder = self._members
         if op:
             first, me = self.global_ranks[0], self.global_ranks[self.rank]
@@ -162,7 +159,7 @@ class Group:
                     return attach(self._store, self.rank, self.size, deadline, first_call)
                 except SeveralHosts as found:
                     nonce = found.nonce
-                if (segment := self._attach_on_host(nonce, deadline)) is not None:
+                if (segment := self._over_hosts.attach(deadline, nonce)) is not None:
                     return segment
                 if time.monotonic() > deadline:
                     raise first_call.late()
@@ -170,47 +167,6 @@ class Group:
         finally:
             if isinstance(first_call, FirstCall):
                 first_call.end()
-
-    # Several hosts
-
-    def _attach_on_host(self, nonce: str, deadline: float) -> Segment | None:
-        """The segment of this host, of a group over several; None if ``nonce`` is of an earlier group."""
-        hosts = self._find_hosts(nonce, deadline)
-        if hosts is None:
-            return None
-        store = self._store.under(f"{nonce}/host/{hosts.mine}")
-        if self.rank != hosts.local[0]:
-            return attach(store, self.rank, self.size, deadline, self._members)
-        given = "" if nonce == _KNOWN else nonce
-        segment, self._fd = create(store, self.size, self.label, given, len(hosts.local))
-        return segment
-
-    def _find_hosts(self, nonce: str, deadline: float) -> HostMap | None:
-        """Publishes where this rank is, and returns where all are."""
-        store, known = self._store, self._segment is not None or self._hosts is not None
-
-        def stale() -> bool:
-            return not known and store.get("segment").decode().split()[2] != nonce
-
-        ranks = self.global_ranks
-        found = gather_places(self._members, nonce, self.rank, ranks, self.label, deadline, stale)
-        if found is not None:
-            self._hosts, self._members.hosts, self._birth = found, found, nonce
-        return found
-
-    def _look_for_hosts(self, segment: Segment) -> None:
-        """Finds out whether ranks are on other hosts, if that is not known from the default group."""
-        if not self._members.counted:
-            self._wait_for_all()
-        elif self._members.stands_alone() and self._members.spans_hosts():
-            self._find_hosts(segment.nonce, time.monotonic() + self.timeout)
-
-    def _connect(self, segment: Segment) -> Network:
-        """The lanes to the ranks of other hosts."""
-        assert self._hosts is not None
-        segment.longs[3] = int(len(self._hosts.local) > cores())
-        store = self._store.plain(f"{self._birth}/mesh")
-        return Network(segment, self._hosts, self.global_ranks, store, self.timeout, _SILENCE)
 
     def _claim(self, segment: Segment) -> None:
         """Enters this process as the group's rank; raises `UsageError` if another process has done so."""
@@ -250,8 +206,7 @@ class Group:
                 break
             self._refuse_if_closed()
             if pause >= 0.02:
-                if self._members.spans_hosts():
-                    self._find_hosts(segment.nonce, deadline)
+                if self._over_hosts.found(segment, deadline):
                     return
                 self._check_missing(segment)
             if time.monotonic() > deadline:
@@ -294,10 +249,7 @@ class Group:
 
     def _release(self, words: str) -> None:
         segment = self._segment
-        if self._network is not None:
-            self._network.publish(LEFT, words)
-            self._network.close(_FLUSH)
-            self._network = None
+        self._over_hosts.leave(words)
         if self.joined and segment is not None:
             self.joined = False
             del self.collectives, self.messages, self.operations, self.fast_path
@@ -309,6 +261,7 @@ class Group:
             _left_open.append((self._fd, segment))
             self._fd = -1
         self._forget_fd()
+        self._over_hosts.forget_fd()
         self._segment = None
         if not self._joining._is_owned() and self._joining.acquire(blocking=False):  # type: ignore[attr-defined]
             self._members.release()  # else the joining thread does so

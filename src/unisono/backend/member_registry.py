@@ -15,14 +15,13 @@ import errno
 import json
 import os
 import socket
-import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from torch.distributed import PrefixStore
+from torch._C._distributed_c10d import PrefixStore
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.runtime.monitor import Loss
@@ -95,7 +94,7 @@ class JobStore:
     def plain(self, prefix: str) -> Any:
         """The same store under a further prefix, as torch's classes take it."""
         with self._open() as store:
-            return PrefixStore(f"{self._prefix}/{prefix}", store)
+            return PrefixStore(f"{self._prefix}/{prefix}", store)  # type: ignore[arg-type]  # it is one of torch's
 
     def release(self) -> None:
         """Drops the reference to the store, so that it can end, and its server with it."""
@@ -252,7 +251,7 @@ class MemberRegistry:
         return _default is None
 
     def joins_early(self) -> bool:
-        """True for the default group, and for every group if that is on several hosts: the store may be cut off later."""
+        """True for the default group, and for every group if that is on several hosts: the store may be lost later."""
         return not self.counted or (_default is not None and _default.hosts is not None)
 
     def known_hosts(self) -> HostMap | None:
@@ -272,7 +271,7 @@ class MemberRegistry:
         self.store.release()
 
     def identity(self, rank: int) -> Identity:
-        """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was here."""
+        """The process of this host announced as group rank ``rank``, to this or the default group; pid 0 if none."""
         world = self.memory()
         if world is not None and world.longs[world.field(rank, PID)]:
             return world.identity(rank)

@@ -26,7 +26,7 @@ from unisono.program.plan import Landing, Span, Traffic, plan, traffic
 from unisono.program.program import PLACEMENTS, Place, Program, Row, in_, out, recvbuf, stage, temp
 from unisono.schedule import Schedule
 
-__all__ = ["Unfit", "best_staged", "lower", "slot_readers"]
+__all__ = ["Unfit", "best_staged", "lower"]
 
 
 class Unfit(UsageError):
@@ -53,18 +53,6 @@ def best_staged(schedule: Schedule, deterministic: bool = False) -> str:
     c = schedule.collective
     unreduced = deterministic and c.reduces and not c.idempotent
     return "mailbox" if _has_mailboxes(traffic(schedule, unreduced)) else "staged"
-
-
-@lru_cache(maxsize=256)
-def slot_readers(schedule: Schedule, placement: str, deterministic: bool = False) -> dict[tuple[int, int], set[int]]:
-    """The ranks that read each slot of staging memory, by (rank, slot); for placements that stage."""
-    found: dict[tuple[int, int], set[int]] = {}
-    for rank in range(schedule.world_size):
-        for row in lower(schedule, rank, placement, deterministic).rows:
-            for place in row.parts:
-                if place.space == "stage":
-                    found.setdefault((place.rank if place.rank >= 0 else rank, place.index), set()).add(rank)
-    return found
 
 
 def _ids(spans: Iterable[Span]) -> list[int]:

@@ -66,9 +66,7 @@ class CollectiveTask(Task):
 class CollectiveQueue(CallQueue):
     """Runs prepared calls (runtime/prepared.py) over a board, in the order in which they were issued."""
 
-    def __init__(
-        self, board: Board, global_ranks: Sequence[int], label: str, monitor: Monitor, network: Network | None = None
-    ) -> None:
+    def __init__(self, board: Board, global_ranks: Sequence[int], label: str, monitor: Monitor) -> None:
         super().__init__(board.segment, board.rank, global_ranks, label, monitor)
         self._board = board
         self._queue: deque[CollectiveTask] = deque()
@@ -82,8 +80,9 @@ class CollectiveQueue(CallQueue):
         self.mappings = PeerMappings(board.segment, board.rank, board.size)
         self._control = Control(board, monitor.call_log, self.mappings.bases)
         self._at = self._control.address
-        self._crossing = Crossing(board, self._control, network) if network is not None else None
-        self._patience = SPIN_NS if network is None else 0
+        network = board.segment.elsewhere
+        self._crossing = Crossing(board, self._control, network) if isinstance(network, Network) else None
+        self._patience = 0 if board.crosses else SPIN_NS
         self.preparer = Preparer(board, self._control)
         self._async = AsyncProgress(board.segment)
         self.async_progress = self._async.on
@@ -373,12 +372,6 @@ class CollectiveQueue(CallQueue):
     def _fail(self, task: Task, error: UnisonoError) -> None:
         self.monitor.failed(error)
         self._abort(error)
-
-    def close(self, error: UnisonoError) -> None:
-        """See `CallQueue.close`."""
-        super().close(error)
-        if self._crossing is not None:
-            self._crossing.close()
 
     def _fail_all(self, error: UnisonoError) -> None:
         self._longs[self._aborted_at] = self.calls + 1

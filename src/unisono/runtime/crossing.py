@@ -14,11 +14,8 @@ import struct
 import threading
 from collections.abc import Sequence
 
-import torch
-
 from unisono.program.bind import KIND, MEET, WORDS, Table
-from unisono.program.lower import slot_readers
-from unisono.runtime import words as w
+from unisono.program.slots import slot_readers
 from unisono.runtime.control import Control
 from unisono.runtime.network import MEETING, Network
 from unisono.runtime.prepared import Prepared
@@ -46,6 +43,7 @@ class Crossing:
         self._stands_at = -1
         self._spans: dict[tuple[int, ...], tuple[Table, list[_Spans]]] = {}
         network.deliver_meeting = self._land
+        network.closing.append(self._close)
 
     def cross(self, prepared: Prepared, words: bool = False) -> bool:
         """Sends for the meeting at which the interpreter waits, once; returns whether the meeting is complete.
@@ -62,7 +60,7 @@ class Crossing:
             self._board.arrive(meeting)
         return self._board.full()
 
-    def close(self) -> None:
+    def _close(self, seconds: float) -> None:
         """Lets waiting frames go: they are dropped."""
         with self._turn:
             self._stands_at = 1 << 62

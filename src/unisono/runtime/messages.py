@@ -23,9 +23,7 @@ from unisono.runtime.call import Call, Site, name_of_dtype
 from unisono.runtime.message import Arriving, Message, PreparedMessage, prepare_message, read_head
 from unisono.runtime.message_control import MessageControl
 from unisono.runtime.message_words import NOTHING_MOVED, OTHER
-from unisono.runtime.mirrored_rings import MirroredRings
 from unisono.runtime.monitor import Loss, Monitor
-from unisono.runtime.network import Network
 from unisono.runtime.pending_messages import Job, PendingMessages, listed
 from unisono.runtime.queue import CallQueue
 from unisono.runtime.rejected_messages import RejectedMessages
@@ -39,27 +37,19 @@ from unisono.transport.segment import Segment
 
 __all__ = ["MessageQueue"]
 
-_FLUSH = 5.0  # s that a rank which leaves waits for its messages to be on their way to another host
 _SLEEP = 0.05  # s: how long a receive sleeps before it is queued, where all is looked after
 
 
 class MessageQueue(CallQueue):
     """All messages of one rank in one group."""
 
-    def __init__(
-        self, segment: Segment, rank: int, global_ranks: Sequence[int], label: str, monitor: Monitor,
-        network: Network | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, segment: Segment, rank: int, global_ranks: Sequence[int], label: str, monitor: Monitor) -> None:
         super().__init__(segment, rank, global_ranks, label, monitor)
         pending = self._pending = PendingMessages(segment, rank)
         self._out, self._in, self._bells = pending.outgoing, pending.inboxes, pending.bells
         self._sends, self._posted = pending.sends, pending.posted
         self.rejected = RejectedMessages(segment, rank, global_ranks, label, self._out)
         self._control = MessageControl(segment, rank)
-        self._mirrored: MirroredRings | None = None
-        if network is not None:
-            into = [inbox.ring for inbox in self._in]
-            self._mirrored = MirroredRings(segment, rank, network, self._out, into, self._bells)
         self._seen = 0  # the count of this rank's bell before the last poll of the rings
 
     def busy(self) -> bool:
@@ -99,8 +89,7 @@ class MessageQueue(CallQueue):
         """
         if self.entered():
             self._refuse_reentry(prepared.call)
-        if self._mirrored is not None:
-            self._mirrored.use(peer)
+        self._pending.reach((peer,))
         sends, inbox = prepared.call.op == "send", self._in[peer]
         with self._lock:
             free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
@@ -153,9 +142,7 @@ class MessageQueue(CallQueue):
     def _enqueue(self, task: Task) -> None:
         assert isinstance(task, Message)
         task.call_id = self.monitor.issued(task.call, task.peer, task.tag)
-        if self._mirrored is not None:
-            for peer in self._pending.sources(task):
-                self._mirrored.use(peer)
+        self._pending.reach(self._pending.sources(task))
         if task.sends:
             assert task.peer is not None
             self._out[task.peer].post()
@@ -398,12 +385,6 @@ class MessageQueue(CallQueue):
         self._end(task, error)
         if partly_sent:  # half a message lies in the ring: nothing can follow it, here or there
             self._abort(error)
-
-    def close(self, error: UnisonoError) -> None:
-        """See `CallQueue.close`; what lies in the rings to other hosts is sent on first."""
-        super().close(error)
-        if self._mirrored is not None:
-            self._mirrored.close(_FLUSH)
 
     def _fail_all(self, error: UnisonoError) -> None:
         for message in self._under_way():

@@ -38,6 +38,7 @@ class MirroredRings:
         self._starting = threading.RLock()
         self._ended = False
         network.deliver_message = self._land
+        network.closing.append(self._close)
 
     def use(self, peer: int) -> None:
         """Makes sure that what goes to and from ``peer`` is sent on, if that is on another host."""
@@ -49,7 +50,7 @@ class MirroredRings:
                 self._threads[peer] = thread
                 thread.start()
 
-    def close(self, seconds: float) -> None:
+    def _close(self, seconds: float) -> None:
         """Sends on what is there, then ends the threads, waiting for each ``seconds`` at most."""
         with self._starting:
             self._ended = True

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.runtime.monitor import Loss
 from unisono.transport.host import HostMap
-from unisono.transport.layout import GAVE_UP, JOINED, LEFT, STATE
+from unisono.transport.layout import JOINED, LEFT, STATE
 from unisono.transport.mesh import Lane, Mesh, Receive
 from unisono.transport.segment import Segment
 
@@ -39,6 +38,8 @@ class Network:
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
         self.activity: Callable[[int], str] = lambda rank: ""
         """What a rank of this host does now, in words; asked by ranks of other hosts."""
+        self.closing: list[Callable[[float], None]] = []
+        """Called before the lanes end, with the seconds that each may take."""
         self._ended: dict[int, tuple[float, int, str]] = {}  # by rank: when, its state, its exit note or the error
         self._answers: dict[int, list[str]] = {}
         self._answered = threading.Condition()
@@ -50,7 +51,9 @@ class Network:
         self.meetings = {
             peer: self._mesh.lane(peer, _MEETINGS, self._meeting) for peer in sorted(proxies | set(hosts.proxied))
         }
-        self.messages: dict[int, Lane] = {peer: self._mesh.lane(peer, _MESSAGES, self._message) for peer in hosts.remote}
+        self.messages: dict[int, Lane] = {
+            peer: self._mesh.lane(peer, _MESSAGES, self._message) for peer in hosts.remote
+        }
         longs = segment.longs
         for peer in hosts.remote:
             longs[segment.field(peer, STATE)] = JOINED
@@ -108,6 +111,11 @@ class Network:
 
     # The ranks elsewhere
 
+    @property
+    def local(self) -> Sequence[int]:
+        """The ranks of this host."""
+        return self.hosts.local
+
     def __contains__(self, rank: int) -> bool:
         """True if the rank is on another host."""
         return self.hosts.of[rank] != self.hosts.mine
@@ -131,7 +139,7 @@ class Network:
             lane.send(_NEWS, body)
 
     def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]:
-        """What ranks of other hosts do now, in their own words or those of their host's ranks, as far as they answer."""
+        """What ranks of other hosts do now, in the words of a rank of their host; empty for one of which none comes."""
         asked = [rank for rank in ranks if rank in self]
         with self._answered:
             for rank in asked:
@@ -146,6 +154,12 @@ class Network:
             )
             return {rank: max(self._answers.get(rank, [""]), key=len) for rank in asked}
 
-    def close(self, seconds: float) -> None:
-        """Sends what is left, for ``seconds`` at most, then ends the lanes and their threads."""
+    def leave(self, note: str, seconds: float) -> None:
+        """Sends what is left and publishes that this rank has left; then ends the lanes and their threads.
+
+        Each of these takes ``seconds`` at most.
+        """
+        for close in self.closing:
+            close(seconds)
+        self.publish(LEFT, note)
         self._mesh.close(seconds)

@@ -10,7 +10,6 @@ Interpreters meet (runtime/interpreter.py); `Board` is the view of it for the qu
 
 import time
 from array import array
-from collections.abc import Sequence
 
 from unisono.transport import futex
 from unisono.transport.layout import MEETINGS
@@ -22,15 +21,17 @@ __all__ = ["Board"]
 class Board:
     """One rank's view of the meeting place of its group.
 
-    ``local``: the ranks of this host, if others are elsewhere: there a meeting is complete once all ranks have arrived,
-    those of other hosts by proxy, and every rank of this host has sent to the others what it staged (crossing.py).
+    If ranks are on other hosts a meeting is complete once all have arrived, those by proxy, and every rank of this host
+    has sent to the others what it staged (runtime/crossing.py).
     """
 
-    def __init__(self, segment: Segment, rank: int, local: Sequence[int] = ()) -> None:
+    def __init__(self, segment: Segment, rank: int) -> None:
         layout = segment.layout
         self.segment, self.rank, self.size = segment, rank, layout.world_size
-        self.crosses, self.local = bool(local), list(local) or list(range(self.size))
-        self.arrivals = self.size + len(local)
+        elsewhere = segment.elsewhere
+        self.crosses = elsewhere is not None
+        self.local = elsewhere.local if elsewhere is not None else range(self.size)
+        self.arrivals = self.size + self.crosses * len(self.local)
         self.position = array("q", [0])
         """The number of the next meeting that this rank passes; interpreters increment it."""
         self._counters = [

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroupGloo
+from torch._C._distributed_c10d import ProcessGroupGloo
 
 from unisono.errors import PeerLostError
 from unisono.transport.keepalive import keep_alive, shut_down, sockets
@@ -46,18 +46,19 @@ class Mesh:
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, address: str, timeout: float, limit: float, frame_nbytes: int, lost: _Lost
+        self, store: Any, rank: int, size: int, address: str, timeout: float, limit: float, frame_nbytes: int,
+        lost: _Lost,
     ) -> None:  # fmt: skip
         self.rank, self.frame_nbytes, self.lost = rank, frame_nbytes, lost
         self.room = frame_nbytes - _HEAD.size
         name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
         before = sockets()
-        options = ProcessGroupGloo._Options()
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=min(timeout, 10_000_000))
         try:
             device = ProcessGroupGloo.create_device(**({"interface": name} if name else {"hostname": address}))
             options._devices = [device]
-            self.gloo = ProcessGroupGloo(store, rank, size, options)
+            self.gloo: Any = ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:
             raise PeerLostError(f"the ranks can not be connected over {name or address}: {first(error)}") from error
         self._sockets = sockets() - before
@@ -115,7 +116,7 @@ class Lane:
         Nothing is waited for but frames sent long before. A peer that is lost is reported, not raised.
         """
         frame = torch.zeros(self._mesh.frame_nbytes, dtype=torch.uint8)
-        view = memoryview(frame.numpy())
+        view: Any = frame.numpy().data
         _HEAD.pack_into(view, 0, kind, len(body))
         view[_HEAD.size : _HEAD.size + len(body)] = body
         gloo = self._mesh.gloo

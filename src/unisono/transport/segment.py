@@ -58,13 +58,19 @@ class Absentees(Protocol):
 
 
 class Elsewhere(Protocol):
-    """The ranks of a group that are on other hosts; ``ended``: the state and exit note of one that is gone."""
+    """The ranks of a group that are on other hosts than the ``local`` ones.
+
+    ``ended``: the state and exit note of one that is gone.
+    """
+
+    @property
+    def local(self) -> Sequence[int]: ...
 
     def __contains__(self, rank: int) -> bool: ...
-    def who(self, rank: int, name: int) -> str: ...  # noqa: D102
-    def ended(self, rank: int) -> tuple[int, str] | None: ...  # noqa: D102
-    def publish(self, state: int, note: str) -> None: ...  # noqa: D102
-    def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]: ...  # noqa: D102
+    def who(self, rank: int, name: int) -> str: ...
+    def ended(self, rank: int) -> tuple[int, str] | None: ...
+    def publish(self, state: int, note: str) -> None: ...
+    def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]: ...
 
 
 class Founder(Protocol):
@@ -150,9 +156,7 @@ class Segment:
         return Identity(self.longs[at], self.longs[at + 1])
 
 
-def create(
-    store: StoreLike, world_size: int, name: str, nonce: str = "", local: int = 0
-) -> tuple[Segment, int]:
+def create(store: StoreLike, world_size: int, name: str, nonce: str = "", local: int = 0) -> tuple[Segment, int]:
     """The first rank makes the segment and publishes where it is; returns it with the descriptor to keep.
 
     ``local``: how many of the ranks are on this host, if not all; ``nonce``: that of the other hosts' segments.
