@@ -23,9 +23,11 @@ from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import PrefixStore
 
+from unisono.backend.stores import chain_of
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.runtime.monitor import Loss
 from unisono.transport.host import Host, HostMap, barred, unseen
+from unisono.transport.keepalive import keep_alive, sockets
 from unisono.transport.layout import ABSENT, EXIT_NOTE, JOINED, LEFT, PID, Layout
 from unisono.transport.process import Identity, alive, fate, ticks
 from unisono.transport.segment import Segment, StoreLike
@@ -95,6 +97,12 @@ class JobStore:
         """The same store under a further prefix, as torch's classes take it."""
         with self._open() as store:
             return PrefixStore(f"{self._prefix}/{prefix}", store)  # type: ignore[arg-type]  # it is one of torch's
+
+    def keep_alive(self, limit: float) -> None:
+        """Ends the connection to the store, with an error of the call under way, if that is silent for ``limit`` s."""
+        with self._open() as store:
+            if port := getattr(chain_of(store)[-1], "port", 0):
+                keep_alive(sockets(port), limit)
 
     def release(self) -> None:
         """Drops the reference to the store, so that it can end, and its server with it."""

@@ -119,6 +119,7 @@ class OverHosts:
         if self.hosts is None:
             return
         segment.longs[3] = int(len(self.hosts.local) > cores())
+        self._members.store.keep_alive(min(_SILENCE, timeout))
         store = self._members.store.plain(f"{self._birth}/mesh")
         self._network = Network(segment, self.hosts, self._global_ranks, store, timeout, _SILENCE)
 

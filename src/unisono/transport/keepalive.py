@@ -33,13 +33,14 @@ def _open(fd: int) -> socket.socket | None:
     return None
 
 
-def sockets() -> set[int]:
-    """The descriptors of this process that are connected TCP sockets."""
+def sockets(port: int = 0) -> set[int]:
+    """The descriptors of this process that are connected TCP sockets; with ``port``, those connected to that port."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         if (copy := _open(int(name))) is not None:
-            copy.close()
-            found.add(int(name))
+            with closing(copy), suppress(OSError):
+                if not port or copy.getpeername()[1] == port:
+                    found.add(int(name))
     return found
 
 
