@@ -56,8 +56,6 @@ class MessageQueue(CallQueue):
         """True if any message is under way."""
         return self._pending.busy()
 
-    # At once
-
     def run_now(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message:

@@ -61,7 +61,7 @@ class MirroredRings:
 
     def _run(self, peer: int) -> None:
         """Sends on what this rank writes for ``peer``, and what it has read from it."""
-        bell, out, into, lane = self._bells[peer], self._out[peer], self._in[peer], self._network.messages[peer]
+        bell, out, into, channel = self._bells[peer], self._out[peer], self._in[peer], self._network.messages[peer]
         sent, counts = 0, into.reader_counts()
         while True:
             seen, last = bell.value(), self._ended
@@ -73,14 +73,14 @@ class MirroredRings:
                 head = _BYTES.pack(sent, nbytes, out.posted(), inline)
                 at = out.start + start
                 if inline:
-                    lane.send(RING_BYTES, head + self._segment.raw[at : at + nbytes])
+                    channel.send(RING_BYTES, head + self._segment.raw[at : at + nbytes])
                 else:
-                    lane.send(RING_BYTES, head, [self._segment.bytes[at : at + nbytes]])
+                    channel.send(RING_BYTES, head, [self._segment.bytes[at : at + nbytes]])
                 sent += nbytes
             now = into.reader_counts()
             if now != counts:
                 counts = now
-                lane.send(RING_COUNTS, _COUNTS.pack(*now))
+                channel.send(RING_COUNTS, _COUNTS.pack(*now))
             if last or self._network.ended(peer):
                 return
             bell.sleep(seen, _PAUSE)

@@ -1,7 +1,7 @@
-"""The other hosts of a group, as one rank knows them: its lanes to their ranks, and what became of these.
+"""The other hosts of a group, as one rank knows them: its channels to their ranks, and what became of these.
 
-Two lanes go to a rank of another host: one for messages and news, to every such rank; one for meetings (crossing.py),
-between a rank and its proxies. Each has a thread that receives.
+Two channels go to a rank of another host: one for messages and news, to every such rank; one for meetings
+(crossing.py), between a rank and its proxies. Each has a thread that receives.
 """
 
 import struct
@@ -12,7 +12,7 @@ from typing import Any
 
 from unisono.transport.host import HostMap
 from unisono.transport.layout import JOINED, LEFT, STATE
-from unisono.transport.mesh import Lane, Mesh, Receive
+from unisono.transport.mesh import Channel, Mesh, Receive
 from unisono.transport.segment import Segment
 
 __all__ = ["MEETING", "RING_BYTES", "RING_COUNTS", "Network"]
@@ -21,14 +21,14 @@ MEETING, RING_BYTES, RING_COUNTS, _NEWS, _QUESTION, _ANSWER = range(6)
 """Kinds of frames."""
 _MEETINGS, _MESSAGES = 1, 2
 _FRAME = 4096  # bytes of a frame beside those of a header
-_GRACE = 0.25  # s: what a rank sent before it left, or was lost, may still be on its way to another rank of this host
+_DELAY = 0.25  # s: what a rank sent before it left, or was lost, may still be on its way to another rank of this host
 _RANK = struct.Struct("<i")
 
 _Land = Callable[[int, memoryview, Receive], None]
 
 
 class Network:
-    """The lanes of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``."""
+    """The channels of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``."""
 
     def __init__(
         self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], store: Any, timeout: float, limit: float
@@ -39,7 +39,7 @@ class Network:
         self.activity: Callable[[int], str] = lambda rank: ""
         """What a rank of this host does now, in words; asked by ranks of other hosts."""
         self.closing: list[Callable[[float], None]] = []
-        """Called before the lanes end, with the seconds that each may take."""
+        """Called before the channels end, with the seconds that each may take."""
         self._ended: dict[int, tuple[float, int, str]] = {}  # by rank: when, its state, its exit note or the error
         self._answers: dict[int, list[str]] = {}
         self._answered = threading.Condition()
@@ -49,10 +49,10 @@ class Network:
         self.room = self._mesh.room
         proxies = {hosts.proxy(hosts.rank, host) for host in range(len(hosts.hosts)) if host != hosts.mine}
         self.meetings = {
-            peer: self._mesh.lane(peer, _MEETINGS, self._meeting) for peer in sorted(proxies | set(hosts.proxied))
+            peer: self._mesh.channel(peer, _MEETINGS, self._meeting) for peer in sorted(proxies | set(hosts.proxied))
         }
-        self.messages: dict[int, Lane] = {
-            peer: self._mesh.lane(peer, _MESSAGES, self._message) for peer in hosts.remote
+        self.messages: dict[int, Channel] = {
+            peer: self._mesh.channel(peer, _MESSAGES, self._message) for peer in hosts.remote
         }
         longs = segment.longs
         for peer in hosts.remote:
@@ -128,15 +128,15 @@ class Network:
     def ended(self, rank: int) -> tuple[int, str] | None:
         """The state of a rank that has left, has given up or is lost (0), with its exit note; None otherwise."""
         found = self._ended.get(rank)
-        if found is None or time.monotonic() < found[0] + _GRACE:
+        if found is None or time.monotonic() < found[0] + _DELAY:
             return None
         return found[1:]
 
     def publish(self, state: int, note: str) -> None:
         """Notifies the ranks of other hosts that this rank has left or has given up; ``note``: its exit note."""
         body = _RANK.pack(state) + note.encode()[: self.room - 64]
-        for lane in self.messages.values():
-            lane.send(_NEWS, body)
+        for channel in self.messages.values():
+            channel.send(_NEWS, body)
 
     def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]:
         """What ranks of other hosts do now, in the words of a rank of their host; empty for one of which none comes."""
@@ -155,7 +155,7 @@ class Network:
             return {rank: max(self._answers.get(rank, [""]), key=len) for rank in asked}
 
     def leave(self, note: str, seconds: float) -> None:
-        """Sends what is left and publishes that this rank has left; then ends the lanes and their threads.
+        """Sends what is left and publishes that this rank has left; then ends the channels and their threads.
 
         Each of these takes ``seconds`` at most.
         """

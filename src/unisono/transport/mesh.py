@@ -1,9 +1,9 @@
 """Connections between the ranks of a group on several hosts: frames of one fixed size over a Gloo group of our own.
 
 torch's ProcessGroupGloo carries a message once its receive is posted, so a message whose receive is posted late costs a
-round trip; and it survives no message whose size differs from its receive's. So a `Lane` between two ranks is a row of
+round trip; and it survives no message whose size differs from its receive's. So a `Channel` between two ranks carries
 frames of one size, whose receives are posted ahead; what does not fit into a frame follows in messages whose sizes the
-frame gives. Frames of a lane arrive in the order in which they were sent.
+frame gives. Frames of a channel arrive in the order in which they were sent.
 
 The Gloo group is made on the interface that leads to the peers: where a host's own name resolves to 127.0.1.1, as
 Debian and Ubuntu install it, the group that torch makes by itself can not be reached.
@@ -24,9 +24,9 @@ from unisono.errors import PeerLostError
 from unisono.transport.keepalive import keep_alive, shut_down, sockets
 from unisono.transport.process import OwnThread
 
-__all__ = ["Lane", "Mesh", "Receive"]
+__all__ = ["Channel", "Mesh", "Receive"]
 
-_AHEAD = 3  # receives of a lane that are posted
+_AHEAD = 3  # receives of a channel that are posted
 _HEAD = struct.Struct("<II")  # kind, bytes of the body
 _FOREVER = timedelta(days=10_000)
 _ENDING = 2.0  # s that a thread may take to end
@@ -63,37 +63,37 @@ class Mesh:
             raise PeerLostError(f"the ranks can not be connected over {name or address}: {first(error)}") from error
         self._sockets = sockets() - before
         keep_alive(self._sockets, limit)
-        self._lanes: list[Lane] = []
+        self._channels: list[Channel] = []
 
-    def lane(self, peer: int, tag: int, deliver: _Deliver) -> "Lane":
-        """A lane to and from ``peer``; ``deliver(peer, kind, body, receive)`` is called for each frame that arrives."""
-        lane = Lane(self, peer, tag, deliver)
-        self._lanes.append(lane)
-        return lane
+    def channel(self, peer: int, tag: int, deliver: _Deliver) -> "Channel":
+        """A channel to and from ``peer``; ``deliver(peer, kind, body, receive)`` is called for each arriving frame."""
+        channel = Channel(self, peer, tag, deliver)
+        self._channels.append(channel)
+        return channel
 
     def start(self) -> None:
         """Begins to receive."""
-        for lane in self._lanes:
-            lane.start()
+        for channel in self._channels:
+            channel.start()
 
     def close(self, seconds: float) -> None:
         """Ends the connections once all that was sent is on its way, or after ``seconds``; then the threads."""
         flushing = OwnThread(target=self._flush, name="unisono flushes", daemon=True)
         flushing.start()
         flushing.join(seconds)
-        for lane in self._lanes:
-            lane.ended = True
+        for channel in self._channels:
+            channel.ended = True
         shut_down(self._sockets)  # no thread may wait in Gloo when Python ends
-        for thread in (flushing, *(lane.thread for lane in self._lanes)):
+        for thread in (flushing, *(channel.thread for channel in self._channels)):
             if thread is not threading.current_thread():
                 thread.join(_ENDING)
 
     def _flush(self) -> None:
-        for lane in self._lanes:
-            lane.flush()
+        for channel in self._channels:
+            channel.flush()
 
 
-class Lane:
+class Channel:
     """Frames between this rank and one peer, see the module's text. Two tags of Gloo, ``2 * tag`` and the next."""
 
     def __init__(self, mesh: Mesh, peer: int, tag: int, deliver: _Deliver) -> None:
