@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,7 +39,6 @@ from unisono.units import name_ranks
 
 __all__ = ["CollectiveQueue", "CollectiveTask", "Part"]
 
-_TALK_PAUSE = 0.0005  # s between two looks for the words of ranks on other hosts
 _Memory = torch.Tensor | AddressTable
 Part = tuple[Prepared, _Memory, _Memory]
 """A program of a call, its output and its input."""
@@ -230,6 +228,8 @@ class CollectiveQueue(CallQueue):
         while True:
             prepared, output, tensor = task.parts[0]
             if outcome is None:
+                if task.begun and self._crossing is not None and not self._crossing.passes(prepared):
+                    return
                 outcome = self._run(prepared, output, tensor, patience, task.begun)
                 task.begun = True
             if outcome == WAITS:
@@ -323,10 +323,12 @@ class CollectiveQueue(CallQueue):
         def meet() -> bool:
             nonlocal alone, resumed
             alone = alone or self.preparer.meeting()
+            if resumed and self._crossing is not None and not self._crossing.passes(alone):
+                return False
             outcome = alone.run(alone.address, self._at, 0, 0, self._patience, 0, 0, int(resumed))
             resumed = True
-            if outcome == WAITS and self._crossing is not None and not self._crossing.cross(alone, words=True):
-                time.sleep(_TALK_PAUSE)
+            if outcome == WAITS and self._crossing is not None:
+                self._crossing.cross(alone, words=True)
             return outcome == DONE
 
         return meet

@@ -67,6 +67,11 @@ class Control:
         return words[w.FIRST_MEETING], words[w.ITERATION], words[w.ROW]
 
     @property
+    def arrived(self) -> bool:
+        """True if the call under way waits at a meeting."""
+        return bool(self._words[w.ARRIVED])
+
+    @property
     def path(self) -> int:
         """The path of the last call; see zero_copy.py."""
         return self._words[w.PATH]

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -82,15 +83,47 @@ class Mesh:
         flushing.start()
         flushing.join(seconds)
         for channel in self._channels:
-            channel.ended = True
+            channel.end()
         shut_down(self._sockets)  # no thread may wait in Gloo when Python ends
-        for thread in (flushing, *(channel.thread for channel in self._channels)):
+        for thread in (flushing, *(thread for channel in self._channels for thread in channel.threads)):
             if thread is not threading.current_thread():
                 thread.join(_ENDING)
 
     def _flush(self) -> None:
         for channel in self._channels:
             channel.flush()
+
+
+class _Waiter:
+    """A thread that waits for messages, in order, and reports their end."""
+
+    def __init__(self, name: str, failed: Callable[[RuntimeError], None]) -> None:
+        self._queue: SimpleQueue[tuple[Sequence[Any], Callable[[], None]] | None] = SimpleQueue()
+        self._failed = failed
+        self.thread = OwnThread(target=self._run, name=name, daemon=True)
+        self._starting = threading.RLock()
+        self._started = False
+
+    def add(self, works: Sequence[Any], done: Callable[[], None]) -> None:
+        """Calls ``done`` once all of ``works`` are complete."""
+        with self._starting:
+            if not self._started:
+                self._started = True
+                self.thread.start()
+        self._queue.put((works, done))
+
+    def end(self) -> None:
+        """Ends the thread."""
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        try:
+            while (item := self._queue.get()) is not None:
+                for work in item[0]:
+                    work.wait(_FOREVER)
+                item[1]()
+        except RuntimeError as error:
+            self._failed(error)
 
 
 class Channel:
@@ -101,14 +134,47 @@ class Channel:
         self._sending = threading.RLock()
         self._sent: deque[Any] = deque()
         self._buffers = [torch.zeros(mesh.frame_nbytes, dtype=torch.uint8) for _ in range(_AHEAD)]
-        self.thread = OwnThread(target=self._run, name=f"unisono from rank {peer}", daemon=True)
+        self._thread = OwnThread(target=self._run, name=f"unisono from rank {peer}", daemon=True)
+        self._leaving = _Waiter(f"unisono data to rank {peer}", self._fail)
+        self._coming = _Waiter(f"unisono data from rank {peer}", self._fail)
         self.ended = False
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """The threads that have been started."""
+        every = (self._thread, self._leaving.thread, self._coming.thread)
+        return [thread for thread in every if thread.ident is not None]
+
+    def end(self) -> None:
+        """Drops what arrives from now on."""
+        self.ended = True
+        self._leaving.end()
+        self._coming.end()
+
+    def send_data(self, tensors: Sequence[torch.Tensor], done: Callable[[], None]) -> None:
+        """Sends tensors that the peer expects (`expect_data`); calls ``done`` once they may be written again."""
+        try:
+            with self._sending:
+                works = [self._mesh.gloo.send([tensor], self.peer, self._tag + 1) for tensor in tensors]
+        except RuntimeError as error:
+            self._fail(error)
+        else:
+            self._leaving.add(works, done)
+
+    def expect_data(self, tensors: Sequence[torch.Tensor], done: Callable[[], None]) -> None:
+        """Posts the receives of what the peer sends by `send_data`; calls ``done`` once all of it is there."""
+        try:
+            works = [self._mesh.gloo.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
+        except RuntimeError as error:
+            self._fail(error)
+        else:
+            self._coming.add(works, done)
 
     def start(self) -> None:
         """Posts the first receives and begins to wait for them."""
         gloo = self._mesh.gloo
         self._posted = deque(gloo.recv([buffer], self.peer, self._tag) for buffer in self._buffers)
-        self.thread.start()
+        self._thread.start()
 
     def send(self, kind: int, body: bytes | bytearray | memoryview, more: Sequence[torch.Tensor] = ()) -> None:
         """Sends a frame, and ``more`` behind it; these tensors must be left alone until the peer has them.
