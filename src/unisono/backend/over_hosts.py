@@ -16,7 +16,6 @@ from unisono.backend.member_registry import MemberRegistry
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.runtime.network import Network
 from unisono.transport.host import HostMap, Place
-from unisono.transport.process import cores
 from unisono.transport.segment import Segment, attach, create
 from unisono.units import name_ranks
 
@@ -67,7 +66,7 @@ class OverHosts:
         store = self._members.store.under(f"{self._birth}/host/{hosts.mine}")
         if self._rank != hosts.local[0]:
             return attach(store, self._rank, len(self._global_ranks), deadline, self._members)
-        segment, self._fd = create(store, len(self._global_ranks), self._label, nonce, len(hosts.local))
+        segment, self._fd = create(store, len(self._global_ranks), self._label, nonce)
         return segment
 
     def look(self, segment: Segment, timeout: float) -> None:
@@ -118,7 +117,7 @@ class OverHosts:
         """Connects this rank to those of other hosts, if there are."""
         if self.hosts is None:
             return
-        segment.longs[3] = int(len(self.hosts.local) > cores())
+        segment.longs[3] = int(self.hosts.oversubscribed)  # all ranks choose alike
         self._members.store.keep_alive(min(_SILENCE, timeout))
         store = self._members.store.plain(f"{self._birth}/mesh")
         self._network = Network(segment, self.hosts, self._global_ranks, store, timeout, _SILENCE)

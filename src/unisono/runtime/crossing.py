@@ -127,9 +127,10 @@ class Crossing:
             if host == self._hosts.mine or not (found or begins):
                 continue
             channel = self._network.meetings[self._hosts.proxy(self._board.rank, host)]
-            if begins or self._fits(found):
-                self._send_frame(channel, prepared, meeting, found, begins, words)
-            else:
+            fits = self._fits(found)
+            if begins or fits:
+                fits = self._send_frame(channel, prepared, meeting, found, begins, words)
+            if not fits:
                 self._leaving.add()
                 channel.send_data([self._segment.bytes[at : at + nbytes] for at, nbytes in found], self._leaving.done)
         # That half of the staging memory is written again after this meeting.
@@ -141,7 +142,8 @@ class Crossing:
 
     def _send_frame(
         self, channel: Channel, prepared: Prepared, meeting: int, spans: _Spans, begins: bool, words: bool
-    ) -> None:
+    ) -> bool:
+        """Sends a frame; returns whether the data is in it."""
         segment, rank = self._segment, self._board.rank
         header = text = b""
         if prepared.guarded and begins:
@@ -154,8 +156,8 @@ class Crossing:
         counts = segment.longs[segment.field(rank, ISSUED)], segment.longs[segment.field(rank, COMPLETED)]
         head = _HEAD.pack(meeting, *counts, len(header), len(text), len(spans), inline)
         data = [segment.raw[at : at + nbytes] for at, nbytes in spans if inline]
-        more = [] if inline else [segment.bytes[at : at + nbytes] for at, nbytes in spans]
-        channel.send(MEETING, b"".join([head, lead, *data]), more)
+        channel.send(MEETING, b"".join([head, lead, *data]))
+        return inline
 
     def _spans(
         self, prepared: Prepared, table: Table, before: tuple[int, int], now: tuple[int, int], parity: int

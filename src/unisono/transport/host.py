@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
+from unisono.transport.process import cores
+
 __all__ = ["ONE_HOST", "Host", "HostMap", "Place", "address_towards", "barred", "unseen"]
 
 _APART = "make a unisono group on each and one of gloo between them"
@@ -64,17 +66,18 @@ class Host(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a rank runs: its `Host` as text, the host's name, its address there, its pid."""
+    """Where a rank runs: its `Host` as text, the host's name, its address there, its pid, the cores of the host."""
 
     host: str
     hostname: str
     address: str
     pid: int
+    cores: int
 
     @classmethod
     def mine(cls, towards: str) -> "Place":
         """That of this process; ``towards``: see `address_towards`."""
-        return cls(Host.mine().to_text(), socket.gethostname(), address_towards(towards), os.getpid())
+        return cls(Host.mine().to_text(), socket.gethostname(), address_towards(towards), os.getpid(), cores())
 
 
 class HostMap:
@@ -90,6 +93,11 @@ class HostMap:
         self.mine = self.of[rank]
         self.local = self.hosts[self.mine]
         self.remote = [each for each in range(len(places)) if self.of[each] != self.mine]
+
+    @property
+    def oversubscribed(self) -> bool:
+        """True if the ranks outnumber the cores on any host."""
+        return any(len(ranks) > self.places[ranks[0]].cores for ranks in self.hosts)
 
     def proxy(self, rank: int, host: int) -> int:
         """The rank of a host that receives, for all of it, what ``rank`` of another host sends there in collectives."""

@@ -156,10 +156,10 @@ class Segment:
         return Identity(self.longs[at], self.longs[at + 1])
 
 
-def create(store: StoreLike, world_size: int, name: str, nonce: str = "", local: int = 0) -> tuple[Segment, int]:
+def create(store: StoreLike, world_size: int, name: str, nonce: str = "") -> tuple[Segment, int]:
     """The first rank makes the segment and publishes where it is; returns it with the descriptor to keep.
 
-    ``local``: how many of the ranks are on this host, if not all; ``nonce``: that of the other hosts' segments.
+    ``nonce``: that of the other hosts' segments.
     """
     layout = Layout(world_size)
     fd = os.memfd_create(f"{MEMORY_NAME}{name}"[:200], os.MFD_CLOEXEC)
@@ -169,7 +169,7 @@ def create(store: StoreLike, world_size: int, name: str, nonce: str = "", local:
         segment = Segment(fd, layout)
         nonce = nonce or secrets.token_hex(8)
         segment.raw[FIELDS * 8 : FIELDS * 8 + 16] = nonce.encode()
-        segment.longs[3] = int((local or world_size) > cores())
+        segment.longs[3] = int(world_size > cores())
         segment.longs[1], segment.longs[2], segment.longs[0] = world_size, layout.mark, MAGIC
         store.set("segment", f"{os.getpid()} {fd} {nonce} {Host.mine().to_text()} {world_size}")
     except BaseException:
