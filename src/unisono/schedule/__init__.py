@@ -1,6 +1,7 @@
 """Schedules as data: collectives, transfers, steps, pipelines, topology, text form. Never imports torch."""
 
 from unisono.schedule.collectives import COLLECTIVES, Collective
+from unisono.schedule.hosts import Hosts, as_hosts, runs_of, show_hosts
 from unisono.schedule.model import LazySteps, Schedule, Step, Transfer
 from unisono.schedule.pipeline import Action, PipelineSchedule
 from unisono.schedule.topology import LINKS, PRESETS, Link, Topology, cluster, preset
@@ -11,6 +12,7 @@ __all__ = [
     "PRESETS",
     "Action",
     "Collective",
+    "Hosts",
     "LazySteps",
     "Link",
     "PipelineSchedule",
@@ -18,6 +20,9 @@ __all__ = [
     "Step",
     "Topology",
     "Transfer",
+    "as_hosts",
     "cluster",
     "preset",
+    "runs_of",
+    "show_hosts",
 ]
