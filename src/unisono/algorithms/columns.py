@@ -17,6 +17,7 @@ grid) and inter, the algorithm of a column: with `one_shot`, `two_phase` and `st
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from unisono.algorithms.cut import Cut, HostsOption, Ints, cut_of, once
 from unisono.algorithms.leaders import build_between
@@ -74,8 +75,10 @@ def _at_root(cut: Cut, root: int, per_column: int, outward: bool) -> tuple[Step,
     """Between the root and the other ranks of its host: their columns."""
     others = np.array([rank for rank in cut.groups[cut.group[root]] if rank != root], dtype=np.int64)
     first, count = cut.columns(others)
-    ends = (root, others) if outward else (others, root)
-    return once(Step.make(*ends, first * per_column, count * per_column))
+    src: ArrayLike
+    dst: ArrayLike
+    src, dst = (root, others) if outward else (others, root)
+    return once(Step.make(src, dst, first * per_column, count * per_column))
 
 
 @register_algorithm(
