@@ -11,7 +11,8 @@ Every rank sends 2(n-1)/n of the bytes, and hosts exchange as few as can be. `ch
 one is under way between hosts while the next is summed inside: for large messages. Hosts with fewer ranks than the
 largest own several columns per rank. Options: hosts (schedule/hosts.py; any cut, by default the most nearly square
 grid) and inter, the algorithm of a column: with `one_shot`, `two_phase` and `star` sums keep the ranks' order, by runs
-(algorithms/cut.py); by default one_shot between two hosts, where it carries no more bytes, else two_phase.
+(algorithms/cut.py); by default one_shot between two hosts, where it carries no more bytes, else two_phase, and for more
+than 256 hosts halving_doubling.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unisono.algorithms.cut import Cut, HostsOption, Ints, cut_of, once
-from unisono.algorithms.leaders import build_between
+from unisono.algorithms.leaders import MANY, build_between
 from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 from unisono.schedule.model import chain_steps
@@ -52,7 +53,8 @@ def _in_pieces(collective: str, cut: Cut, root: int, steps: Sequence[Step], unit
 def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inter: str = "") -> Schedule:
     """Reduce_scatter inside, an exchange in every column, all_gather inside."""
     cut = cut_of(world_size, hosts, True)
-    name = inter or ("one_shot" if len(cut.groups) == 2 else "two_phase")
+    usual = "one_shot" if len(cut.groups) == 2 else "two_phase"
+    name = inter or (usual if len(cut.groups) <= MANY else "halving_doubling")
     between = build_between(name, "columns", "all_reduce", len(cut.groups), 0, 1)
     unit = between.collective.num_chunks
     steps = chain_steps(chain_steps(_parts(cut, unit, True), _across(cut, between)), _parts(cut, unit, False))

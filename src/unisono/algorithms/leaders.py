@@ -10,7 +10,7 @@ hosts of ranks 0-1 and 2-3:
 One message between hosts and its latency, but the bytes of the host by one rank: for small messages, over slow links.
 Options: hosts (schedule/hosts.py; any cut, by default the most nearly square grid) and inter, the algorithm between
 leaders: with `one_shot`, `two_phase` and `star` sums keep the ranks' order, by runs (algorithms/cut.py), with
-recursive_doubling and tree they do as long as no run has to be folded in; with others, each says. A leader is the
+others `unisono verify --order` says; by default one_shot, for more than 256 hosts recursive_doubling. A leader is the
 lowest rank of its host, and the root of its own.
 Source: Sistare, vandeVaart and Loh, "Optimization of MPI collectives on clusters of large-scale SMPs", 1999.
 """
@@ -27,6 +27,10 @@ from unisono.schedule.model import chain_steps
 from unisono.schedule.transform import place
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
+
+
+MANY = 256
+"""Groups above which not all leaders exchange with all by default."""
 
 
 def build_between(name: str, family: str, collective: str, groups: int, root: int, chunks: int) -> Schedule:
@@ -46,10 +50,11 @@ def _whole(cut: Cut, leaders: Ints, chunks: int, inward: bool) -> Step:
 @register_algorithm(
     "leaders", "all_reduce", steps="2*min(a-1,1) + min(b-1,1)", nbytes_per_rank="max(a+b-2, min(a-1,1))"
 )
-def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inter: str = "one_shot") -> Schedule:
+def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inter: str = "") -> Schedule:
     """Sums to the leaders, an exchange between them, and back."""
     cut = cut_of(world_size, hosts, True)
-    between = build_between(inter, "leaders", "all_reduce", len(cut.groups), 0, chunks)
+    name = inter or ("one_shot" if len(cut.groups) <= MANY else "recursive_doubling")
+    between = build_between(name, "leaders", "all_reduce", len(cut.groups), 0, chunks)
     leaders, total = cut.leaders(), between.collective.num_chunks
     across = place(between.steps, leaders[None, :], np.arange(total)[None, :])
     steps = _around(_whole(cut, leaders, total, True), across, _whole(cut, leaders, total, False))

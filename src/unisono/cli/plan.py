@@ -48,9 +48,12 @@ def plan(
     ] = None,
     topology: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(PRESETS)}.", show_default="this machine: measured, or shared_memory"),
+        typer.Option(
+            help=f"One of {', '.join(PRESETS)}, measured, or a file.",
+            show_default="this machine: measured, or shared_memory",
+        ),
     ] = None,
-    hosts: Annotated[int | None, typer.Option(help="Hosts of a cluster.", show_default="8 ranks per host")] = None,
+    hosts: options.Hosts = None,
     model: Annotated[bool, typer.Option("--model", help="By the model, even if this machine was measured.")] = False,
     by_default: _Default = False,
     oversubscribed: _Oversubscribed = None,
@@ -86,7 +89,8 @@ def plan(
     if collective is None:
         raise UsageError("Missing argument 'COLLECTIVE'.")
     table = Measured.load() if topology is None and not model else None
-    where = topology_of(topology or "shared_memory", _RANKS if ranks is None else ranks, hosts)
+    known = topology is not None and topology not in PRESETS
+    where = topology_of(topology or "shared_memory", _RANKS if ranks is None and not known else ranks, hosts)
     selector = Selector(collective, where, table)
     if nbytes is not None or collective == "barrier":
         echo("\n".join(_indented(explain(selector.choose(parse_nbytes(nbytes or "0"))))))

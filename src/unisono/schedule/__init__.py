@@ -4,7 +4,7 @@ from unisono.schedule.collectives import COLLECTIVES, Collective
 from unisono.schedule.hosts import Hosts, as_hosts, runs_of, show_hosts
 from unisono.schedule.model import LazySteps, Schedule, Step, Transfer
 from unisono.schedule.pipeline import Action, PipelineSchedule
-from unisono.schedule.topology import LINKS, PRESETS, Link, Topology, cluster, preset
+from unisono.schedule.topology import LINKS, PRESETS, Link, Memory, Topology, cluster, joined, preset
 
 __all__ = [
     "COLLECTIVES",
@@ -15,6 +15,7 @@ __all__ = [
     "Hosts",
     "LazySteps",
     "Link",
+    "Memory",
     "PipelineSchedule",
     "Schedule",
     "Step",
@@ -22,6 +23,7 @@ __all__ = [
     "Transfer",
     "as_hosts",
     "cluster",
+    "joined",
     "preset",
     "runs_of",
     "show_hosts",
