@@ -51,7 +51,7 @@ def _in_pieces(collective: str, cut: Cut, root: int, steps: Sequence[Step], unit
 
 @register_algorithm("columns", "all_reduce", steps="2*min(a-1,1) + min(b-1,2) + k-1", nbytes_per_rank="2*(n-1)/n")
 def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inter: str = "") -> Schedule:
-    """Reduce_scatter inside, an exchange in every column, all_gather inside."""
+    """Parts are summed inside, exchanged in every column, gathered inside."""
     cut = cut_of(world_size, hosts, True)
     usual = "one_shot" if len(cut.groups) == 2 else "two_phase"
     name = inter or (usual if len(cut.groups) <= MANY else "halving_doubling")
@@ -65,7 +65,7 @@ def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inte
     "columns", "reduce", steps="2*min(a-1,1) + min(b-1,1) + k-1", nbytes_per_rank="(a-1)/a + min(a-1,1)/a"
 )
 def reduce(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None, inter: str = "star") -> Schedule:
-    """Reduce_scatter inside, sums of every column to the root's host, gather inside."""
+    """Parts are summed inside, then at the root's host, and gathered by the root."""
     cut = cut_of(world_size, hosts, True)
     between = build_between(inter, "columns", "reduce", len(cut.groups), int(cut.group[root]), 1)
     unit = between.collective.num_chunks
@@ -92,7 +92,7 @@ def _at_root(cut: Cut, root: int, per_column: int, outward: bool) -> tuple[Step,
 def broadcast(
     world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None, inter: str = "star"
 ) -> Schedule:
-    """Scatter inside the root's host, every column to the other hosts, all_gather inside."""
+    """A part to each rank of the root's host, from there to the other hosts, gathered inside."""
     cut = cut_of(world_size, hosts, False)
     between = build_between(inter, "columns", "broadcast", len(cut.groups), int(cut.group[root]), 1)
     unit = between.collective.num_chunks

@@ -47,9 +47,7 @@ def _whole(cut: Cut, leaders: Ints, chunks: int, inward: bool) -> Step:
     return Step.make(*(ends if inward else ends[::-1]), 0, chunks, inward)
 
 
-@register_algorithm(
-    "leaders", "all_reduce", steps="2*min(a-1,1) + min(b-1,1)", nbytes_per_rank="max(a+b-2, min(a-1,1))"
-)
+@register_algorithm("leaders", "all_reduce", steps="2*min(a-1,1) + min(b-1,1)", nbytes_per_rank="a+b-2")
 def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inter: str = "") -> Schedule:
     """Sums to the leaders, an exchange between them, and back."""
     cut = cut_of(world_size, hosts, True)
@@ -127,7 +125,7 @@ def _some(step: Step) -> Step:
     "leaders",
     "reduce_scatter",
     steps="2*min(a-1,1) + min(b-1,1)",
-    nbytes_per_rank="min(a-1,1) + (1-min(a-1,1))*(n-1)/n",
+    nbytes_per_rank="<= 1",
 )
 def reduce_scatter(world_size: int, chunks: int = 1, hosts: HostsOption = None) -> Schedule:
     """Sums to the leaders, an exchange between them of each host's blocks, and one block to each rank."""
@@ -151,9 +149,7 @@ def scatter(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption 
     return Schedule("leaders", Collective.of("scatter", world_size, chunks, root), once(out, down))
 
 
-@register_algorithm(
-    "leaders", "gather", steps="min(a-1,1) + min(b-1,1)", nbytes_per_rank="min(b-1,1)/b + (1-min(b-1,1))/n"
-)
+@register_algorithm("leaders", "gather", steps="min(a-1,1) + min(b-1,1)", nbytes_per_rank="<= 1/b")
 def gather(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None) -> Schedule:
     """The scatter backwards: blocks collect inside first, then between hosts."""
     return scatter(world_size, root, chunks, hosts).reversed()

@@ -87,9 +87,7 @@ def draw(
 
         unisono draw double_tree -n 8 --svg double_tree.svg --html double_tree.html
 
-        unisono draw columns -n 4 --hosts 3+1 --svg columns.svg
-
-        unisono draw ring -n 8 --timeline --topology infiniband --bytes 64KiB
+        unisono draw columns -n 8 --hosts 2x4 --timeline --topology cluster --bytes 64KiB
 
         unisono draw zb-v -n 4 --microbatches 8 --svg zb-v.svg
 
@@ -106,7 +104,6 @@ def draw(
         _draw_programs(console, asked.find_placed(size)[0], placement, rank, text, sized)
         return
     refuse({"--placement": placement, "--rank": rank, "--bound": bind}, "is of the programs: give --program as well")
-    refuse({"--hosts": hosts if style == "circle" else None}, "makes boxes of rows: give --style rows")
     schedule = asked.find_placed(size)[0].schedule if source == options.DEFAULT else asked.find()
     if isinstance(schedule, PipelineSchedule):
         collectives = {"--style": style, "--topology": topology, "--bytes": nbytes}
@@ -115,7 +112,6 @@ def draw(
     else:
         refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
         how = {"topology": topology_of(topology or _TOPOLOGY, schedule.world_size, hosts), "nbytes": size}
-        style = style or ("rows" if hosts is not None else None)
     _draw_schedule(console, schedule, text, timeline, style, hosts, files, how)
 
 

@@ -13,12 +13,22 @@ from unisono.cli.common import echo, show
 from unisono.cli.schedules import Asked, find_on, pipeline_costs, refuse
 from unisono.errors import UsageError
 from unisono.schedule import PRESETS, PipelineSchedule, Schedule, Topology
+from unisono.schedule.topology_file import MEASURED
 from unisono.simulation import PipelineTimeline, Timeline, simulate
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
 __all__ = ["compare_pipelines", "simulate_command"]
 
 _ANNOUNCED = "NVIDIA's announcement of double trees (NCCL 2.4, 2019) shows up to 180 times lower latency than rings"
+
+
+_Topology = Annotated[
+    str | None,
+    typer.Option(
+        help=f"One of {', '.join(PRESETS)}, {MEASURED}, or a file.",
+        show_default="nvlink; cluster from 9 ranks on",
+    ),
+]
 
 
 def simulate_command(
@@ -31,12 +41,7 @@ def simulate_command(
     nbytes: Annotated[
         str | None, typer.Option("--bytes", metavar="SIZE", help="E.g. 4, 1KiB, 256MB.", show_default="1MiB")
     ] = None,
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            help=f"One of {', '.join(PRESETS)}, measured, or a file.", show_default="nvlink; cluster from 9 ranks on"
-        ),
-    ] = None,
+    topology: _Topology = None,
     hosts: options.Hosts = None,
     compare: Annotated[
         str | None, typer.Option(metavar="NAMES", help="What to compare, by comma; without --bytes, latency.")

@@ -16,7 +16,7 @@ from unisono.drawing.rows import draw_rows
 from unisono.drawing.trace import draw_trace
 from unisono.errors import UsageError
 from unisono.program import Program
-from unisono.schedule import PipelineSchedule, Schedule, Topology, as_hosts
+from unisono.schedule import Hosts, PipelineSchedule, Schedule, Topology, as_hosts
 from unisono.simulation import PipelineCosts, PipelineTimeline, Timeline, simulate
 
 __all__ = ["FORMATS", "STYLES", "Drawing", "draw"]
@@ -80,18 +80,25 @@ def draw(
         subject = simulate(subject, costs=costs)
     elif isinstance(subject, Schedule):
         cut = as_hosts(hosts, subject.world_size) if hosts is not None else ()
-        if format == "text":
-            return draw_grid(subject, width, max_steps, cut)
-        if format == "svg" and cut and style in ("rows", None):
-            return Drawing(format, draw_rows(subject, hosts=cut))
-        if format in ("svg", "html"):
-            return Drawing(format, draw_html(subject) if format == "html" else _STYLES[style or "circle"](subject))
+        if format in ("text", "svg", "html"):
+            return _draw_schedule(subject, format, style, cut, (width, max_steps))
         subject = simulate(subject, topology or "nvlink", "1MiB" if nbytes is None else nbytes)
     if isinstance(subject, Timeline | PipelineTimeline):
         return _draw_timeline(subject, format, width)
     if format != "text":
         raise UsageError(f"programs are drawn as text, not as {format}")
     return draw_program(subject, width, max_steps)
+
+
+def _draw_schedule(schedule: Schedule, format: str, style: str | None, hosts: Hosts, room: tuple[int, int]) -> Drawing:
+    """As text, a picture or a page; `room`: characters per line and steps of text."""
+    if format == "text":
+        return draw_grid(schedule, *room, hosts)
+    if format == "html":
+        return Drawing(format, draw_html(schedule))
+    if hosts and style == "circle":
+        raise UsageError("a circle has no boxes for hosts: draw them in style rows")
+    return Drawing(format, draw_rows(schedule, hosts=hosts) if hosts else _STYLES[style or "circle"](schedule))
 
 
 def _draw_timeline(timeline: Timeline | PipelineTimeline, format: str, width: int) -> Drawing:
