@@ -44,6 +44,11 @@ class Link:
         if not 0 <= self.announcement <= self.alpha:
             raise UsageError(f"link {self.name}: the announcement, {self.announcement}, is no part of {self.alpha}")
 
+    @property
+    def software(self) -> float:
+        """Seconds of alpha that are not on the wire: both ways take as long as the announcement."""
+        return max(self.alpha - 2 * self.announcement, 0.0) if self.announcement else 0.0
+
 
 @dataclass(frozen=True)
 class Memory:
