@@ -1,14 +1,14 @@
 """The schedule of a call in a group that spans hosts: by size, from the group's own topology, alike on all ranks.
 
 A step costs what its slowest part does: the busiest link between hosts, or what the busiest host moves inside, for the
-two overlap. Between hosts that is alpha, beta for every byte that one host sends or receives, and for every further message of a rank the part of alpha
-that is not on the wire; inside, a meeting and
-every byte that is staged and read, or alpha and beta of the inner link. Shares of bytes are counted on the schedule
-once; a size then takes a few multiplications.
+two overlap. Between hosts that is alpha, beta for every byte that one host sends or receives, and for every further
+message of a rank the part of alpha that is not on the wire; inside, a meeting and every byte that is staged and read,
+or alpha and beta of the inner link. Shares of bytes are counted on the schedule once; a size then takes a few
+multiplications.
 
 Where something is summed, only leaders and columns are candidates. Up to 256 runs of ranks they add by runs in rank
 order (algorithms/cut.py), at every size alike, so that an element's bits depend on no size and place. Of candidates
-that cost alike to within 5 %, the one with the fewest messages is taken.
+that cost alike, to a percent or a tenth of alpha, the one with the fewest messages is taken.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ __all__ = ["OverHosts", "over_hosts", "step_costs"]
 
 _PIECES = (1, 2, 4, 8, 16, 32)
 _SMALLEST_PIECE = 1 << 19  # bytes
-_ALIKE = 1.05
+_ALIKE = 1.01
 _FLAT = {"all_gather": "direct", "all_to_all": "direct", "broadcast": "star", "gather": "star", "scatter": "star"}
 
 
@@ -67,8 +67,9 @@ def over_hosts(collective: str, nbytes: float, topology: Topology, root: int = 0
     for name, chunks in _candidates(collective, nbytes):
         costs = _costs(name, collective, topology, root, chunks)
         quotes.append(OverHosts(name, collective, chunks, costs.seconds(nbytes), topology))
+    slack = topology.inter.alpha / 10 if topology.inter is not None else 0.0
     best = min(quote.seconds for quote in quotes)
-    return next(quote for quote in quotes if quote.seconds <= best * _ALIKE)
+    return next(quote for quote in quotes if quote.seconds <= best * _ALIKE + slack)
 
 
 def _candidates(collective: str, nbytes: float) -> Iterator[tuple[str, int]]:
