@@ -169,3 +169,14 @@ def test_programs_in_text_are_proved() -> None:
         result = _verify("-", stdin=broken)
         assert (result.exit_code, result.stdout) == (2, "")
         assert words in result.stderr
+
+
+def test_the_order_of_sums_is_told_for_the_hosts_asked() -> None:
+    lines = _verify("columns", "-n", "4", "--hosts", "2x2", "--order").stdout.splitlines()
+    assert lines == [
+        "columns all_reduce over 4 ranks, 3 steps: correct (needs 1 message in flight per rank)",
+        "sums: 0+1+(2+3) for every element",
+    ]
+    assert "sums: in 4 orders" in _verify("ring", "-n", "4", "--order").stdout
+    assert "leave --order out" in _verify("1f1b", "-n", "4", "--order").stderr
+    assert "hosts 2x3 have 6 ranks, not 4" in _verify("ring", "-n", "4", "--hosts", "2x3").stderr

@@ -10,15 +10,25 @@ from rich.table import Table
 from unisono.algorithms.pipelines import SCHEDULES, bubble_formula
 from unisono.cli import options
 from unisono.cli.common import echo, show
-from unisono.cli.schedules import Asked, pipeline_costs, refuse, topology_of
+from unisono.cli.schedules import Asked, find_on, pipeline_costs, refuse
 from unisono.errors import UsageError
 from unisono.schedule import PRESETS, PipelineSchedule, Schedule, Topology
+from unisono.schedule.topology_file import MEASURED
 from unisono.simulation import PipelineTimeline, Timeline, simulate
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
 __all__ = ["compare_pipelines", "simulate_command"]
 
 _ANNOUNCED = "NVIDIA's announcement of double trees (NCCL 2.4, 2019) shows up to 180 times lower latency than rings"
+
+
+_Topology = Annotated[
+    str | None,
+    typer.Option(
+        help=f"One of {', '.join(PRESETS)}, {MEASURED}, or a file.",
+        show_default="nvlink; cluster from 9 ranks on",
+    ),
+]
 
 
 def simulate_command(
@@ -31,10 +41,8 @@ def simulate_command(
     nbytes: Annotated[
         str | None, typer.Option("--bytes", metavar="SIZE", help="E.g. 4, 1KiB, 256MB.", show_default="1MiB")
     ] = None,
-    topology: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(PRESETS)}.", show_default="nvlink; cluster from 9 ranks on")
-    ] = None,
-    hosts: Annotated[int | None, typer.Option(help="Hosts of a cluster.", show_default="8 ranks per host")] = None,
+    topology: _Topology = None,
+    hosts: options.Hosts = None,
     compare: Annotated[
         str | None, typer.Option(metavar="NAMES", help="What to compare, by comma; without --bytes, latency.")
     ] = None,
@@ -62,7 +70,8 @@ def simulate_command(
     if (source is None) == (compare is None):
         raise UsageError("give one schedule (`unisono simulate ring -n 8`), or several algorithms with --compare")
     named = [str(source)] if compare is None else [name.strip() for name in compare.split(",")]
-    found = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank).find() for name in named]
+    asked = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank) for name in named]
+    found, where = find_on(asked, topology, hosts)
     pipelines = [each for each in found if isinstance(each, PipelineSchedule)]
     if pipelines:
         _no_mixture(found, pipelines, {"--bytes": nbytes, "--topology": topology, "--hosts": hosts})
@@ -74,8 +83,6 @@ def simulate_command(
         return
     refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
     collectives = [each for each in found if isinstance(each, Schedule)]
-    count = collectives[0].world_size
-    where = topology_of(topology or ("nvlink" if count <= 8 else "cluster"), count, hosts)
     if compare is not None:
         _compare([simulate(each, where, nbytes or "4") for each in collectives])
     else:
