@@ -116,6 +116,11 @@ class Network:
         """The ranks of this host."""
         return self.hosts.local
 
+    @property
+    def ranks_of_hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of every host, as schedules take them."""
+        return tuple(map(tuple, self.hosts.hosts))
+
     def __contains__(self, rank: int) -> bool:
         """True if the rank is on another host."""
         return self.hosts.of[rank] != self.hosts.mine

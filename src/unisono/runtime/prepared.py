@@ -217,6 +217,9 @@ class Preparer:
     def __init__(self, board: Board, control: Control) -> None:
         self._board, self._control, self._mode = board, control, wanted()
         self.rank, self.size, self.header_nbytes = board.rank, board.size, board.segment.layout.header
+        elsewhere = board.segment.elsewhere
+        self.hosts = elsewhere.ranks_of_hosts if elsewhere is not None else ()
+        """The ranks of every host, if there are several."""
         self._users: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._binding = threading.RLock()
         self.issued: Callable[[int, int], int] = TORCH.issued
