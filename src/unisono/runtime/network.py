@@ -11,17 +11,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.transport.host import HostMap
-from unisono.transport.layout import JOINED, LEFT, STATE
+from unisono.transport.layout import GAVE_UP, JOINED, LEFT, STATE
 from unisono.transport.mesh import Channel, Mesh, Receive
 from unisono.transport.segment import Segment
 
 __all__ = ["MEETING", "RING_BYTES", "RING_COUNTS", "Network"]
 
-MEETING, RING_BYTES, RING_COUNTS, _NEWS, _QUESTION, _ANSWER = range(6)
+MEETING, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER = range(7)
 """Kinds of frames."""
 _MEETINGS, _MESSAGES = 1, 2
 _FRAME = 4096  # bytes of a frame beside those of a header
-_DELAY = 0.25  # s: what a rank sent before it left, or was lost, may still be on its way to another rank of this host
+_DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 1.0}
+"""Seconds after which a rank that is lost, has given up or has left will not arrive any more, as another rank of this
+host, its proxy, may be slow to lay down what it has sent."""
+_SLOW = 3.0  # s: the same for its proxy, which sees the last frame itself
 _RANK = struct.Struct("<i")
 
 _Land = Callable[[int, memoryview, Receive], None]
@@ -41,7 +44,10 @@ class Network:
         self.closing: list[Callable[[float], None]] = []
         """Called before the channels end, with the seconds that each may take."""
         self._ended: dict[int, tuple[float, int, str]] = {}  # by rank: when, its state, its exit note or the error
+        self._through: set[int] = set()  # ranks whose last frame for a meeting has been laid down
+        self._proxied = set(hosts.proxied)
         self._answers: dict[int, list[str]] = {}
+        self._receipts: set[int] = set()  # of ranks that have read that this one has left
         self._answered = threading.Condition()
         frame = _FRAME + -(-segment.layout.header // 256) * 256 + 256
         address = self._address()
@@ -82,6 +88,8 @@ class Network:
     def _meeting(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
         if kind == MEETING and self.hosts.proxy(peer, self.hosts.mine) == self.hosts.rank:
             self.deliver_meeting(peer, body, receive)
+        elif kind == _NEWS:
+            self._through.add(peer)
 
     def _message(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
         if kind in (RING_BYTES, RING_COUNTS):
@@ -89,6 +97,12 @@ class Network:
         elif kind == _NEWS:
             (state,) = _RANK.unpack_from(body)
             self._end(peer, state, bytes(body[_RANK.size :]).decode())
+            if state == LEFT:
+                self.messages[peer].send(_RECEIPT, b"")
+        elif kind == _RECEIPT:
+            with self._answered:
+                self._receipts.add(peer)
+                self._answered.notify_all()
         elif kind == _QUESTION:
             (rank,) = _RANK.unpack_from(body)
             if rank in self.hosts.local:
@@ -99,13 +113,17 @@ class Network:
                 self._answers.setdefault(rank, []).append(bytes(body[_RANK.size :]).decode())
                 self._answered.notify_all()
 
-    def _lost(self, peer: int, words: str) -> None:
+    def _lost(self, peer: int, tag: int, words: str) -> None:
+        if tag == _MEETINGS:
+            self._through.add(peer)
         self._end(peer, 0, words)
 
     def _end(self, peer: int, state: int, note: str) -> None:
         known = self._ended.get(peer)
         if known is None or (known[1] != LEFT and state):
             self._ended[peer] = (time.monotonic(), state, note)
+            with self._answered:
+                self._answered.notify_all()
         if state:
             self._segment.longs[self._segment.field(peer, STATE)] = state
 
@@ -133,14 +151,17 @@ class Network:
     def ended(self, rank: int) -> tuple[int, str] | None:
         """The state of a rank that has left, has given up or is lost (0), with its exit note; None otherwise."""
         found = self._ended.get(rank)
-        if found is None or time.monotonic() < found[0] + _DELAY:
+        if found is None:
             return None
-        return found[1:]
+        since, state, note = found
+        if rank not in self._through and time.monotonic() < since + (_SLOW if rank in self._proxied else _DELAY[state]):
+            return None
+        return state, note
 
     def publish(self, state: int, note: str) -> None:
         """Notifies the ranks of other hosts that this rank has left or has given up; ``note``: its exit note."""
         body = _RANK.pack(state) + note.encode()[: self.room - 64]
-        for channel in self.messages.values():
+        for channel in (*self.meetings.values(), *self.messages.values()):
             channel.send(_NEWS, body)
 
     def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]:
@@ -162,9 +183,16 @@ class Network:
     def leave(self, note: str, seconds: float) -> None:
         """Sends what is left and publishes that this rank has left; then ends the channels and their threads.
 
-        Each of these takes ``seconds`` at most.
+        Each of these takes ``seconds`` at most. A connection is not ended before the peer has read what was sent: a
+        peer that writes to one that is closed could lose what it has not read.
         """
         for close in self.closing:
             close(seconds)
         self.publish(LEFT, note)
+        with self._answered:
+            self._answered.wait_for(lambda: all(map(self._parted, self.hosts.remote)), seconds)
         self._mesh.close(seconds)
+
+    def _parted(self, peer: int) -> bool:
+        """True if a rank has read that this one has left, has left itself, or is lost."""
+        return peer in self._receipts or self._ended.get(peer, (0, GAVE_UP))[1] != GAVE_UP

@@ -36,14 +36,14 @@ _KEPT = 64  # sends whose buffers are kept at most
 Receive = Callable[[Sequence[torch.Tensor]], None]
 """Receives what follows a frame into flat tensors of uint8."""
 _Deliver = Callable[[int, int, memoryview, Receive], None]
-_Lost = Callable[[int, str], None]
+_Lost = Callable[[int, int, str], None]
 
 
 class Mesh:
     """The Gloo group of all ranks of a group. Raises `PeerLostError` if the ranks can not be connected.
 
     ``address``: of this host on the way to its peers, unless ``GLOO_SOCKET_IFNAME`` names an interface. ``limit``:
-    seconds after which a host that does not answer is lost. ``lost(peer, words)`` is called once for a lost peer.
+    seconds after which a host that does not answer is lost. ``lost(peer, tag, words)`` is called when a channel fails.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Channel:
 
     def _fail(self, error: RuntimeError) -> None:
         if not self.ended:
-            self._mesh.lost(self.peer, first(error))
+            self._mesh.lost(self.peer, self._tag // 2, first(error))
 
 
 def first(error: BaseException) -> str:
