@@ -71,12 +71,15 @@ class OverHosts:
 
     def look(self, segment: Segment, timeout: float) -> None:
         """Finds out whether ranks of a group other than the default one are elsewhere, if that does not know."""
-        if not self.known and self._members.stands_alone():
-            self.found(segment, time.monotonic() + timeout)
+        if not self.known and self._members.stands_alone() and self._members.spans_hosts():
+            self._find(segment.nonce, time.monotonic() + timeout)
 
     def found(self, segment: Segment, deadline: float) -> bool:
-        """Returns True, with the hosts known, if a rank was announced from another host than this one's ``segment``."""
-        return self._members.spans_hosts() and self._find(segment.nonce, deadline) is not None
+        """Returns True, with the hosts known, if a rank has found this host's ``segment`` to be on another one."""
+        store, ranks = self._members.store.under(f"places/{segment.nonce}"), range(len(self._global_ranks))
+        if not any(store.check([str(rank)]) for rank in ranks):
+            return False
+        return self._find(segment.nonce, deadline) is not None
 
     def _find(self, nonce: str, deadline: float) -> HostMap | None:
         """Publishes where this rank is and returns where all are; None if ``nonce`` proves to be of an earlier birth.

@@ -2,7 +2,8 @@
 
 Both go through ``/proc`` (segment.py, peer_mappings.py, process.py), by pid. So two containers of one machine are two
 hosts, though they share a kernel, unless they share its PID namespace; and so are two user namespaces, and two users,
-who may not open each other's memory. IPC, mount and network namespaces make no difference: the memory has no name.
+who may not open each other's memory. Ranks of two hosts meet over the network. IPC, mount and network namespaces make
+no difference: the memory has no name.
 """
 
 import os
@@ -13,15 +14,7 @@ from typing import NamedTuple
 
 from unisono.transport.process import cores
 
-__all__ = ["ONE_HOST", "Host", "HostMap", "Place", "address_towards", "barred", "unseen"]
-
-_APART = "make a unisono group on each and one of gloo between them"
-ONE_HOST = f"unisono serves the ranks of one host; {_APART}"
-"""The remedy for ranks on several hosts."""
-_CONTAINERS = (
-    "start all ranks in one container, or in containers that share the host's (docker run --pid=host, --userns=host); "
-    f"or {_APART}"
-)
+__all__ = ["Host", "HostMap", "Place", "address_towards", "barred", "unseen"]
 
 
 class Host(NamedTuple):
@@ -50,19 +43,6 @@ class Host(NamedTuple):
     def sees(self, other: "Host") -> bool:
         """True if processes there can be looked up by their pids here, be they another user's."""
         return self[:2] == other[:2]
-
-    def difference(self, other: "Host") -> tuple[str, str]:
-        """The difference between a rank there and one here, and the remedy."""
-        if self.boot != other.boot:
-            return "runs on another host", ONE_HOST
-        kinds = [
-            f"another {kind} namespace"
-            for kind, mine, theirs in zip(("PID", "user"), self[1:3], other[1:3], strict=True)
-            if mine != theirs
-        ]
-        if kinds:
-            return f"runs in {' and '.join(kinds)} (containers, say)", _CONTAINERS
-        return f"runs as another user (uid {other.user}, not {self.user})", "run all ranks as one user"
 
 
 class Place(NamedTuple):
