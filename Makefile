@@ -10,7 +10,7 @@ QUICK_OTHERS := $(addprefix tests/,drawing selection simulation verification tes
 	$(patsubst %,tests/cli/test_%.py,draw common list main pipeline plan simulate verify) \
 	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values)
 
-.PHONY: run test quick quick-proofs quick-others test-frameworks install lint types unit docs soak bench format clean
+.PHONY: run test quick quick-proofs quick-others test-frameworks test-hosts install lint types unit docs soak bench format clean
 
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
@@ -60,6 +60,9 @@ test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in 
 	DS_BUILD_OPS=0 .venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e ".[dev,frameworks]"
 	touch $@
+
+test-hosts: install     ## groups over hosts made of network namespaces, as root (about 3 minutes)
+	$(BIN)/python -m pytest tests/hosts -m hosts -rs
 
 soak: install           ## 100,000 random calls on 4 ranks, every value checked (about 5 minutes)
 	$(BIN)/python benchmarks/soak/soak.py

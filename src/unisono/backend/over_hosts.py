@@ -24,7 +24,6 @@ __all__ = ["OverHosts"]
 _FLUSH = 10.0  # s that a rank which leaves waits for what it has sent to be on its way
 _KNOWN = "known"  # in the place of a nonce: the default group knows the hosts
 _PAUSE = 0.01  # s
-_SILENCE = 15.0  # s after which a host that does not answer is lost
 
 
 def _versions() -> str:
@@ -116,14 +115,14 @@ class OverHosts:
         store = self._members.store
         return nonce != _KNOWN and store.check(["segment"]) and store.get("segment").decode().split()[2] != nonce
 
-    def connect(self, segment: Segment, timeout: float) -> None:
-        """Connects this rank to those of other hosts, if there are."""
+    def connect(self, segment: Segment, timeout: float, silence: float) -> None:
+        """Connects this rank to those of other hosts, if there are; ``silence``: seconds until a silent one is lost."""
         if self.hosts is None:
             return
         segment.longs[3] = int(self.hosts.oversubscribed)  # all ranks choose alike
-        self._members.store.keep_alive(min(_SILENCE, timeout))
+        self._members.store.keep_alive(min(silence, timeout))
         store = self._members.store.plain(f"{self._birth}/mesh")
-        self._network = Network(segment, self.hosts, self._global_ranks, store, timeout, _SILENCE)
+        self._network = Network(segment, self.hosts, self._global_ranks, store, timeout, silence)
 
     def start(self, activity: Callable[[int], str]) -> None:
         """Begins to receive; ``activity``: what a rank of this host does now, in words."""

@@ -157,7 +157,7 @@ class CollectiveQueue(CallQueue):
                 try:
                     calls, number = self._call_log.calls, next(self._numbers)
                     self._issued, calls[number % len(calls)] = number, prepared.call
-                    patience = patience_for(prepared.call) if background else self._patience
+                    patience = patience_for(prepared.call) if background and self._patience else self._patience
                     outcome = prepared.run(prepared.address, self._at, number, self.calls, patience, target, source, 0)
                     if outcome == DONE:
                         self.calls += 1
