@@ -9,7 +9,7 @@ from unisono.errors import MismatchError
 from unisono.transport.host import Host
 from unisono.units import name_ranks
 
-__all__ = ["publish_self", "ranks_here", "versions"]
+__all__ = ["check_versions", "publish_self", "ranks_here", "versions"]
 
 _PACKAGES = ("unisono", "torch")
 
@@ -41,9 +41,18 @@ def ranks_here(store: _Store, rank: int, global_ranks: Sequence[int], label: str
 
     Raises `MismatchError`, on every rank, if the versions of some differ.
     """
-    published = [json.loads(store.get(f"birth/{each}")) for each in range(len(global_ranks))]
+    published = _published(store, len(global_ranks))
     _compare([each for each, _ in published], global_ranks, label)
     return [each for each, (_, boot) in enumerate(published) if boot == published[rank][1]]
+
+
+def check_versions(store: _Store, global_ranks: Sequence[int], label: str) -> None:
+    """Raises `MismatchError`, on every rank, if the versions of some differ; all have published themselves."""
+    _compare([each for each, _ in _published(store, len(global_ranks))], global_ranks, label)
+
+
+def _published(store: _Store, size: int) -> list[tuple[dict[str, str], str]]:
+    return [json.loads(store.get(f"birth/{each}")) for each in range(size)]
 
 
 def _compare(found: Sequence[dict[str, str]], global_ranks: Sequence[int], label: str) -> None:

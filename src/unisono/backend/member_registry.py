@@ -22,10 +22,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from torch._C._distributed_c10d import PrefixStore
+
 from unisono.backend.rendezvous_watch import ABSENT_SECONDS, log_absent
+from unisono.backend.stores import chain_of
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.runtime.monitor import Loss
-from unisono.transport.host import Host, barred, unseen
+from unisono.transport.host import Host, HostMap, barred, unseen
+from unisono.transport.keepalive import keep_alive, sockets
 from unisono.transport.layout import ABSENT, EXIT_NOTE, JOINED, LEFT, PID, Layout
 from unisono.transport.process import Identity, alive, fate, ticks
 from unisono.transport.segment import Segment, StoreLike
@@ -34,13 +38,20 @@ from unisono.watch.exit_notes import lost, read_exit_note
 from unisono.watch.peer_state import REPLACED
 from unisono.watch.status_page import own_page
 
-__all__ = ["JobStore", "MemberRegistry", "default_nonce"]
+__all__ = ["JobStore", "MemberRegistry", "SeveralHosts", "default_nonce"]
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC}
-_READING = 0.3  # s
 _default: "MemberRegistry | None" = None  # of the default group, where every process of the job is known
 _seen: set[Identity] = set()  # processes that have lived beside this one
 _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
+
+
+class SeveralHosts(Exception):
+    """The ranks of a group are on several hosts; ``nonce``: of the first rank's memory."""
+
+    def __init__(self, nonce: str) -> None:
+        super().__init__(nonce)
+        self.nonce = nonce
 
 
 class JobStore:
@@ -78,6 +89,22 @@ class JobStore:
             yield self._store
         except RuntimeError as error:
             raise _gone(error) from None
+
+    def under(self, prefix: str) -> "JobStore":
+        """The same store under a further prefix."""
+        with self._open() as store:
+            return JobStore(store, f"{self._prefix}/{prefix}")
+
+    def plain(self, prefix: str) -> Any:
+        """The same store under a further prefix, as torch's classes take it."""
+        with self._open() as store:
+            return PrefixStore(f"{self._prefix}/{prefix}", store)  # type: ignore[arg-type]  # it is one of torch's
+
+    def keep_alive(self, limit: float) -> None:
+        """Ends the connection to the store, with an error of the call under way, if that is silent for ``limit`` s."""
+        with self._open() as store:
+            if port := getattr(chain_of(store)[-1], "port", 0):
+                keep_alive(sockets(port), limit)
 
     def release(self) -> None:
         """Drops the reference to the store, so that it can end, and its server with it."""
@@ -171,6 +198,8 @@ class MemberRegistry:
         self._epoch = JobStore(store, f"unisono/{epoch}")
         self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, global_ranks))}/{number}")
         """The store of this group's ranks."""
+        self.hosts: HostMap | None = None
+        """The hosts of the group, once it is known that there are several."""
         self.memory: Callable[[], Segment | None] = lambda: None
         """The memory of the default group, if this is its registry."""
         if words := unseen():
@@ -228,6 +257,22 @@ class MemberRegistry:
         global _default
         _default, self.memory = self, weakref.ref(segment)
 
+    def stands_alone(self) -> bool:
+        """True if there is no default group of unisono."""
+        return _default is None
+
+    def joins_early(self) -> bool:
+        """True for the default group, and for every group if that is on several hosts: the store may be lost later."""
+        return not self.counted or (_default is not None and _default.hosts is not None)
+
+    def known_hosts(self) -> HostMap | None:
+        """The hosts of the group, if those of the default group are known and these ranks are on several of them."""
+        world = _default.hosts if self.counted and _default is not None else None
+        if world is None:
+            return None
+        hosts = HostMap([world.places[name] for name in self._global_ranks], self._rank)
+        return hosts if len(hosts.hosts) > 1 else None
+
     def release(self) -> None:
         """Drops the stores when the group is left; later groups do not look up ranks here."""
         global _default
@@ -237,13 +282,13 @@ class MemberRegistry:
         self.store.release()
 
     def identity(self, rank: int) -> Identity:
-        """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was."""
+        """The process of this host announced as group rank ``rank``, to this or the default group; pid 0 if none."""
         world = self.memory()
         if world is not None and world.longs[world.field(rank, PID)]:
             return world.identity(rank)
         note = self._note(rank)
         if note is not None:
-            return note.who
+            return note.who if note.here() else Identity(0, 0)
         if self.counted and _default is not None:
             return _default.identity(self._global_ranks[rank])
         return Identity(0, 0)
@@ -255,8 +300,9 @@ class MemberRegistry:
 
     def _gone(self, rank: int, who: Identity) -> Loss:
         note = self._note(rank)
-        if words := self._elsewhere(rank, note):
-            return Loss(words)
+        if note is not None and not note.here():
+            name = self._global_ranks[rank]
+            return Loss(f"rank {name} (pid {note.pid} on {note.hostname}) {note.reason}" if note.reason else "")
         dead, state, left = not alive(who), ABSENT, Loss("")
         world = _default.memory() if self.counted and _default is not None else None
         name = self._global_ranks[rank]
@@ -273,25 +319,14 @@ class MemberRegistry:
         # One that has left in the meantime has no page for that reason.
         return Loss(f"{start} {REPLACED}") if replaced and world and world.state(name) == JOINED else Loss("")
 
-    def _elsewhere(self, rank: int, note: _Note | None) -> str:
-        """Words on ``note``, of group rank ``rank``, if it is from another host; else empty."""
-        if note is None or note.here():
-            return ""
-        difference, remedy = Host.mine().difference(note.host)
-        mine = f"rank {self._global_ranks[self._rank]} (on {socket.gethostname()})"
-        return f"rank {self._global_ranks[rank]} (pid {note.pid} on {note.hostname}) {difference} than {mine}: {remedy}"
+    def spans_hosts(self) -> bool:
+        """True if a rank was announced from another host."""
+        notes = (self._note(rank) for rank in range(len(self._global_ranks)))
+        return any(note is not None and not note.here() for note in notes)
 
-    def check_host(self) -> None:
-        """Raises `UsageError` if a rank was announced from another host.
-
-        Not before that rank, which may take this one's note for an old one, has had time to read a new one: the store
-        may end with this process.
-        """
-        for rank in range(len(self._global_ranks)):
-            if words := self._elsewhere(rank, self._note(rank)):
-                self.cannot_join(f"does not join: {words}")
-                time.sleep(_READING)
-                raise UsageError(f"group {self._label} {self._global_ranks}: {words}" if self.counted else words)
+    def elsewhere(self, nonce: str) -> None:
+        """Raises `SeveralHosts`: the first rank has made its memory, of this ``nonce``, on another host."""
+        raise SeveralHosts(nonce)
 
     def check_claim(self) -> None:
         """Raises `UsageError` if another process was announced as this rank since; in that one, too, if it waits."""
@@ -326,10 +361,9 @@ class MemberRegistry:
     def check(self) -> None:
         """Raises `MismatchError` if a rank made another group in place of this one.
 
-        `UsageError` if one is on another host, `PeerLostError` if the first, which makes the group's memory, is gone.
+        `PeerLostError` if the first, which makes the group's memory, is gone.
         """
         first = self.gone(0)
-        self.check_host()  # whatever kept the first rank away, this explains it
         if words := self.mismatch():
             raise MismatchError(words)
         self.check_claim()

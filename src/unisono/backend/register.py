@@ -49,7 +49,7 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     store, rank = shared_store(options.store), options.group_rank
     members = MemberRegistry(store, epoch, name, label, global_ranks, rank, counted=not whole)
     group = Group(options.group_rank, global_ranks, label, seconds, members, choices)
-    if whole:
+    if members.joins_early():
         group.wait_for_all()
     if default:
         here = group.ranks_here

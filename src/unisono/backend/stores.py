@@ -11,19 +11,19 @@ import socket
 import weakref
 from typing import Any
 
-__all__ = ["keep_inherited", "shared_store"]
+__all__ = ["chain_of", "keep_inherited", "shared_store"]
 
 _met: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def shared_store(store: Any) -> Any:
     """The store that all groups share: torch wraps it in a prefix for the group and one for the device."""
-    chain = _chain(store)
+    chain = chain_of(store)
     _met.update(chain)
     return chain[min(2, len(chain) - 1)]
 
 
-def _chain(store: Any) -> list[Any]:
+def chain_of(store: Any) -> list[Any]:
     """A store and those that it puts a prefix before."""
     chain = [store]
     while (inner := getattr(chain[-1], "underlying_store", None)) is not None:
@@ -33,7 +33,7 @@ def _chain(store: Any) -> list[Any]:
 
 def keep_inherited() -> None:
     """In a forked child: no inherited store ends, not even when Python does."""
-    stores = [store for met in list(_met) for store in _chain(met)]
+    stores = [store for met in list(_met) for store in chain_of(met)]
     for store in stores:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
     ports = {port for store in stores if (port := getattr(store, "port", None))}
