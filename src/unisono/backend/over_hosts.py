@@ -12,10 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from unisono.backend.member_registry import MemberRegistry
+from unisono.backend.member_registry import JobStore, MemberRegistry
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.runtime.network import Network
-from unisono.transport.host import HostMap, Place
+from unisono.transport.host import Host, HostMap, Place
+from unisono.transport.mesh import interface
+from unisono.transport.process import start_time
 from unisono.transport.segment import Segment, attach, create
 from unisono.units import name_ranks
 
@@ -88,7 +90,9 @@ class OverHosts:
         """
         store, size = self._members.store.under(f"places/{nonce}"), len(self._global_ranks)
         if store.add(f"came/{self._rank}", 1) > 1:
+            self._check_claim(store)
             return None
+        self._check_interface()
         mine = Place.mine(os.environ.get("MASTER_ADDR", ""))
         store.set(str(self._rank), json.dumps([*mine, _versions()]))
         begun = time.monotonic()
@@ -102,6 +106,7 @@ class OverHosts:
                     "address and port?"
                 )
             self._members.check()
+            self._members.check_reasons()
             time.sleep(_PAUSE)
         found = [json.loads(store.get(str(rank))) for rank in range(size)]
         places = [Place(*each[:-1]) for each in found]
@@ -109,6 +114,26 @@ class OverHosts:
         self._birth = nonce
         self.hosts = self._members.hosts = HostMap(places, self._rank)
         return self.hosts
+
+    def _check_claim(self, store: JobStore) -> None:
+        """Raises `UsageError` if another process of this host is this rank; else the place is of an earlier birth."""
+        if not store.check([str(self._rank)]):
+            return
+        *found, _ = json.loads(store.get(str(self._rank)))
+        there = Place(*found)
+        if there.host == Host.mine().to_text() and there.pid != os.getpid() and start_time(there.pid):
+            raise UsageError(
+                f"rank {self._rank} of {self._label} is claimed twice: by pid {there.pid} and by pid {os.getpid()} on "
+                f"{there.hostname}; give every process its own rank"
+            )
+
+    def _check_interface(self) -> None:
+        """Raises `UsageError`, and lets the other ranks know, if an interface is named that is not there."""
+        try:
+            interface()
+        except UsageError as error:
+            self._members.cannot_join(f"can not join it ({error})")
+            raise
 
     def _outdated(self, nonce: str) -> bool:
         """True if the first rank, on another host, has made another memory since."""
@@ -135,6 +160,13 @@ class OverHosts:
         if self._network is not None:
             network, self._network = self._network, None
             network.leave(note, _FLUSH)
+
+    def disown(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        if self._network is not None:
+            self._network.disown()
+            self._network = None
+        self.forget_fd()
 
     def forget_fd(self) -> None:
         """Closes the descriptor of the memory that this rank has made for its host."""
