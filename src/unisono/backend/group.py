@@ -321,6 +321,7 @@ class Group:
         self._joining, self._segment = threading.RLock(), None
         self._members.release()
         self._forget_fd()
+        self._over_hosts.disown()
 
 
 def _close_joined() -> None:

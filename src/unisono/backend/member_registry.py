@@ -267,8 +267,7 @@ class MemberRegistry:
 
     def known_hosts(self) -> HostMap | None:
         """The hosts of the group, if those of the default group are known and these ranks are on several of them."""
-        world = _default.hosts if self.counted and _default is not None else None
-        if world is None:
+        if not self.counted or _default is None or (world := _default.hosts) is None:
             return None
         hosts = HostMap([world.places[name] for name in self._global_ranks], self._rank)
         return hosts if len(hosts.hosts) > 1 else None
@@ -321,8 +320,7 @@ class MemberRegistry:
 
     def spans_hosts(self) -> bool:
         """True if a rank was announced from another host."""
-        notes = (self._note(rank) for rank in range(len(self._global_ranks)))
-        return any(note is not None and not note.here() for note in notes)
+        return any(note and not note.here() for note in map(self._note, range(len(self._global_ranks))))
 
     def elsewhere(self, nonce: str) -> None:
         """Raises `SeveralHosts`: the first rank has made its memory, of this ``nonce``, on another host."""
@@ -372,6 +370,11 @@ class MemberRegistry:
             me = self._global_ranks[self._rank]
             causes = self._reasons_not_to_join() or [first]
             raise lost(f"rank {me} can not join group {self._label} {self._global_ranks}", causes)
+
+    def check_reasons(self) -> None:
+        """Raises `PeerLostError` if a rank has published why it does not join."""
+        if causes := [cause for cause in self._reasons_not_to_join() if cause.words]:
+            raise lost(f"group {self._label} {self._global_ranks} can not be joined", causes)
 
     def _reasons_not_to_join(self) -> list[Loss]:
         """The losses of ranks that have published why they do not join: the first rank may have ended over these."""

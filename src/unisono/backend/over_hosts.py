@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from unisono.backend.birth import check_versions
-from unisono.backend.member_registry import MemberRegistry
-from unisono.errors import CollectiveTimeout
+from unisono.backend.member_registry import JobStore, MemberRegistry
+from unisono.errors import CollectiveTimeout, UsageError
 from unisono.runtime.network import Network
-from unisono.transport.host import HostMap, Place
+from unisono.transport.host import Host, HostMap, Place
+from unisono.transport.mesh import interface
+from unisono.transport.process import start_time
 from unisono.transport.segment import Segment, attach, create
 from unisono.units import name_ranks
 
@@ -78,7 +80,9 @@ class OverHosts:
         """
         store, size = self._members.store.under(f"places/{nonce}"), len(self._global_ranks)
         if store.add(f"came/{self._rank}", 1) > 1:
+            self._check_claim(store)
             return None
+        self._check_interface()
         mine = Place.mine(os.environ.get("MASTER_ADDR", ""))
         store.set(str(self._rank), json.dumps(mine))
         begun = time.monotonic()
@@ -92,6 +96,7 @@ class OverHosts:
                     "address and port?"
                 )
             self._members.check()
+            self._members.check_reasons()
             time.sleep(_PAUSE)
         places = [Place(*json.loads(store.get(str(rank)))) for rank in range(size)]
         if not self._members.counted:
@@ -99,6 +104,25 @@ class OverHosts:
         self._birth = nonce
         self.hosts = self._members.hosts = HostMap(places, self._rank)
         return self.hosts
+
+    def _check_claim(self, store: JobStore) -> None:
+        """Raises `UsageError` if another process of this host is this rank; else the place is of an earlier birth."""
+        if not store.check([str(self._rank)]):
+            return
+        there = Place(*json.loads(store.get(str(self._rank))))
+        if there.host == Host.mine().to_text() and there.pid != os.getpid() and start_time(there.pid):
+            raise UsageError(
+                f"rank {self._rank} of {self._label} is claimed twice: by pid {there.pid} and by pid {os.getpid()} on "
+                f"{there.hostname}; give every process its own rank"
+            )
+
+    def _check_interface(self) -> None:
+        """Raises `UsageError`, and lets the other ranks know, if an interface is named that is not there."""
+        try:
+            interface()
+        except UsageError as error:
+            self._members.cannot_join(f"can not join it ({error})")
+            raise
 
     def _outdated(self, nonce: str) -> bool:
         """True if the first rank, on another host, has made another memory since."""
@@ -125,6 +149,13 @@ class OverHosts:
         if self._network is not None:
             network, self._network = self._network, None
             network.leave(note, _FLUSH)
+
+    def disown(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        if self._network is not None:
+            self._network.disown()
+            self._network = None
+        self.forget_fd()
 
     def forget_fd(self) -> None:
         """Closes the descriptor of the memory that this rank has made for its host."""

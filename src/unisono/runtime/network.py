@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.transport.host import HostMap
-from unisono.transport.layout import GAVE_UP, JOINED, LEFT, STATE
+from unisono.transport.layout import AFFINITY, GAVE_UP, JOINED, LEFT, STATE
 from unisono.transport.mesh import Channel, Mesh, Receive
 from unisono.transport.segment import Segment
 
@@ -25,6 +25,7 @@ _DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 1.0}
 """Seconds after which a rank that is lost, has given up or has left will not arrive any more, as another rank of this
 host, its proxy, may be slow to lay down what it has sent."""
 _SLOW = 3.0  # s: the same for its proxy, which sees the last frame itself
+_OTHER_CORES = 1  # the mark of a set of cores that no rank of this host has
 _RANK = struct.Struct("<i")
 
 _Land = Callable[[int, memoryview, Receive], None]
@@ -63,6 +64,7 @@ class Network:
         longs = segment.longs
         for peer in hosts.remote:
             longs[segment.field(peer, STATE)] = JOINED
+            longs[segment.field(peer, AFFINITY)] = _OTHER_CORES
         segment.elsewhere = self
 
     def _address(self) -> str:
@@ -192,6 +194,10 @@ class Network:
         with self._answered:
             self._answered.wait_for(lambda: all(map(self._parted, self.hosts.remote)), seconds)
         self._mesh.close(seconds)
+
+    def disown(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        self._mesh.disown()
 
     def _parted(self, peer: int) -> bool:
         """True if a rank has read that this one has left, has left itself, or is lost."""

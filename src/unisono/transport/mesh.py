@@ -9,7 +9,9 @@ The Gloo group is made on the interface that leads to the peers: where a host's 
 Debian and Ubuntu install it, the group that torch makes by itself can not be reached.
 """
 
+import ctypes
 import os
+import socket
 import struct
 import threading
 from collections import deque
@@ -21,15 +23,16 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from unisono.errors import PeerLostError
+from unisono.errors import PeerLostError, UsageError
 from unisono.transport.keepalive import keep_alive, shut_down, sockets
 from unisono.transport.process import OwnThread
 
-__all__ = ["Channel", "Mesh", "Receive"]
+__all__ = ["Channel", "Mesh", "Receive", "interface"]
 
 _AHEAD = 3  # receives of a channel that are posted
 _HEAD = struct.Struct("<II")  # kind, bytes of the body
 _FOREVER = timedelta(days=10_000)
+_CONNECTING = 60.0  # s that ranks which are all there may take to connect
 _ENDING = 2.0  # s that a thread may take to end
 _KEPT = 64  # sends whose buffers are kept at most
 
@@ -52,10 +55,10 @@ class Mesh:
     ) -> None:  # fmt: skip
         self.rank, self.frame_nbytes, self.lost = rank, frame_nbytes, lost
         self.room = frame_nbytes - _HEAD.size
-        name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+        name = interface()
         before = sockets()
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=min(timeout, 10_000_000))
+        options._timeout = timedelta(seconds=min(timeout, _CONNECTING))
         try:
             device = ProcessGroupGloo.create_device(**({"interface": name} if name else {"hostname": address}))
             options._devices = [device]
@@ -88,6 +91,12 @@ class Mesh:
         for thread in (flushing, *(thread for channel in self._channels for thread in channel.threads)):
             if thread is not threading.current_thread():
                 thread.join(_ENDING)
+
+    def disown(self) -> None:
+        """In a forked child: the threads of Gloo are the parent's, so nothing of it may end here."""
+        for channel in self._channels:
+            channel.ended = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.gloo))
 
     def _flush(self) -> None:
         for channel in self._channels:
@@ -229,6 +238,15 @@ class Channel:
     def _fail(self, error: RuntimeError) -> None:
         if not self.ended:
             self._mesh.lost(self.peer, self._tag // 2, first(error))
+
+
+def interface() -> str:
+    """The interface that ``GLOO_SOCKET_IFNAME`` names, or nothing. Raises `UsageError` if this host has no such one."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    there = [each for _, each in socket.if_nameindex()]
+    if name and name not in there:
+        raise UsageError(f"GLOO_SOCKET_IFNAME is {name!r}, but {socket.gethostname()} has {', '.join(there)}: name one")
+    return name
 
 
 def first(error: BaseException) -> str:
