@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from unisono.backend import exit_hooks
-from unisono.backend.birth import check_versions, publish_versions
+from unisono.backend.birth import publish_self, ranks_here
 from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
@@ -67,6 +67,8 @@ class Group:
         self.operations: Operations
         self.fast_path: FastPath
         self._store = members.store
+        self.ranks_here = list(range(self.size))
+        """The group ranks on this machine; known once `wait_for_all` has returned."""
         self._segment: Segment | None = None
         self._fd = -1
         self.joined = False
@@ -171,10 +173,10 @@ class Group:
         Whatever it raises, the group is left.
         """
         try:
-            publish_versions(self._store, self.rank)
+            publish_self(self._store, self.rank)
             self.join()
             self._wait_for_all()
-            check_versions(self._store, self.global_ranks, self.label)
+            self.ranks_here = ranks_here(self._store, self.rank, self.global_ranks, self.label)
         except BaseException as error:
             self.close(f"could not join it ({type(error).__name__}: {error})")
             raise

@@ -52,7 +52,8 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     if whole:
         group.wait_for_all()
     if default:
-        if pinned(choices) and (cores := pin(options.group_rank, len(global_ranks))):
+        here = group.ranks_here
+        if pinned(choices) and (cores := pin(here.index(options.group_rank), len(here))):
             torch.set_num_threads(min(torch.get_num_threads(), len(cores)))  # more would wait for each other's core
         group.serve_all()
     return UnisonoProcessGroup(group, options.store, timeout)
