@@ -294,14 +294,14 @@ class MemberRegistry:
 
     def gone(self, rank: int) -> Loss:
         """The loss of group rank ``rank``: it published so, ended, or left the default group; else empty."""
-        who = self.identity(rank)
-        return self._gone(rank, who)._replace(who=who) if who.pid else Loss("")
-
-    def _gone(self, rank: int, who: Identity) -> Loss:
         note = self._note(rank)
         if note is not None and not note.here():
             name = self._global_ranks[rank]
             return Loss(f"rank {name} (pid {note.pid} on {note.hostname}) {note.reason}" if note.reason else "")
+        who = self.identity(rank)
+        return self._gone(rank, who, note)._replace(who=who) if who.pid else Loss("")
+
+    def _gone(self, rank: int, who: Identity, note: _Note | None) -> Loss:
         dead, state, left = not alive(who), ABSENT, Loss("")
         world = _default.memory() if self.counted and _default is not None else None
         name = self._global_ranks[rank]
