@@ -51,7 +51,7 @@ class Network:
         self._receipts: set[int] = set()  # of ranks that have read that this one has left
         self._answered = threading.Condition()
         frame = _FRAME + -(-segment.layout.header // 256) * 256 + 256
-        address = self._address()
+        address = hosts.places[hosts.rank].address
         self._mesh = Mesh(store, hosts.rank, len(hosts.of), address, timeout, limit, frame, self._lost)
         self.room = self._mesh.room
         proxies = {hosts.proxy(hosts.rank, host) for host in range(len(hosts.hosts)) if host != hosts.mine}
@@ -66,15 +66,6 @@ class Network:
             longs[segment.field(peer, STATE)] = JOINED
             longs[segment.field(peer, AFFINITY)] = _OTHER_CORES
         segment.elsewhere = self
-
-    def _address(self) -> str:
-        """The address of this host on the way to the others."""
-        from unisono.transport.host import address_towards
-
-        mine = self.hosts.places[self.hosts.rank].address
-        others = [self.hosts.places[peer].address for peer in self.hosts.remote]
-        outside = next((address for address in others if not address.startswith("127.")), "")
-        return address_towards(outside) if mine.startswith("127.") and outside else mine
 
     def start(self) -> None:
         """Begins to receive, once all who handle frames are there."""

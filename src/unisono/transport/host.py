@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
+from unisono.transport.interfaces import address_for_peers
 from unisono.transport.process import cores
 
-__all__ = ["Host", "HostMap", "Place", "address_towards", "barred", "unseen"]
+__all__ = ["Host", "HostMap", "Place", "barred", "unseen"]
 
 
 class Host(NamedTuple):
@@ -56,8 +57,8 @@ class Place(NamedTuple):
 
     @classmethod
     def mine(cls, towards: str) -> "Place":
-        """That of this process; ``towards``: see `address_towards`."""
-        return cls(Host.mine().to_text(), socket.gethostname(), address_towards(towards), os.getpid(), cores())
+        """That of this process; ``towards``: see `address_for_peers`."""
+        return cls(Host.mine().to_text(), socket.gethostname(), address_for_peers(towards), os.getpid(), cores())
 
 
 class HostMap:
@@ -88,17 +89,6 @@ class HostMap:
     def proxied(self) -> list[int]:
         """The ranks of other hosts whose proxy this rank is."""
         return [each for each in self.remote if self.proxy(each, self.mine) == self.rank]
-
-
-def address_towards(peer: str, port: int = 9) -> str:
-    """The address of this host on the way to ``peer``, a name or an address; no packet is sent."""
-    try:
-        family, kind, _, _, to = socket.getaddrinfo(peer or "localhost", port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(to)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
 
 
 @cache
