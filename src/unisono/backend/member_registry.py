@@ -22,14 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from torch._C._distributed_c10d import PrefixStore
-
 from unisono.backend.rendezvous_watch import ABSENT_SECONDS, log_absent
-from unisono.backend.stores import chain_of
+from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.runtime.monitor import Loss
 from unisono.transport.host import Host, HostMap, barred, unseen
-from unisono.transport.keepalive import keep_alive, sockets
 from unisono.transport.layout import ABSENT, EXIT_NOTE, JOINED, LEFT, PID, Layout
 from unisono.transport.process import Identity, alive, fate, ticks
 from unisono.transport.segment import Segment, StoreLike
@@ -38,7 +35,7 @@ from unisono.watch.exit_notes import lost, read_exit_note
 from unisono.watch.peer_state import REPLACED
 from unisono.watch.status_page import own_page
 
-__all__ = ["JobStore", "MemberRegistry", "SeveralHosts", "default_nonce"]
+__all__ = ["MemberRegistry", "SeveralHosts", "default_nonce"]
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC}
 _default: "MemberRegistry | None" = None  # of the default group, where every process of the job is known
@@ -52,75 +49,6 @@ class SeveralHosts(Exception):
     def __init__(self, nonce: str) -> None:
         super().__init__(nonce)
         self.nonce = nonce
-
-
-class JobStore:
-    """The store that the job's ranks share, under a prefix; its failures have a remedy in their text."""
-
-    def __init__(self, store: StoreLike, prefix: str) -> None:
-        self._store: StoreLike | None = store
-        self._prefix = prefix
-
-    def set(self, key: str, value: str) -> None:
-        """Stores a value."""
-        with self._open() as store:
-            store.set(f"{self._prefix}/{key}", value)
-
-    def get(self, key: str) -> bytes:
-        """The value, once there is one."""
-        with self._open() as store:
-            return store.get(f"{self._prefix}/{key}")
-
-    def add(self, key: str, value: int) -> int:
-        """Adds to a counter; returns the sum."""
-        with self._open() as store:
-            return store.add(f"{self._prefix}/{key}", value)
-
-    def check(self, keys: list[str]) -> bool:
-        """True if all these keys have values."""
-        with self._open() as store:
-            return store.check([f"{self._prefix}/{key}" for key in keys])
-
-    @contextmanager
-    def _open(self) -> Iterator[StoreLike]:
-        if self._store is None:
-            raise PeerLostError("this rank has left the group, and with it the job's store")
-        try:
-            yield self._store
-        except RuntimeError as error:
-            raise _gone(error) from None
-
-    def under(self, prefix: str) -> "JobStore":
-        """The same store under a further prefix."""
-        with self._open() as store:
-            return JobStore(store, f"{self._prefix}/{prefix}")
-
-    def plain(self, prefix: str) -> Any:
-        """The same store under a further prefix, as torch's classes take it."""
-        with self._open() as store:
-            return PrefixStore(f"{self._prefix}/{prefix}", store)  # type: ignore[arg-type]  # it is one of torch's
-
-    def keep_alive(self, limit: float) -> None:
-        """Ends the connection to the store, with an error of the call under way, if that is silent for ``limit`` s."""
-        with self._open() as store:
-            if port := getattr(chain_of(store)[-1], "port", 0):
-                keep_alive(sockets(port), limit)
-
-    def release(self) -> None:
-        """Drops the reference to the store, so that it can end, and its server with it."""
-        self._store = None
-
-
-def _gone(error: Exception) -> PeerLostError | OSError:
-    """The error of a failed store; `OSError` if this process is at its own limits."""
-    words = str(error).partition("\n")[0]
-    for number in (errno.EMFILE, errno.ENFILE):
-        if os.strerror(number) in words:
-            return OSError(number, os.strerror(number))
-    return PeerLostError(
-        f"the job's store does not answer ({words}): it lives in the process of rank 0 (or of the launcher), which has "
-        "left; keep that process until all ranks have finished"
-    )
 
 
 def default_nonce() -> str:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from unisono.backend.birth import check_versions
-from unisono.backend.member_registry import JobStore, MemberRegistry
+from unisono.backend.member_registry import MemberRegistry
+from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.runtime.network import Network
 from unisono.transport.host import Host, HostMap, Place
