@@ -89,7 +89,8 @@ class DeviceCalls:
         self._inner: Inner | None = None
         self.kernels: KernelCalls | None = None
         self._launches: dict[Any, Callable[[int, int, int], None] | None] = {}
-        self._stream: tuple[int, bool] | None = None  # the last one launched on, and whether it was captured then
+        self._kinds: dict[Any, tuple[Callable[[int, int, int], None], Call]] = {}
+        self._stream, self._captured = -1, False  # the last one launched on, and whether it was captured then
         self._closed = threading.Event()
         self._name = ""
 
@@ -125,6 +126,42 @@ class DeviceCalls:
             return self._inner
 
     # A call
+
+    def again(self, name: str, key: Any, source: torch.Tensor, output: torch.Tensor, options: Any) -> Any:
+        """The Work of a call of a kind that kernels have served before; None if it is to go by `call`.
+
+        ``key``: the reduce op, or the root, or None.
+        """
+        kernels = self.kernels
+        if kernels is None or self.error is not None or kernels.workspace.failed():
+            return None
+        source_at, output_at = source.data_ptr(), output.data_ptr()
+        found = self._kinds.get(self._kind(name, key, source, output, source_at | output_at))
+        if found is None or not source.is_contiguous() or not output.is_contiguous():
+            return None
+        launch, call = found
+        with self._lock:
+            return self._launched(launch, call, source_at, output_at, output, options)
+
+    def _kind(self, name: str, key: Any, source: torch.Tensor, output: torch.Tensor, places: int) -> Any:
+        """The key of a kind of call."""
+        options = chosen(self._group.operations.options)
+        by = options.key if options is not None else None
+        shapes = (source.shape, source.dtype, source.get_device(), output.shape, output.dtype, output.get_device())
+        return name, key, shapes, places & 15 == 0, by
+
+    def _launched(
+        self, launch: Callable[[int, int, int], None], call: Call, source_at: int, output_at: int,
+        output: torch.Tensor, options: Any,
+    ) -> Any:  # fmt: skip
+        """The Work of a launch, after the guard. Lock held."""
+        self._issued(call)
+        assert self.device is not None
+        stream: int = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if stream != self._stream:
+            self._order(stream)
+        launch(stream, source_at, output_at)
+        return LaunchedWork([output], stream, self) if options.asyncOp else DONE
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
         """The Work of a call by torch's method ``name`` (canonical)."""
@@ -189,17 +226,14 @@ class DeviceCalls:
         except KeyError:
             if len(self._launches) >= _KEPT:
                 self._launches.clear()
+                self._kinds.clear()
             header = zlib.crc32(call.signature[: SIGNATURE.size])
             launch = self._launches[key] = self.kernels.prepare(shape, header, aligned)
         if launch is None:
             return None
-        self._issued(call)
-        assert self.device is not None
-        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        self._order(stream)
-        launch(stream, source_at, output_at)
-        opts = arguments[-1]
-        return LaunchedWork([output], stream, self) if getattr(opts, "asyncOp", False) else DONE
+        extra = call.reduce_op or (call.root if call.root >= 0 else None)
+        self._kinds[self._kind(name, extra, source, output, source_at | output_at)] = (launch, call)
+        return self._launched(launch, call, source_at, output_at, output, arguments[-1])
 
     def _refuse_named(self, call: Call) -> None:
         """Raises `UsageError` if an algorithm was chosen by name for a call that kernels do not run."""
@@ -208,11 +242,10 @@ class DeviceCalls:
 
     def _order(self, stream: int) -> None:
         """Orders a stream after the last one: kernels of one workspace must not overlap."""
-        last, capturing = self._stream, torch.cuda.is_current_stream_capturing()
-        self._stream = (stream, capturing)
-        if last is None or last[0] == stream or capturing != last[1]:
-            return  # a graph is ordered by the stream that it is replayed on
-        torch.cuda.current_stream(self.device).wait_stream(_external(last[0], self.device))
+        last, captured, capturing = self._stream, self._captured, torch.cuda.is_current_stream_capturing()
+        self._stream, self._captured = stream, capturing
+        if last >= 0 and captured == capturing:  # a graph is ordered by the stream that it is replayed on
+            torch.cuda.current_stream(self.device).wait_stream(_external(last, self.device))
 
     # Failures
 
@@ -260,6 +293,7 @@ class DeviceCalls:
                 self._inner.close()
             self._inner = self.kernels = None
             self._launches.clear()
+            self._kinds.clear()
 
     @property
     def inner(self) -> Inner | None:

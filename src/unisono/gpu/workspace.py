@@ -36,6 +36,10 @@ class Workspace:
         self._words = (ctypes.c_int64 * RECORD_WORDS).from_address(self.record)
         self.multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
 
+    def failed(self) -> bool:
+        """True if a kernel of this rank has recorded a failure."""
+        return self._words[0] != 0
+
     def failure(self) -> Failure | None:
         """The first failure that a kernel of this rank has recorded."""
         return Failure(list(self._words)) if self._words[0] else None

@@ -26,6 +26,7 @@ from unisono.watch.guard import table
 __all__ = ["DeviceGuard"]
 
 _SUMS = struct.Struct("<Q")
+_KEPT = 2048  # headers kept for reuse
 
 
 class DeviceGuard:
@@ -38,7 +39,9 @@ class DeviceGuard:
         self._depth, self._header = layout.DEVICE_CALLS, layout.header
         self._numbers_at, self._headers_at = layout.device_numbers, layout.device_headers
         self._peers = [rank for rank in range(board.size) if rank != board.rank]
+        self._issued_at = {peer: board.segment.field(peer, DEVICE_ISSUED) for peer in range(board.size)}
         self._compared = dict.fromkeys(self._peers, 0)
+        self._headers: dict[Call, bytes] = {}
         self._mine: deque[tuple[int, Call, bytes, float]] = deque(maxlen=self._depth)
         self._sum = 0
         self.number = 0
@@ -46,31 +49,39 @@ class DeviceGuard:
 
     def issued(self, call: Call) -> None:
         """Publishes a call's header and compares it; raises `MismatchError` if a peer's of the same number differs."""
-        size = self._header - _SUMS.size
-        header = call.header(self._board.size, size)
-        self._sum = zlib.crc32(header[: SIGNATURE.size], self._sum)
+        header = self._headers.get(call)
+        if header is None:
+            if len(self._headers) >= _KEPT:
+                self._headers.clear()
+            header = self._headers[call] = call.header(self._board.size, self._header - _SUMS.size)
+        self._sum = zlib.crc32(call.signature, self._sum)
         data = header + _SUMS.pack(self._sum)
-        self.number += 1
-        self._mine.append((self.number, call, data, time.monotonic()))
-        place = self._place(self._rank, self.number)
-        longs, raw = self._segment.longs, self._segment.raw
-        longs[place[0]] = 0
+        number = self.number = self.number + 1
+        self._mine.append((number, call, data, time.monotonic()))
+        word, at = self._place(self._rank, number)
+        longs = self._segment.longs
+        longs[word] = 0
         futex.release()
-        raw[place[1] : place[1] + self._header] = data
+        self._segment.raw[at : at + self._header] = data
         futex.release()
-        longs[place[0]] = self.number
-        longs[self._segment.field(self._rank, DEVICE_ISSUED)] = self.number
+        longs[word] = longs[self._issued_at[self._rank]] = number
         self.compare()
 
     def compare(self) -> None:
         """Compares all headers that have come since; raises `MismatchError`."""
+        longs, compared, mine = self._segment.longs, self._compared, self.number
         for peer in self._peers:
-            last = min(self._published(peer), self.number)
-            for number in range(max(self._compared[peer] + 1, self.number - self._depth + 1), last + 1):
-                theirs, mine = self._read(peer, number), self._own(number)
-                if theirs is not None and mine is not None and not self._agree(peer, mine[2], theirs):
-                    raise MismatchError(self._words(number, mine[1]))
-            self._compared[peer] = max(self._compared[peer], last)
+            last, done = min(longs[self._issued_at[peer]], mine), compared[peer]
+            if last > done:
+                self._compare(peer, max(done + 1, mine - self._depth + 1), last)
+                compared[peer] = last
+
+    def _compare(self, peer: int, first: int, last: int) -> None:
+        """Compares the headers of calls ``first`` to ``last`` with those of a peer, as far as both are there still."""
+        for number in range(first, last + 1):
+            theirs, mine = self._read(peer, number), self._own(number)
+            if theirs is not None and mine is not None and theirs != mine[2] and not self._agree(peer, mine[2], theirs):
+                raise MismatchError(self._words(number, mine[1]))
 
     def check(self, timeout: float) -> None:
         """Raises `PeerLostError` for a lost peer that has not issued what this rank has, `CollectiveTimeout` for a late
@@ -113,7 +124,7 @@ class DeviceGuard:
         return self._numbers_at // 8 + at, self._headers_at + at * self._header
 
     def _published(self, rank: int) -> int:
-        return int(self._segment.longs[self._segment.field(rank, DEVICE_ISSUED)])
+        return int(self._segment.longs[self._issued_at[rank]])
 
     def _read(self, rank: int, number: int) -> bytes | None:
         """A header; None if it is not there, or not any more."""
