@@ -78,14 +78,13 @@ COUNTS = (1, 15, 16, 1000, 4096, 33_333, 262_144, 1_048_573)
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 @pytest.mark.parametrize(("collective", "schedule"), KINDS)
 def test_values(collective: str, schedule: str, n: int) -> None:
-    counts = COUNTS if n == 4 else (1, 1000, 33_333, 65_536)
-    for k, count in enumerate(counts):
-        for dtype in ("bfloat16", "float32", *(("int64", "float16") if n == 2 else ())):
-            op = "SUM" if collective in REDUCES else ""
-            call = GpuCall(
-                collective, dtype if op else "int32", count, op, n - 1 if collective == "broadcast" else 0, schedule
-            )
-            xs, outs, wanted = tensors(call, n, k, in_place=k % 2 == 1)
+    reduces, root = collective in REDUCES, n - 1 if collective == "broadcast" else 0
+    dtypes = ("bfloat16", "float32", "int64", "float16") if n == 2 else ("bfloat16", "float32")
+    for k, count in enumerate(COUNTS if n == 4 else COUNTS[n % 2 :: 3]):
+        dtype = dtypes[k % len(dtypes)] if reduces else "int32"
+        for in_place in (False, True) if collective == "all_reduce" else (False,):
+            call = GpuCall(collective, dtype, count, "SUM" if reduces else "", root, schedule)
+            xs, outs, wanted = tensors(call, n, k, in_place)
             torch.cuda.synchronize()
             world(n).run(call, xs, outs)
             torch.cuda.synchronize()

@@ -13,7 +13,7 @@ from unisono.gpu.workspace import Workspace
 from unisono.program import lower
 from unisono.schedule import Schedule
 
-__all__ = ["GpuCall", "KernelCalls", "moved_as", "reduces_on_gpu"]
+__all__ = ["GpuCall", "KernelCalls", "Launched", "moved_as", "reduces_on_gpu"]
 
 _FLOATS = ("bfloat16", "float16", "float32")
 _NUMBERS = (*_FLOATS, "float64", "int32", "int64")
