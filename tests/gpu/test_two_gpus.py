@@ -17,6 +17,7 @@ from unisono.errors import MismatchError, UnisonoError, UsageError
 
 pytestmark = [
     NEEDS_GPU,
+    pytest.mark.timeout(300),  # the first processes import torch for long
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs"),
 ]
 
@@ -85,13 +86,108 @@ def messages_and_lists(rank: int, world_size: int) -> list[Any]:
 
 
 def test_values() -> None:
-    assert ranks(2).run(values, timeout=110) == [[], []]
+    assert ranks(2).run(values, timeout=250) == [[], []]
 
 
 def test_messages_and_lists_by_nccl() -> None:
-    found = ranks(2).run(messages_and_lists)
+    found = ranks(2).run(messages_and_lists, timeout=200)
     assert found[1][0] == 0.0
     assert [row[1:] for row in found] == [[[0.0, 1.0], 1.0]] * 2
+
+
+def alternating_streams(rank: int, world_size: int) -> int:
+    """Calls on two streams, which nothing orders but the group; the number of wrong results."""
+    torch.cuda.set_device(rank)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    xs = [torch.full((20_000,), float(k + rank), device="cuda") for k in range(200)]
+    torch.cuda.synchronize()
+    for k, x in enumerate(xs):
+        with torch.cuda.stream(streams[k % 2]):
+            if k % 7 == rank:
+                torch.cuda._sleep(100_000)  # type: ignore[no-untyped-call]
+            dist.all_reduce(x)
+    torch.cuda.synchronize()
+    return sum(not bool((x == 2 * k + 1).all()) for k, x in enumerate(xs))
+
+
+def graph(rank: int, world_size: int) -> list[float]:
+    torch.cuda.set_device(rank)
+    x, y = torch.ones(5000, device="cuda"), torch.empty(10_000, device="cuda")
+    dist.all_reduce(x)
+    dist.all_gather_into_tensor(y, x)
+    x.fill_(1.0)
+    torch.cuda.synchronize()
+    captured, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(captured, stream=side):
+        dist.all_reduce(x)
+        dist.all_gather_into_tensor(y, x, async_op=True).wait()
+    for _ in range(5):
+        captured.replay()
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    return [x[0].item(), y.sum().item()]
+
+
+def test_two_streams_never_race() -> None:
+    assert ranks(2).run(alternating_streams, timeout=100) == [0, 0]
+
+
+def test_graphs() -> None:
+    assert ranks(2).run(graph, timeout=100) == [[64.0, 320_000.0]] * 2
+
+
+def losses(rank: int) -> dict[str, list[float]]:
+    """Of 20 steps by DDP, FSDP2 and tensor parallel."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh, found = init_device_mesh("cuda", (2,)), {}
+    for name in ("ddp", "fsdp", "tp"):
+        torch.manual_seed(0)
+        model: Any = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256)).cuda()
+        if name == "ddp":
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        elif name == "fsdp":
+            fully_shard(model, mesh=mesh)
+        else:
+            model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        torch.manual_seed(5 if name == "tp" else rank)
+        rows = []
+        for _ in range(20):
+            x = torch.randn(32, 256, device="cuda")
+            loss = (model(x) - x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            rows.append(loss.item())
+        found[name] = rows
+    return found
+
+
+def trained(rank: int, path: str, result: Any) -> None:
+    torch.cuda.set_device(rank)
+    found = []
+    for backend in ("unisono", "nccl"):
+        dist.init_process_group(backend, init_method=f"file://{path}-{backend}", rank=rank, world_size=2)
+        found.append(losses(rank))
+        dist.destroy_process_group()
+    result.put(found)
+
+
+def test_training_gives_the_losses_of_nccl(tmp_path: Any) -> None:
+    result = FORKS.Queue()
+    processes = [FORKS.Process(target=trained, args=(rank, str(tmp_path / "meeting"), result)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = [result.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join(30)
+    for ours, theirs in found:
+        for name in ("ddp", "fsdp", "tp"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-5)
+            assert ours[name][-1] < ours[name][0]
 
 
 def alone(rank: int, path: str, result: Any, fn: Callable[[int], str], timeout: float) -> None:
@@ -202,7 +298,7 @@ def test_a_mistake_on_one_rank_ends_both(tmp_path: Any) -> None:
     found = both(tmp_path, wrong_device)
     assert UsageError.__name__ in found[1][0]
     assert "argument 1 is on cpu" in found[1][0]
-    assert "disagree about call no. 2" in found[0][0]
+    assert "-> rank 1: all_gather() refused its arguments" in found[0][0]
 
 
 def test_an_absent_rank_is_named(tmp_path: Any) -> None:

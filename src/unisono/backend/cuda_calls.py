@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from unisono.backend.operations import same_dtype
+from unisono.backend.tensors import PLAIN, check_memory
 from unisono.errors import UsageError
 from unisono.gpu.kernels import GpuCall, moved_as, reduces_on_gpu
 from unisono.runtime.call import Call, name_of_dtype
 from unisono.runtime.reduce import op_and_factor
 
-__all__ = ["CANONICAL", "call_of", "devices_of", "kernel_form"]
+__all__ = ["CANONICAL", "call_of", "devices_of", "kernel_form", "operation_of", "strided"]
 
 CANONICAL = {
     "_allgather_base": "all_gather_single", "_reduce_scatter_base": "reduce_scatter_single",
@@ -117,9 +117,10 @@ def kernel_form(name: str, arguments: Sequence[Any], size: int, by: str = "", ch
             )
     else:
         return None
-    same_dtype([output], source, "the output")
-    if not (source.is_contiguous() and output.is_contiguous()) or source.layout != torch.strided:
+    if any(type(t) not in PLAIN or t.layout != torch.strided or not t.is_contiguous() for t in (source, output)):
         return None
+    check_memory(source, "the tensor")
+    check_memory(output, "the output")
     collective, reduces, dtype = _COLLECTIVES[name], name in ("allreduce", "reduce_scatter_single"), source.dtype
     if reduces:
         op, names = _op(options), name_of_dtype(dtype)
@@ -131,6 +132,31 @@ def kernel_form(name: str, arguments: Sequence[Any], size: int, by: str = "", ch
     return GpuCall(collective, moved, each, "", root, by, chunks), source, output
 
 
+def operation_of(name: str) -> str:
+    """The operation of a method, as headers name it: ``all_gather`` of ``all_gather_single``."""
+    if name in ("send", "recv"):
+        return name
+    return next((op for start, op in _OPERATIONS.items() if name.startswith(start)), "recv")
+
+
+def strided(name: str, arguments: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Input and output of a call with one of each, of which one is not contiguous; None for any other."""
+    if name in ("allreduce", "broadcast"):
+        source = output = arguments[0][0]
+    elif name in ("all_gather_single", "reduce_scatter_single", "all_to_all_single"):
+        output, source = arguments[0], arguments[1]
+    else:
+        return None
+    if any(t.layout != torch.strided for t in (source, output)) or (source.is_contiguous() and output.is_contiguous()):
+        return None
+    return source, output
+
+
+_OPERATIONS = {
+    "allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "reduce": "reduce", "broadcast": "broadcast",
+    "allgather": "all_gather", "all_gather": "all_gather", "gather": "gather", "scatter": "scatter",
+    "alltoall": "all_to_all", "all_to_all": "all_to_all",
+}  # fmt: skip
 _COLLECTIVES = {
     "allreduce": "all_reduce", "broadcast": "broadcast", "all_gather_single": "all_gather",
     "reduce_scatter_single": "reduce_scatter", "all_to_all_single": "all_to_all",

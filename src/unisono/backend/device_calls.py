@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Work
 
-from unisono.backend.cuda_calls import call_of, devices_of, kernel_form
+from unisono.backend.cuda_calls import call_of, devices_of, kernel_form, operation_of, strided
 from unisono.backend.device_facts import exchanged, no_kernels, own_facts
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
@@ -92,6 +92,7 @@ class DeviceCalls:
         self._kinds: dict[Any, tuple[Callable[[int, int, int], None], Call]] = {}
         self._stream, self._captured = -1, False  # the last one launched on, and whether it was captured then
         self._closed = threading.Event()
+        self._aborting: threading.Thread | None = None
         self._name = ""
 
     # The first call
@@ -137,7 +138,7 @@ class DeviceCalls:
             return None
         source_at, output_at = source.data_ptr(), output.data_ptr()
         found = self._kinds.get(self._kind(name, key, source, output, source_at | output_at))
-        if found is None or not source.is_contiguous() or not output.is_contiguous():
+        if found is None or not source_at or not output_at or not source.is_contiguous() or not output.is_contiguous():
             return None
         launch, call = found
         with self._lock:
@@ -171,13 +172,29 @@ class DeviceCalls:
         device = self._checked(name, arguments)
         inner = self.start(device)
         call = call_of(self._group.operations, name, arguments)
+        if (tensors := strided(name, arguments)) is not None:
+            return self._packed(name, arguments, *tensors)
         with self._lock:
-            launched = self._launch(name, arguments, call) if call is not None else None
+            try:
+                launched = self._launch(name, arguments, call) if call is not None else None
+            except UsageError as error:
+                self.refuse(name, error, device)
+                raise
             if launched is not None:
                 return launched
             if call is not None:
                 self._issued(call)
         return inner.call(name, *arguments)
+
+    def _packed(self, name: str, arguments: Sequence[Any], source: torch.Tensor, output: torch.Tensor) -> Any:
+        """A call on tensors with gaps: on contiguous copies, brought back in the order of the stream."""
+        flat, result = source.contiguous(), torch.empty_like(output, memory_format=torch.contiguous_format)
+        given = ([flat],) if output is source else (result, flat)
+        work = self.call(name, [*given, *arguments[len(given) :]])
+        work.wait()
+        output.copy_(flat if output is source else result)
+        stream = torch._C._cuda_getCurrentRawStream(output.device.index)
+        return LaunchedWork([output], stream, self) if arguments[-1].asyncOp else DONE
 
     def _checked(self, name: str, arguments: Sequence[Any]) -> torch.device:
         """The device of all tensors; raises `UsageError`, of which the peers learn, if it is not the group's."""
@@ -188,14 +205,15 @@ class DeviceCalls:
         if wrong is None:
             return wanted
         words = f"{name}: {found[wrong]} is on {wrong}, but the calls of {self._group.label} are on {wanted} here"
-        self.refuse(UsageError(f"{words}: give tensors of one device"), wanted)
-        raise AssertionError
+        error = UsageError(f"{words}: give tensors of one device")
+        self.refuse(name, error, wanted)
+        raise error
 
-    def refuse(self, error: UsageError, device: torch.device) -> None:
+    def refuse(self, name: str, error: UsageError, device: torch.device) -> None:
         """Raises ``error``, a caller's mistake, of which the peers learn by the guard."""
         self.start(device)
         with self._lock:
-            self._issued(Call("barrier", refused=str(error)), error)
+            self._issued(Call(operation_of(name), refused=str(error)), error)
 
     def _issued(self, call: Call, instead: UnisonoError | None = None) -> None:
         """Lets the guard compare a call. Raises its error, or ``instead``; the group has then failed."""
@@ -269,7 +287,8 @@ class DeviceCalls:
         if self.kernels is not None:
             self.kernels.workspace.end_kernels()
         if self._inner is not None:
-            threading.Thread(target=self._inner.abort, daemon=True).start()
+            self._aborting = threading.Thread(target=self._inner.abort, daemon=True)
+            self._aborting.start()
 
     def look(self) -> None:
         """Checks for mismatches, lost and late peers; of what it finds it writes to the log, for no call may follow."""
@@ -289,8 +308,10 @@ class DeviceCalls:
         """Leaves the inner group."""
         self._closed.set()
         with self._lock:
-            if self._inner is not None and self.error is None:
-                self._inner.close()
+            if self._aborting is not None:
+                self._aborting.join()
+            if self._inner is not None:
+                self._inner.close(self._aborting is None)
             self._inner = self.kernels = None
             self._launches.clear()
             self._kinds.clear()

@@ -61,10 +61,11 @@ class Inner:
         if abort is not None:
             abort()
 
-    def close(self) -> None:
-        """Leaves the group."""
+    def close(self, whole: bool = True) -> None:
+        """Leaves the group; ``whole``: it was not aborted before."""
         torch._C._distributed_c10d._unregister_process_group(self.name)
-        self.backend.shutdown()
+        if whole:
+            self.backend.shutdown()
 
 
 def _nccl(store: Any, rank: int, global_ranks: list[int], timeout: timedelta, name: Any) -> Any:

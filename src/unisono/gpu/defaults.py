@@ -35,7 +35,7 @@ TABLE = (
     GpuDefault("all_gather", 16 * MIB, "direct"),
     GpuDefault("reduce_scatter", 16 * MIB, "direct"),
     GpuDefault("all_to_all", 16 * MIB, "direct"),
-    GpuDefault("broadcast", 16 * MIB, "star", 2),
+    GpuDefault("broadcast", 8 * MIB, "star", 2),
     GpuDefault("broadcast", 2 * MIB, "star"),
 )
 """The first row that fits counts. Rows for more than 4 ranks are not measured."""

@@ -171,5 +171,5 @@ class DeviceGuard:
 
     def _described(self, rank: int, number: int, header: Header | None) -> str:
         if header is not None:
-            return header.describe(self._global_ranks)
+            return header.describe(self._global_ranks) + " refused its arguments" * header.refused
         return "(has not come to it)" if self._published(rank) < number else "(has gone on)"
