@@ -170,3 +170,11 @@ def test_programs_in_text_are_proved() -> None:
         result = _verify("-", stdin=broken)
         assert (result.exit_code, result.stdout) == (2, "")
         assert words in result.stderr
+
+
+def test_programs_of_a_placement() -> None:
+    result = _verify("ring", "all_reduce", "-n", "3", "--placement", "put")
+    assert result.exit_code == 0
+    assert "ring all_reduce, put, over 3 ranks" in result.output
+    assert "unknown placement 'push'" in _verify("ring", "all_reduce", "-n", "3", "--placement", "push").output
+    assert "the table of defaults says how data moves" in _verify("default", "all_reduce", "-n", "3", "--placement", "put").output
