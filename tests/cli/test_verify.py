@@ -177,4 +177,7 @@ def test_programs_of_a_placement() -> None:
     assert result.exit_code == 0
     assert "ring all_reduce, put, over 3 ranks" in result.output
     assert "unknown placement 'push'" in _verify("ring", "all_reduce", "-n", "3", "--placement", "push").output
-    assert "the table of defaults says how data moves" in _verify("default", "all_reduce", "-n", "3", "--placement", "put").output
+    assert (
+        "the table of defaults says how data moves"
+        in _verify("default", "all_reduce", "-n", "3", "--placement", "put").output
+    )

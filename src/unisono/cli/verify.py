@@ -22,6 +22,10 @@ from unisono.verification import verify as prove
 __all__ = ["WRONG_EXIT", "verify"]
 
 WRONG_EXIT = 1
+_Placement = Annotated[
+    str | None,
+    typer.Option(help=f"Prove programs that move data so: {', '.join(PLACEMENTS)}.", show_default="what runs"),
+]
 
 
 def verify(
@@ -40,12 +44,7 @@ def verify(
     program: Annotated[
         bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {options.DEFAULT}.")
     ] = False,
-    placement: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Prove programs that move data like this: one of {', '.join(PLACEMENTS)}.", show_default="what runs"
-        ),
-    ] = None,
+    placement: _Placement = None,
     nbytes: Annotated[
         str | None,
         typer.Option("--bytes", metavar="SIZE", help=f"Of {options.DEFAULT}, of --program.", show_default="1MiB"),
