@@ -292,14 +292,14 @@ class DeviceCalls:
 
     def look(self) -> None:
         """Checks for mismatches, lost and late peers; of what it finds it writes to the log, for no call may follow."""
-        group = self._group
         with self._lock:
-            if self.error is not None or not group.joined:
+            guard = getattr(self._group, "device_guard", None)  # gone once the group is left, at exit for instance
+            if self.error is not None or guard is None:
                 return
             try:
-                group.device_guard.check(group.timeout)
+                guard.check(self._group.timeout)
                 if self.kernels is not None and (failure := self.kernels.workspace.failure()):
-                    raise group.device_guard.explain(None, failure.peer)
+                    raise guard.explain(None, failure.peer)
             except UnisonoError as error:
                 self._fail(error)
                 _log.error("%s: %s", type(error).__name__, error)

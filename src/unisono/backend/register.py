@@ -31,6 +31,7 @@ def _create(options: Any, backend_options: Any = None) -> Any:
 
     patches.apply()
     devices = asked_devices(sys._getframe(1)) if torch.cuda.is_available() else None
+    kernels = kernels_wanted()
     choices = backend_options if backend_options is not None else from_environment()
     if isinstance(choices, _Backend.Options) and devices is not None:
         choices = from_environment()  # torch made them for the backend of the other device
@@ -63,7 +64,7 @@ def _create(options: Any, backend_options: Any = None) -> Any:
         group.serve_all()
     if devices is None:
         return UnisonoProcessGroup(group, options.store, timeout)
-    return TwoDeviceGroup(group, options.store, timeout, devices, kernels_wanted())
+    return TwoDeviceGroup(group, options.store, timeout, devices, kernels)
 
 
 def register() -> None:
