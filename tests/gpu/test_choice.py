@@ -146,14 +146,23 @@ def test_calls_for_nccl() -> None:
     assert kernel_form("allreduce", ([torch.ones(6, dtype=torch.int32)], premul), 2) is None
     assert kernel_form("allreduce", ([torch.ones(6, dtype=torch.int16)], AllreduceOptions()), 2) is None
     assert kernel_form("all_to_all_single", (torch.empty(6), x, [2, 4], [3, 3], opts), 2) is None
-    assert kernel_form("all_to_all_single", (x, x, [], [], opts), 2) is None
     assert kernel_form("allgather", ([[x]], [x], AllgatherOptions()), 1) is None
     assert kernel_form("allreduce", ([torch.ones(4, 4).t()], AllreduceOptions()), 2) is None
     assert kernel_form("allreduce", ([x.to_sparse()], AllreduceOptions()), 2) is None
 
 
+def test_an_exchange_in_place_goes_by_a_copy() -> None:
+    x = torch.ones(6)
+    form = kernel_form("all_to_all_single", (x, x, [], [], AllToAllOptions()), 2)
+    assert form is not None
+    assert form[1].data_ptr() != form[2].data_ptr()
+
+
 def test_sizes_and_dtypes_that_do_not_fit() -> None:
     x = torch.ones(6)
+    for shape in ((7,), (3, 2)):
+        with pytest.raises(UsageError, match=r"all_to_all_single of . elements .* do not fit"):
+            kernel_form("all_to_all_single", (torch.empty(shape), torch.ones(shape), [], [], AllToAllOptions()), 2)
     with pytest.raises(
         UsageError, match="reduce_scatter_single of 7 elements of float32 over 2 ranks into 3 of float32"
     ):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from unisono.backend.tensors import PLAIN, check_memory
+from unisono.backend.tensors import PLAIN, check_memory, overlap
 from unisono.errors import UsageError
 from unisono.gpu.kernels import GpuCall, moved_as, reduces_on_gpu
 from unisono.runtime.call import Call, name_of_dtype
@@ -102,15 +102,14 @@ def kernel_form(name: str, arguments: Sequence[Any], size: int, by: str = "", ch
         source, output, count = tensor, tensor, tensor.numel()
     elif name in ("all_gather_single", "reduce_scatter_single", "all_to_all_single"):
         output, source, options = arguments[0], arguments[1], arguments[-1]
-        if name == "all_to_all_single" and (arguments[2] or arguments[3] or output.data_ptr() == source.data_ptr()):
+        swaps = name == "all_to_all_single"
+        if swaps and (arguments[2] or arguments[3]):
             return None
         count = source.numel() if name == "all_gather_single" else source.numel() // size
         whole = {"all_gather_single": count * size, "reduce_scatter_single": count}.get(name, source.numel())
-        if (
-            source.dtype != output.dtype
-            or output.numel() != whole
-            or (name[0] != "a" and count * size != source.numel())
-        ):
+        uneven = name != "all_gather_single" and count * size != source.numel()
+        uneven = uneven or (swaps and any(t.dim() and t.shape[0] % size for t in (source, output)))
+        if source.dtype != output.dtype or output.numel() != whole or uneven:
             raise UsageError(
                 f"{name} of {source.numel()} elements of {name_of_dtype(source.dtype)} over {size} ranks into "
                 f"{output.numel()} of {name_of_dtype(output.dtype)}: sizes or dtypes do not fit"
@@ -121,6 +120,8 @@ def kernel_form(name: str, arguments: Sequence[Any], size: int, by: str = "", ch
         return None
     check_memory(source, "the tensor")
     check_memory(output, "the output")
+    if name == "all_to_all_single" and overlap(source, output):
+        source = source.clone()
     collective, reduces, dtype = _COLLECTIVES[name], name in ("allreduce", "reduce_scatter_single"), source.dtype
     if reduces:
         op, names = _op(options), name_of_dtype(dtype)

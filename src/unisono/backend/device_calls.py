@@ -271,7 +271,7 @@ class DeviceCalls:
         """Raises the error of the group if a call on GPUs has failed."""
         if self.error is None and self.kernels is not None and (failure := self.kernels.workspace.failure()):
             with self._lock:
-                self._fail(self._group.device_guard.explain(None, failure.peer))
+                self._fail(self._group.device_guard.explain(failure.peer))
         if self.error is not None:
             again = copy_error(self.error)
             again.args = (f"this group has failed before and can only be destroyed: {self.error}",)
@@ -299,7 +299,7 @@ class DeviceCalls:
             try:
                 guard.check(self._group.timeout)
                 if self.kernels is not None and (failure := self.kernels.workspace.failure()):
-                    raise guard.explain(None, failure.peer)
+                    raise guard.explain(failure.peer)
             except UnisonoError as error:
                 self._fail(error)
                 _log.error("%s: %s", type(error).__name__, error)

@@ -8,15 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unisono.backend.cuda_calls import CANONICAL
 from unisono.errors import UsageError
 
 __all__ = ["Inner"]
 
-_OTHER_NAMES = {
-    "all_gather_single": "_allgather_base", "reduce_scatter_single": "_reduce_scatter_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced", "all_to_all_single": "alltoall_base",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-}  # fmt: skip
+_OTHER_NAMES = {name: earlier for earlier, name in CANONICAL.items()}
 _LONGER = 60.0  # s that torch's watchdog, which ends the process, waits longer than this package's
 
 

@@ -107,14 +107,14 @@ class DeviceGuard:
             text = f"{what} did not end within {timeout:g} s: {name_ranks(absent)} missing (arrived: {arrived})"
             raise CollectiveTimeout(text + self._monitor.lateness(missing))
 
-    def explain(self, error: UnisonoError | None, peer: int) -> UnisonoError:
+    def explain(self, peer: int) -> UnisonoError:
         """The error of a kernel that gave up over ``peer``: what comparing finds, or else what is known."""
         try:
             self.compare()
         except MismatchError as found:
             return found
         name = self._global_ranks[peer]
-        return error or CollectiveTimeout(f"a call of {self._label} on GPUs did not end: rank {name} did not arrive")
+        return CollectiveTimeout(f"a call of {self._label} on GPUs did not end: rank {name} did not arrive")
 
     # Headers in shared memory
 
