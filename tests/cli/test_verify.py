@@ -181,3 +181,14 @@ def test_the_order_of_sums_is_told_for_the_hosts_asked() -> None:
     assert "sums: in 4 orders" in _verify("ring", "-n", "4", "--order").stdout
     assert "leave --order out" in _verify("1f1b", "-n", "4", "--order").stderr
     assert "hosts 2x3 have 6 ranks, not 4" in _verify("ring", "-n", "4", "--hosts", "2x3").stderr
+
+
+def test_programs_of_a_placement() -> None:
+    result = _verify("ring", "all_reduce", "-n", "3", "--placement", "put")
+    assert result.exit_code == 0
+    assert "ring all_reduce, put, over 3 ranks" in result.output
+    assert "unknown placement 'push'" in _verify("ring", "all_reduce", "-n", "3", "--placement", "push").output
+    assert (
+        "the table of defaults says how data moves"
+        in _verify("default", "all_reduce", "-n", "3", "--placement", "put").output
+    )

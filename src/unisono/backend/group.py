@@ -28,6 +28,7 @@ from unisono.transport.process import Identity, affinity_mark
 from unisono.transport.segment import Founder, Segment, attach, create
 from unisono.transport.shared_heap import announce
 from unisono.units import name_ranks
+from unisono.watch.device_guard import DeviceGuard
 from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.monitor import GroupMonitor
 from unisono.watch.status_page import close_own_page, own_page
@@ -70,6 +71,8 @@ class Group:
         self.collectives: CollectiveQueue
         self.operations: Operations
         self.fast_path: FastPath
+        self.device_guard: DeviceGuard
+        self.monitor: GroupMonitor
         self._store = members.store
         self.ranks_here = list(range(self.size))
         """The group ranks on this machine; known once `wait_for_all` has returned."""
@@ -145,6 +148,8 @@ class Group:
         self.fast_path = FastPath(self.operations, preparer)
         self.messages = MessageQueue(segment, self.rank, self.global_ranks, self.label, monitor)
         self.collectives.rejected = self.messages.rejected
+        self.device_guard, self.monitor = DeviceGuard(board, self.global_ranks, self.label, monitor), monitor
+        self.nonce = segment.nonce
         self._over_hosts.start(monitor.activity)
 
     def _attach(self, op: str) -> Segment:
@@ -259,7 +264,7 @@ class Group:
         self._over_hosts.leave(words)
         if self.joined and segment is not None:
             self.joined = False
-            del self.collectives, self.messages, self.operations, self.fast_path
+            del self.collectives, self.messages, self.operations, self.fast_path, self.device_guard, self.monitor
             self._publish_left(segment, words)
         else:
             self._leave_unjoined(words)
@@ -317,7 +322,7 @@ class Group:
             self.joined = False
             self.collectives.disown()
             self.messages.disown()
-            del self.collectives, self.messages, self.operations, self.fast_path
+            del self.collectives, self.messages, self.operations, self.fast_path, self.device_guard, self.monitor
         self._joining, self._segment = threading.RLock(), None
         self._members.release()
         self._forget_fd()

@@ -8,6 +8,7 @@
     UNISONO_DETERMINISTIC=1                                        sums in rank order, whatever the algorithm
     UNISONO_PIN=1, or Options(pin=True)                            each rank keeps to cores of its own
     UNISONO_HOST_TIMEOUT=15, or Options(host_timeout=15.0)         seconds until a silent host is lost
+    UNISONO_GPU_KERNELS=0                                          CUDA tensors go by NCCL alone
 
 The nearest one counts. All ranks must choose alike: the choice is part of what the guard compares. An algorithm chosen
 for a block must exist for every collective called in it; chosen for a group or by the environment it serves the
@@ -24,7 +25,7 @@ from functools import cached_property
 from unisono.algorithms import algorithm_info, names
 from unisono.errors import UsageError
 
-__all__ = ["Options", "algorithm", "chosen", "from_environment", "host_timeout", "pinned"]
+__all__ = ["Options", "algorithm", "chosen", "from_environment", "host_timeout", "kernels_wanted", "pinned"]
 
 
 HOST_TIMEOUT = 15.0
@@ -140,6 +141,15 @@ def host_timeout(group: Options | None) -> float:
 
 def _switched_on(name: str) -> bool:
     text = os.environ.get(name, "")
+
+
+def kernels_wanted() -> bool:
+    """True unless ``UNISONO_GPU_KERNELS`` is 0."""
+    return _switched_on("UNISONO_GPU_KERNELS", "1")
+
+
+def _switched_on(name: str, unset: str = "") -> bool:
+    text = os.environ.get(name, unset)
     if text not in ("", "0", "1"):
         raise UsageError(f"{name} is {text!r}, expected 0 or 1")
     return text == "1"

@@ -12,6 +12,7 @@ from unisono.cli.common import echo, show
 from unisono.cli.programs import Placed, prove_placed
 from unisono.cli.schedules import Asked, refuse
 from unisono.errors import UsageError
+from unisono.program import PLACEMENTS
 from unisono.program.proof import Proof
 from unisono.schedule import PipelineSchedule, Schedule
 from unisono.units import parse_nbytes
@@ -21,6 +22,10 @@ from unisono.verification import verify as prove
 __all__ = ["WRONG_EXIT", "verify"]
 
 WRONG_EXIT = 1
+_Placement = Annotated[
+    str | None,
+    typer.Option(help=f"Prove programs that move data so: {', '.join(PLACEMENTS)}.", show_default="what runs"),
+]
 
 
 def verify(
@@ -41,6 +46,7 @@ def verify(
     program: Annotated[
         bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {options.DEFAULT}.")
     ] = False,
+    placement: _Placement = None,
     nbytes: Annotated[
         str | None,
         typer.Option("--bytes", metavar="SIZE", help=f"Of {options.DEFAULT}, of --program.", show_default="1MiB"),
@@ -63,7 +69,10 @@ def verify(
     console = Console(highlight=False)
     asked = Asked(source, collective, ranks, root, chunks, microbatches, per_rank, hosts)
     size = parse_nbytes(nbytes or "1MiB")
-    if not program and source != options.DEFAULT:
+    program = program or placement is not None
+    if source == options.DEFAULT:
+        refuse({"--placement": placement}, "is of schedules: the table of defaults says how data moves")
+    elif not program:
         refuse({"--bytes": nbytes}, "is of what ranks execute: give --program as well")
     content = "" if asked.is_name else asked.read()
     if content.startswith("program "):
@@ -76,7 +85,7 @@ def verify(
     if isinstance(schedule, PipelineSchedule) and program:
         raise UsageError(f"{schedule.name} is a pipeline schedule, which has no programs: leave --program out")
     if report and not isinstance(schedule, PipelineSchedule) and (program or placed):
-        proofs = prove_placed(placed or [Placed(schedule)], size, in_place)
+        proofs = prove_placed(placed or [Placed(schedule, placement or "")], size, in_place)
     show(console, Text("\n").join(_lines(report, notes)), soft_wrap=True)
     if not report:
         raise typer.Exit(WRONG_EXIT)
