@@ -56,7 +56,7 @@ def draw(
         style: of a collective's svg: "circle" (a panel per step; the default) or "rows" (a row per rank, time from
             left to right).
         topology: what a collective is simulated on, for gantt and trace; nvlink by default.
-        nbytes: its bytes there; 1 MiB by default.
+        nbytes: its bytes there; by default those that a redistribution has, 1 MiB of any other.
         costs: what a pipeline is simulated with.
         width: characters per line of text, 20 or more; what does not fit is left out, with a note.
         max_steps: steps, or meetings of programs, in text, 8 or more.
@@ -80,7 +80,7 @@ def draw(
             return draw_grid(subject, width, max_steps)
         if format in ("svg", "html"):
             return Drawing(format, draw_html(subject) if format == "html" else _STYLES[style or "circle"](subject))
-        subject = simulate(subject, topology or "nvlink", "1MiB" if nbytes is None else nbytes)
+        subject = simulate(subject, topology or "nvlink", nbytes)
     if isinstance(subject, Timeline | PipelineTimeline):
         return _draw_timeline(subject, format, width)
     if format != "text":

@@ -3,6 +3,7 @@
 from unisono.schedule.collectives import COLLECTIVES, Collective
 from unisono.schedule.model import LazySteps, Schedule, Step, Transfer
 from unisono.schedule.pipeline import Action, PipelineSchedule
+from unisono.schedule.redistribution import Redistribution
 from unisono.schedule.topology import LINKS, PRESETS, Link, Topology, cluster, preset
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LazySteps",
     "Link",
     "PipelineSchedule",
+    "Redistribution",
     "Schedule",
     "Step",
     "Topology",
