@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from unisono.weights.fit import Fit
 from unisono.weights.layout import Layout, Part
-from unisono.weights.regions import Region, Value
+from unisono.weights.regions import Bounds, Region, Value, clipped, seen
 
 __all__ = ["Chunk", "Piece", "chunks_of"]
 
@@ -125,8 +125,8 @@ def _blocks(
     held: the senders' parts of its source; None: all of them hold it whole.
     """
     everyone = tuple(range(senders))
-    holding = [(rank, _seen(region, box.offsets, box.shape)) for rank, part in enumerate(held or ()) for box in part]
-    wanted = [(rank, _clipped(region, box.offsets, box.shape)) for rank, part in targets for box in part]
+    holding = [(rank, seen(region, box.offsets, box.shape)) for rank, part in enumerate(held or ()) for box in part]
+    wanted = [(rank, clipped(region, box.offsets, box.shape)) for rank, part in targets for box in part]
     boxes = [box for _, box in (*holding, *wanted) if box is not None]
     edges = []
     for dim, (offset, length) in enumerate(zip(region.offsets, region.shape, strict=True)):
@@ -141,9 +141,6 @@ def _blocks(
     return tuple(found)
 
 
-Bounds = tuple[Shape, Shape]
-
-
 def _around(cell: Sequence[tuple[int, int]], boxes: Sequence[tuple[int, Bounds | None]]) -> Ranks:
     """The ranks, in order, of which a box contains the cell."""
     found = dict.fromkeys(
@@ -153,19 +150,6 @@ def _around(cell: Sequence[tuple[int, int]], boxes: Sequence[tuple[int, Bounds |
         and all(low <= a and b <= high for (a, b), low, high in zip(cell, box[0], box[1], strict=True))
     )
     return tuple(sorted(found))
-
-
-def _clipped(region: Region, offsets: Shape, shape: Shape) -> Bounds | None:
-    """First and last of a box within a region, None if they do not meet."""
-    low = tuple(map(max, region.offsets, offsets))
-    high = tuple(min(a + n, b + m) for a, n, b, m in zip(region.offsets, region.shape, offsets, shape, strict=True))
-    return (low, high) if all(a < b for a, b in zip(low, high, strict=True)) else None
-
-
-def _seen(region: Region, offsets: Shape, shape: Shape) -> Bounds | None:
-    """A box of the sender's tensor as the region shows it."""
-    there = [region.offsets[i] + offsets[dim] - region.at[dim] for i, dim in enumerate(region.dims)]
-    return _clipped(region, tuple(there), tuple(shape[dim] for dim in region.dims))
 
 
 def _dealt(

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
+
+from torch import Tensor
 
 from unisono.drawing import draw
 from unisono.errors import UsageError
 from unisono.schedule import Redistribution, Schedule, Topology, preset
 from unisono.simulation import Timeline, simulate
 from unisono.verification import Report, verify
+from unisono.weights.checksum import Block
 from unisono.weights.chunks import Chunk, chunks_of
 from unisono.weights.explain import explain
 from unisono.weights.fit import Fit, fit
@@ -86,6 +90,17 @@ class Plan:
                 move = Move(start, shape, value.dtype, name, at, tuple(range(len(shape))))
             found.append(move)
             start += move.nbytes
+        return found
+
+    def blocks(self, chunk: int, data: Tensor) -> list[Block]:
+        """The pieces of a chunk as they lie in its bytes (uint8), for their checksums."""
+        found, start = [], 0
+        values = self.fits[self._replica[self.chunks[chunk].targets[0]][0]].tensors
+        for name, offsets, shape in self.chunks[chunk].pieces:
+            value = values[name]
+            stop = start + prod(shape) * value.dtype.itemsize
+            found.append(Block(name, data[start:stop].view(value.dtype).view(shape), offsets, value.shape))
+            start = stop
         return found
 
     def _from_sender(

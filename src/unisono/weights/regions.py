@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Cast", "Op", "Quantize", "Region", "Scale", "Value", "cut", "permuted", "shifted"]
+__all__ = ["Bounds", "Cast", "Op", "Quantize", "Region", "Scale", "Value", "clipped", "cut", "permuted", "seen", "shifted"]
 
 Shape = tuple[int, ...]
+Bounds = tuple[Shape, Shape]
 
 
 class Cast(NamedTuple):
@@ -91,10 +92,10 @@ class Scale(NamedTuple):
 
 def cut(region: Region, offsets: Shape, shape: Shape) -> Region | None:
     """The part of a region within a box; None if there is none."""
-    low = tuple(map(max, region.offsets, offsets))
-    high = tuple(min(a + n, b + m) for a, n, b, m in zip(region.offsets, region.shape, offsets, shape, strict=True))
-    if any(a >= b for a, b in zip(low, high, strict=True)):
+    bounds = clipped(region, offsets, shape)
+    if bounds is None:
         return None
+    low, high = bounds
     if low == region.offsets and all(b - a == n for a, b, n in zip(low, high, region.shape, strict=True)):
         return region
     at = list(region.at)
@@ -107,6 +108,19 @@ def cut(region: Region, offsets: Shape, shape: Shape) -> Region | None:
         for op in region.ops
     )
     return Region(low, tuple(b - a for a, b in zip(low, high, strict=True)), region.source, tuple(at), region.dims, ops)
+
+
+def clipped(region: Region, offsets: Shape, shape: Shape) -> Bounds | None:
+    """Where a box of the tensor meets a region: first offsets and last, None if nowhere."""
+    low = tuple(map(max, region.offsets, offsets))
+    high = tuple(min(a + n, b + m) for a, n, b, m in zip(region.offsets, region.shape, offsets, shape, strict=True))
+    return (low, high) if all(a < b for a, b in zip(low, high, strict=True)) else None
+
+
+def seen(region: Region, offsets: Shape, shape: Shape) -> Bounds | None:
+    """Where a box of the sender's tensor lies within a region, in the region's dims; None if nowhere."""
+    there = [region.offsets[i] + offsets[dim] - region.at[dim] for i, dim in enumerate(region.dims)]
+    return clipped(region, tuple(there), tuple(shape[dim] for dim in region.dims))
 
 
 def shifted(region: Region, dim: int, by: int) -> Region:
