@@ -3,13 +3,15 @@
 from datetime import timedelta
 from typing import Any
 
+from torch import Tensor
+
 from unisono.backend import patches
 from unisono.backend.group import Group
 from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.options import from_environment
 from unisono.backend.process_group import UnisonoProcessGroup
 
-__all__ = ["private_group"]
+__all__ = ["peer_memory", "private_group"]
 
 
 def private_group(store: Any, rank: int, world_size: int, name: str, seconds: float) -> UnisonoProcessGroup:
@@ -24,3 +26,8 @@ def private_group(store: Any, rank: int, world_size: int, name: str, seconds: fl
     group = Group(rank, global_ranks, name, seconds, members, from_environment())
     group.wait_for_all()
     return UnisonoProcessGroup(group, store, timedelta(seconds=seconds))
+
+
+def peer_memory(group: UnisonoProcessGroup, rank: int) -> Tensor | None:
+    """The shared tensors of a rank of a group, all of its heap as bytes; None if it has none that can be mapped."""
+    return group._group.collectives.mappings.memory(rank)

@@ -1,14 +1,26 @@
 """Weights of a model from trainer ranks to inference replicas: planned, checked, versioned, old or new and never a mix."""
 
+from unisono.weights.engine import Engine, ModuleEngine
 from unisono.weights.inspection import layout
 from unisono.weights.layout import Layout, Shard
 from unisono.weights.plan import Plan, plan
+from unisono.weights.receiver import Receiver
 from unisono.weights.rules import cast, fuse, ignore, quantize, rename, split, tie, transpose
+from unisono.weights.sender import Sender
+from unisono.weights.share import share
+from unisono.weights.sync import sync
+from unisono.weights.update import Report, Update
 
 __all__ = [
+    "Engine",
     "Layout",
+    "ModuleEngine",
     "Plan",
+    "Receiver",
+    "Report",
+    "Sender",
     "Shard",
+    "Update",
     "cast",
     "fuse",
     "ignore",
@@ -16,7 +28,9 @@ __all__ = [
     "plan",
     "quantize",
     "rename",
+    "share",
     "split",
+    "sync",
     "tie",
     "transpose",
 ]

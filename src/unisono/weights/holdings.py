@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.transport.shared_heap import BOUNDS
 from unisono.weights.inspection import inspect, local_tensors, named_tensors
 from unisono.weights.layout import Layout, Sharding
 
-__all__ = ["Holdings", "alone", "fresh_like"]
+__all__ = ["Holdings", "alone", "fresh_like", "signature_of", "starts_of"]
 
 
 class Holdings:
@@ -46,8 +47,22 @@ class Holdings:
         self._objects = [value for each, _ in self._places for value in each.values()]
         self._remember()
         self.text = self.layout.to_text()
-        self.signature = hashlib.blake2b(self.text.encode(), digest_size=16).hexdigest()
+        self.signature = signature_of(self.text)
         return True
+
+    @property
+    def shared(self) -> bool:
+        """True if any of the tensors lies where other processes can read it."""
+        low, high = BOUNDS
+        return bool(high) and any(low <= pointer < high for pointer in self._pointers)
+
+    def like(self, local: Mapping[str, Tensor]) -> "Holdings":
+        """The same, of other memory."""
+        made = Holdings(self._shard)
+        made.layout, made.text, made.signature = self.layout, self.text, self.signature
+        made.local = dict(local)
+        made._pointers = tuple(map(Tensor.data_ptr, local.values()))
+        return made
 
     def moved(self, local: Mapping[str, Tensor]) -> None:
         """The tensors have other memory now, which this rank has given them."""
@@ -86,21 +101,27 @@ def _slots(source: Any) -> list[dict[str, Any]]:
     return found
 
 
-def fresh_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the same shapes, dtypes and, where dense, strides, one after the other in one piece of memory."""
+def starts_of(tensors: Mapping[str, Tensor]) -> tuple[dict[str, int], int]:
+    """Where tensors that leave no gaps lie if they follow each other in one piece of memory, and its bytes."""
     starts, end = {}, 0
     for name, tensor in tensors.items():
-        if _dense(tensor):
+        if tensor.numel() and _dense(tensor):
             align = 64 if tensor.nbytes >= 4096 else 16
             starts[name] = -(-end // align) * align
             end = starts[name] + tensor.nbytes
+    return starts, end
+
+
+def fresh_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of the same shapes, dtypes and strides, one after the other in one piece of memory if without gaps."""
+    starts, nbytes = starts_of(tensors)
     device = next(iter(tensors.values())).device if tensors else None
-    memory = torch.empty(end, dtype=torch.uint8, device=device)
+    memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
     made = {}
     for name, tensor in tensors.items():
         if name in starts:
             flat = memory[starts[name] : starts[name] + tensor.nbytes].view(tensor.dtype)
-            made[name] = flat.as_strided(tensor.shape, tensor.stride()) if tensor.numel() else torch.empty_like(tensor)
+            made[name] = flat.as_strided(tensor.shape, tensor.stride())
         else:
             made[name] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return made
@@ -130,3 +151,8 @@ def alone(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> set[str]:
         and _dense(tensor)
         and tensor.untyped_storage().nbytes() == tensor.nbytes
     }
+
+
+def signature_of(text: str) -> str:
+    """A digest of a description."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -293,7 +293,9 @@ class Lead:
     # What goes wrong
 
     def _failed(self, attempt: Attempt, member: Member, message: Message) -> None:
-        error, text = str(message["error"]), f"{member} {message['text']}"
+        error, text = str(message["error"]), str(message["text"])
+        if not message.get("plain"):
+            text = f"{member} {text}"
         if attempt.awaited == "shown":
             attempt.problems.append((error or "UpdateError", text))
             member.party.shows = None

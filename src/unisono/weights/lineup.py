@@ -74,12 +74,19 @@ class Lineup:
         """The number in the line-up of a replica's rank."""
         return self._first[replica] + rank
 
+    def replica_of(self, target: int) -> int:
+        """The number of the replica that a rank belongs to."""
+        return max(i for i, first in enumerate(self._first) if first <= target)
+
+    def layout_of(self, target: int) -> Layout:
+        """The layout of the replica that a rank belongs to."""
+        return self.plan.receivers[self.replica_of(target)]
+
     def firsts(self, targets: tuple[int, ...]) -> set[int]:
         """Of the targets of a chunk the first of each replica, which counts its checksums."""
         found: dict[int, int] = {}
         for target in targets:
-            replica = max(i for i, first in enumerate(self._first) if first <= target)
-            found.setdefault(replica, target)
+            found.setdefault(self.replica_of(target), target)
         return set(found.values())
 
 

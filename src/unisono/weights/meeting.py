@@ -24,9 +24,9 @@ from unisono.errors import UsageError
 from unisono.transport.host import Host
 from unisono.weights.wire import Who, fork_safe
 
-__all__ = ["Listener", "Note", "Place", "connect", "pause", "place_at"]
+__all__ = ["KEY", "Listener", "Note", "Place", "connect", "pause", "place_at"]
 
-_KEY = "unisono.weights"
+KEY = "unisono.weights"
 _FORMS = "expected tcp://host:port, file:///path, or a torch.distributed store"
 _CONNECTING = 1.0  # s
 
@@ -175,14 +175,14 @@ class _Store(_Noted):
 
     def publish(self, note: Note) -> None:
         try:
-            self.store.set(_KEY, note.to_text())
+            self.store.set(KEY, note.to_text())
         except RuntimeError as error:
             if not note.closed:
                 raise UsageError(f"{self.address} does not answer: {str(error).partition(chr(10))[0]}") from None
 
     def find(self) -> Note | None:
         try:
-            text = self.store.get(_KEY) if self.store.check([_KEY]) else b""
+            text = self.store.get(KEY) if self.store.check([KEY]) else b""
         except RuntimeError as error:
             raise UsageError(f"{self.address} does not answer: {str(error).partition(chr(10))[0]}") from None
         if not text:
@@ -190,7 +190,7 @@ class _Store(_Noted):
         try:
             return Note.from_text(text.decode())
         except ValueError:
-            raise UsageError(f"{self.address} holds something else under {_KEY!r}: put a PrefixStore before") from None
+            raise UsageError(f"{self.address} holds something else under {KEY!r}: put a PrefixStore before") from None
 
 
 def place_at(address: Any) -> Place:

@@ -4,6 +4,7 @@ Each source has a *bucket* of two halves that its targets read where they lie. I
 they read window k from the other; one meeting of all ranks divides the two.
 """
 
+from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from unisono.weights.packing import Move
 from unisono.weights.plan import Plan
 from unisono.weights.regions import Quantize
 
-__all__ = ["WINDOW", "Item", "Window", "cut_move", "layout_of", "windows_of"]
+__all__ = ["WINDOW", "Item", "Window", "cut_move", "windows_of"]
 
 Shape = tuple[int, ...]
 WINDOW = 1 << 20
@@ -33,12 +34,23 @@ class Item(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Items of one chunk that move together; `first` counts the items of this source before."""
+    """Items of one chunk that move together: the `number`-th window of its source, whose items before are `first`."""
 
+    number: int
     chunk: int
     first: int
     nbytes: int
     items: tuple[Item, ...]
+
+    @property
+    def stop(self) -> int:
+        """The number of items of this source up to here."""
+        return self.first + len(self.items)
+
+    @property
+    def names(self) -> dict[str, None]:
+        """The names that it has items of."""
+        return dict.fromkeys(item.name for item in self.items)
 
 
 def _boxes(shape: Shape, itemsize: int, limit: int) -> list[tuple[Shape, Shape]]:
@@ -58,8 +70,8 @@ def _boxes(shape: Shape, itemsize: int, limit: int) -> list[tuple[Shape, Shape]]
     return found
 
 
-def windows_of(plan: Plan, source: int, limit: int = WINDOW) -> list[Window]:
-    """The windows of a source, in the order in which it packs them."""
+def windows_of(plan: Plan, layout_of: Callable[[int], Layout], source: int, limit: int = WINDOW) -> list[Window]:
+    """The windows of a source, in the order in which it packs them; ``layout_of`` a target is its replica's."""
     windows: list[Window] = []
     count = 0
     for number, chunk in enumerate(plan.chunks):
@@ -68,26 +80,16 @@ def windows_of(plan: Plan, source: int, limit: int = WINDOW) -> list[Window]:
         items: list[Item] = []
         room = 0
         for at, piece in enumerate(chunk.pieces):
-            for item in _items(layout_of(plan, chunk.targets[0])[0], at, piece, limit):
+            for item in _items(layout_of(chunk.targets[0]), at, piece, limit):
                 if items and room + item.nbytes > limit:
-                    windows.append(Window(number, count, room, tuple(items)))
+                    windows.append(Window(len(windows), number, count, room, tuple(items)))
                     count, items, room = count + len(items), [], 0
                 items.append(item._replace(start=room))
                 room += item.nbytes
         if items:
-            windows.append(Window(number, count, room, tuple(items)))
+            windows.append(Window(len(windows), number, count, room, tuple(items)))
             count += len(items)
     return windows
-
-
-def layout_of(plan: Plan, target: int) -> tuple[Layout, int]:
-    """The layout of the replica of a rank that receives, and its rank there."""
-    own = target - plan.sender.world_size
-    for layout in plan.receivers:
-        if own < layout.world_size:
-            return layout, own
-        own -= layout.world_size
-    raise IndexError(target)
 
 
 def _items(layout: Layout, at: int, piece: Piece, limit: int) -> list[Item]:

@@ -125,6 +125,10 @@ class Connection:
             self._read()
         return self._messages.popleft() if self._messages else None
 
+    def unread(self, message: Message) -> None:
+        """The message will be received again, as the next."""
+        self._messages.appendleft(message)
+
     def _read(self) -> None:
         while True:
             try:
