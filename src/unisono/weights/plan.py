@@ -1,6 +1,6 @@
 """Plans: which rank sends which bytes to which, as a pure function of layouts and rules, compiled to a Schedule."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 
@@ -18,7 +18,7 @@ from unisono.weights.fit import Fit, fit
 from unisono.weights.bound import bound_of
 from unisono.weights.forwarding import FORWARDS, sends, steps_of
 from unisono.weights.layout import Layout
-from unisono.weights.packing import Move
+from unisono.weights.packing import Move, view_of
 from unisono.weights.regions import Cast, Op, Region, cut
 from unisono.weights.rules import Rule
 
@@ -102,6 +102,14 @@ class Plan:
             found.append(Block(name, data[start:stop].view(value.dtype).view(shape), offsets, value.shape))
             start = stop
         return found
+
+    def landed(self, rank: int, chunk: int, tensors: Mapping[str, Tensor]) -> list[Block]:
+        """The pieces of a chunk as they lie in the tensors of one of its targets, for their checksums."""
+        values, moves = self.fits[self._replica[rank][0]].tensors, self.moves(rank, chunk)
+        return [
+            Block(move.name, view_of(move, tensors[move.name]), piece.offsets, values[move.name].shape)
+            for move, piece in zip(moves, self.chunks[chunk].pieces, strict=True)
+        ]
 
     def _from_sender(
         self, rank: int, fit: Fit, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]
