@@ -20,7 +20,6 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -135,7 +134,12 @@ class Checker:
 
 
 def rows_of(
-    address: int, offsets: Sequence[int], shape: Sequence[int], whole: Sequence[int], itemsize: int, limit: int = 1 << 62
+    address: int,
+    offsets: Sequence[int],
+    shape: Sequence[int],
+    whole: Sequence[int],
+    itemsize: int,
+    limit: int = 1 << 62,
 ) -> list[list[int]]:
     """Rows of the loop for a contiguous block: runs of bytes that follow each other in the whole, in up to four dims.
 
@@ -222,8 +226,8 @@ def _sum_of_row(row: Sequence[int]) -> int:
     for length, stride in zip(dims[::2], dims[1::2], strict=True):
         starts = (starts[:, None] + np.arange(length) * stride).reshape(-1)
     unit = next(unit for unit in (4, 2, 1) if inner % unit == 0 and not (starts % unit).any())
-    raw = np.frombuffer((ctypes.c_uint8 * (inner * len(starts))).from_address(address), dtype=f"u{unit}")
-    values, count = raw.reshape(len(starts), -1), inner // unit
+    raw = np.ctypeslib.as_array((ctypes.c_uint8 * (inner * len(starts))).from_address(address))
+    values, count = raw.view(f"u{unit}").reshape(len(starts), -1), inner // unit
     total = 0
     each = max(_AT_ONCE // count, 1)
     for low in range(0, len(starts), each):

@@ -57,10 +57,7 @@ def view_of(move: Move, tensor: Tensor) -> Tensor:
 def computed(move: Move, block: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
     """A block after its operations."""
     for op in move.ops:
-        if isinstance(op, Cast):
-            block = block.to(op.dtype)
-        else:
-            block = _quantized(op, block, scales[op.scale])
+        block = block.to(op.dtype) if isinstance(op, Cast) else _quantized(op, block, scales[op.scale])
     return block
 
 
@@ -139,7 +136,9 @@ def _steps(run: _Step) -> Iterator[_Step]:
     each, start = _AT_ONCE // size, run.start
     views: list[Tensor] = []
     count = 0
-    for view in (part for whole in run.views for part in (whole.split(each) if whole.numel() > each else (whole,))):
+    for view in (
+        part for whole in run.views for part in (torch.split(whole, each) if whole.numel() > each else (whole,))
+    ):
         if views and count + view.numel() > each:
             yield _Step(start, start + count * size, run.dtype, views)
             start, views, count = start + count * size, [], 0
@@ -159,7 +158,7 @@ class _Bound:
 
     @property
     def whole(self) -> Tensor | None:
-        """The chunk's bytes as they lie in the tensors, uint8, if that is one run of memory; None: they are scattered."""
+        """The chunk's bytes as they lie in the tensors, uint8, if that is one run of memory; else None."""
         return None if self._whole is None else self._whole.view(torch.uint8)
 
 
