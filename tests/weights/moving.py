@@ -1,4 +1,4 @@
-"""Plans run in one process: every chunk packed by its source and unpacked by its targets, and what should come of it."""
+"""Plans run in one process: every chunk packed by its source, unpacked by its targets; and what should come of it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,8 @@ def held(layout: Layout, rank: int, whole: Mapping[str, Tensor], strided: bool =
         part = layout[name].parts[rank]
         if not part:
             continue
-        shape = [max(a + n for a, n in zip(at, length)) for at, length in zip(zip(*(b.at for b in part)), zip(*(b.shape for b in part)))]
+        ends = [[a + n for a, n in zip(box.at, box.shape, strict=True)] for box in part]
+        shape = [max(column) for column in zip(*ends, strict=True)]
         mine = torch.zeros(shape, dtype=layout[name].dtype)
         if strided and shape:
             mine = torch.zeros([*shape[:-1], 2 * shape[-1]], dtype=layout[name].dtype)[..., ::2]

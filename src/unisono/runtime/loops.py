@@ -8,6 +8,7 @@ unisono.runtime.loaded`` compiles all of them, so that no process has to: for im
 """
 
 import fcntl
+import functools
 import importlib.util
 import logging
 import os
@@ -36,7 +37,12 @@ def wanted() -> int:
     text = os.environ.get("UNISONO_FUSED", "")
     if text not in _MODES:
         raise UsageError(f"UNISONO_FUSED is {text!r}, expected 0 (never), 1 (as soon as they are compiled) or now")
-    return _MODES[text] if importlib.util.find_spec("numba") is not None else 0
+    return _MODES[text] if _has_numba() else 0
+
+
+@functools.cache
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
 
 
 def _object_code() -> Any:

@@ -162,9 +162,7 @@ class Collective:
         """Bytes of all chunks together, where the collective says so; None: any number."""
         return None
 
-    def nbytes_of(
-        self, chunk: NDArray[np.integer], count: NDArray[np.integer], nbytes: float
-    ) -> NDArray[np.float64]:
+    def nbytes_of(self, chunk: NDArray[np.integer], count: NDArray[np.integer], nbytes: float) -> NDArray[np.float64]:
         """Bytes of chunks chunk .. chunk+count-1, elementwise; nbytes counts as in chunk_nbytes."""
         return np.asarray(count * self.chunk_nbytes(nbytes), dtype=np.float64)
 

@@ -90,9 +90,7 @@ class Redistribution(Collective):
             held[list(ranks), chunk] = True
         return held
 
-    def nbytes_of(
-        self, chunk: NDArray[np.integer], count: NDArray[np.integer], nbytes: float
-    ) -> NDArray[np.float64]:
+    def nbytes_of(self, chunk: NDArray[np.integer], count: NDArray[np.integer], nbytes: float) -> NDArray[np.float64]:
         """Bytes of chunks chunk .. chunk+count-1, elementwise, if all chunks have `nbytes` bytes together."""
         ends = np.concatenate([[0], np.cumsum(np.array(self.nbytes, dtype=np.float64))])
         scale = nbytes / ends[-1] if ends[-1] else 0.0

@@ -1,4 +1,4 @@
-"""Weights of a model from trainer ranks to inference replicas: planned, checked, versioned, old or new and never a mix."""
+"""Weights of a model from trainer ranks to inference replicas: planned, checked, versioned, never a mix of two."""
 
 from unisono.weights.engine import Engine, ModuleEngine
 from unisono.weights.inspection import layout

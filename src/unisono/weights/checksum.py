@@ -13,13 +13,13 @@ while they are in the cache. Elsewhere NumPy computes the same.
 """
 
 import ctypes
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,6 +31,7 @@ __all__ = ["Block", "Checker", "checksum", "own_blocks", "rows_of", "show_checks
 Shape = tuple[int, ...]
 Rows = NDArray[np.int64]
 _WORDS, _COLUMNS, _OUTER = 1024, 11, 4
+_CACHED = 1 << 19  # bytes of a row
 _AT_ONCE = 1 << 16  # elements that NumPy looks at together
 _WORTH = 8 << 20  # bytes that NumPy sums before the loop is compiled
 _MASK = (1 << 64) - 1
@@ -84,32 +85,47 @@ def show_checksum(value: int) -> str:
 class Checker:
     """Checksums of blocks that stay where they are, those of one name added up.
 
-    Strided blocks are copied each time; blocks of other devices too.
+    Strided blocks, and those of other devices, are copied each time.
     """
 
     def __init__(self, blocks: Iterable[Block]) -> None:
-        self.names: list[str] = []
         self._numbers: dict[str, int] = {}
+        self._kept: list[Tensor] = []
+        self._copied: list[tuple[int, Block]] = []
         rows: list[list[int]] = []
         owners: list[int] = []
-        self._copied: list[tuple[int, Block]] = []
-        self._kept: list[Tensor] = []
+        ends: list[int] = []
+        end = 0
         for block in blocks:
-            number = self._numbers.setdefault(block.name, len(self._numbers))
-            if not block.tensor.is_contiguous() or block.tensor.device.type != "cpu":
+            number, tensor = self._numbers.setdefault(block.name, len(self._numbers)), block.tensor
+            end += tensor.numel() * tensor.itemsize
+            if not tensor.is_contiguous() or tensor.device.type != "cpu":
                 self._copied.append((number, block))
                 continue
-            self._kept.append(block.tensor)
-            more = rows_of(block.tensor.data_ptr(), block.offsets, block.tensor.shape, block.whole, block.tensor.itemsize)
+            self._kept.append(tensor)
+            more = rows_of(tensor.data_ptr(), block.offsets, tensor.shape, block.whole, tensor.itemsize, _CACHED)
             rows += more
             owners += [number] * len(more)
+            ends += _ends(more, end)
         self._rows = np.array(rows, dtype=np.int64).reshape(-1, _COLUMNS)
-        self._owners = np.array(owners, dtype=np.int64)
+        self._owners, self._ends = np.array(owners, dtype=np.int64), ends
+        self._sums = np.zeros(len(rows), dtype=np.uint64)
+        self._done = 0
+
+    def until(self, nbytes: int) -> None:
+        """Take the sums of what lies within the first bytes of all blocks, in order: they are in place now."""
+        stop = bisect_right(self._ends, nbytes, self._done)
+        if stop > self._done:
+            self._sums[self._done : stop] = sums_of_rows(self._rows[self._done : stop])
+            self._done = stop
 
     def sums(self) -> dict[str, int]:
-        """The sum of each name, of what the blocks hold now."""
+        """The sum of each name: of what the blocks hold now, or held when `until` took it. The next begins anew."""
+        if self._ends:
+            self.until(self._ends[-1])
+        self._done = 0
         total = np.zeros(len(self._numbers), dtype=np.uint64)
-        np.add.at(total, self._owners, sums_of_rows(self._rows))
+        np.add.at(total, self._owners, self._sums)
         for number, (_, tensor, offsets, whole) in self._copied:
             copy = tensor.detach().to("cpu").contiguous()
             rows = rows_of(copy.data_ptr(), offsets, copy.shape, whole, copy.itemsize)
@@ -118,9 +134,17 @@ class Checker:
 
 
 def rows_of(
-    address: int, offsets: Sequence[int], shape: Sequence[int], whole: Sequence[int], itemsize: int
+    address: int,
+    offsets: Sequence[int],
+    shape: Sequence[int],
+    whole: Sequence[int],
+    itemsize: int,
+    limit: int = 1 << 62,
 ) -> list[list[int]]:
-    """Rows of the loop for a contiguous block: runs of bytes that follow each other in the whole, in up to four dims."""
+    """Rows of the loop for a contiguous block: runs of bytes that follow each other in the whole, in up to four dims.
+
+    limit: bytes of a row, about; longer ones are cut.
+    """
     if not prod(shape):
         return []
     strides = [itemsize * prod(whole[dim + 1 :]) for dim in range(len(whole))]
@@ -133,14 +157,32 @@ def rows_of(
             dims[0] = dims[0][0] * length, dims[0][1]
         elif length > 1:
             dims.insert(0, (length, stride))
-    extra, outer = dims[:-_OUTER], dims[-_OUTER:]
-    filled = [word for dim in [(1, 0)] * (_OUTER - len(outer)) + outer for word in dim]
-    each = inner * prod(length for length, _ in outer)
-    rows = []
-    for number, index in enumerate(product(*(range(length) for length, _ in extra))):
-        moved = sum(i * stride for i, (_, stride) in zip(index, extra, strict=True))
-        rows.append([address + number * each, inner, first + moved, *filled])
-    return rows
+    return list(_cut_rows(address, first, inner, dims, limit))
+
+
+def _cut_rows(address: int, first: int, inner: int, dims: list[tuple[int, int]], limit: int) -> Iterator[list[int]]:
+    """Rows of at most `limit` bytes, or one run, with at most four dims."""
+    nbytes = inner * prod(length for length, _ in dims)
+    if not dims:
+        for start in range(0, inner, limit):
+            yield [address + start, min(limit, inner - start), first + start, *(1, 0) * _OUTER]
+        return
+    length, stride = dims[0]
+    each = length if nbytes <= limit else max(1, limit * length // nbytes)
+    if len(dims) > _OUTER or (each == 1 and length > 1):
+        for i in range(length):
+            yield from _cut_rows(address + i * (nbytes // length), first + i * stride, inner, dims[1:], limit)
+        return
+    for start in range(0, length, each):
+        outer = [(min(each, length - start), stride), *dims[1:]]
+        filled = [word for dim in [(1, 0)] * (_OUTER - len(outer)) + outer for word in dim]
+        yield [address + start * (nbytes // length), inner, first + start * stride, *filled]
+
+
+def _ends(rows: Sequence[Sequence[int]], end: int) -> list[int]:
+    """Where each of some rows that follow each other ends, the last of them at `end`."""
+    sizes = [row[1] * row[3] * row[5] * row[7] * row[9] for row in rows]
+    return [end - sum(sizes) + stop for stop in accumulate(sizes)]
 
 
 _summed = 0
@@ -184,8 +226,8 @@ def _sum_of_row(row: Sequence[int]) -> int:
     for length, stride in zip(dims[::2], dims[1::2], strict=True):
         starts = (starts[:, None] + np.arange(length) * stride).reshape(-1)
     unit = next(unit for unit in (4, 2, 1) if inner % unit == 0 and not (starts % unit).any())
-    raw = np.frombuffer((ctypes.c_uint8 * (inner * len(starts))).from_address(address), dtype=f"u{unit}")
-    values, count = raw.reshape(len(starts), -1), inner // unit
+    raw = np.ctypeslib.as_array((ctypes.c_uint8 * (inner * len(starts))).from_address(address))
+    values, count = raw.view(f"u{unit}").reshape(len(starts), -1), inner // unit
     total = 0
     each = max(_AT_ONCE // count, 1)
     for low in range(0, len(starts), each):

@@ -6,7 +6,7 @@ with the same holders and targets are dealt to the holders so that their loads e
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import NamedTuple
 
@@ -87,17 +87,22 @@ def chunks_of(
         for region in value.regions:
             scaled = any(region.source in each.scales for each in fits)
             held = None if scaled else sender[region.source].parts
-            for holders, ranks, offsets, shape in _blocks(region._replace(source="", ops=()), held, targets, sender.world_size):
+            for holders, ranks, offsets, shape in _blocks(
+                region._replace(source="", ops=()), held, targets, sender.world_size
+            ):
                 block = _Block(name, offsets, shape, value.dtype.itemsize)
                 classes.setdefault((holders, ranks), []).append(block)
     streams: dict[tuple[int, Ranks], list[_Block]] = {}
     loads = [0] * sender.world_size
-    for (holders, targets), blocks in sorted(classes.items(), key=lambda item: len(item[0][0])):
-        blocks = [part for block in blocks for part in block.within(bucket)]
-        for source, dealt in _dealt(blocks, holders, loads, weight[len(targets)], bucket):
-            streams.setdefault((source, targets), []).extend(dealt)
-    return [Chunk(sum(b.nbytes for b in blocks), source, targets, tuple(Piece(*b[:3]) for b in blocks))
-            for (source, targets), stream in sorted(streams.items()) for blocks in _filled(stream, bucket)]
+    for (holders, ranks), blocks in sorted(classes.items(), key=lambda item: len(item[0][0])):
+        small = [part for block in blocks for part in block.within(bucket)]
+        for source, dealt in _dealt(small, holders, loads, weight[len(ranks)], bucket):
+            streams.setdefault((source, ranks), []).extend(dealt)
+    return [
+        Chunk(sum(b.nbytes for b in blocks), source, ranks, tuple(Piece(*b[:3]) for b in blocks))
+        for (source, ranks), stream in sorted(streams.items())
+        for blocks in _filled(stream, bucket)
+    ]
 
 
 Targets = tuple[tuple[int, Part], ...]
@@ -110,7 +115,9 @@ def _needs(senders: int, receivers: Sequence[Layout], fits: Sequence[Fit]) -> It
     for receiver, fit in zip(receivers, fits, strict=True):
         for name, value in fit.tensors.items():
             key = name, value._replace(optional=False)
-            needs.setdefault(key, []).extend((base + rank, part) for rank, part in enumerate(receiver[name].parts) if part)
+            needs.setdefault(key, []).extend(
+                (base + rank, part) for rank, part in enumerate(receiver[name].parts) if part
+            )
         base += receiver.world_size
     for (name, value), targets in needs.items():
         yield name, value, tuple(targets)
@@ -133,7 +140,7 @@ def _blocks(
         inner = {edge for low, high in boxes for edge in (low[dim], high[dim])}
         edges.append(sorted({offset, offset + length, *inner}))
     found = []
-    for cell in product(*(list(zip(e, e[1:], strict=False)) for e in edges)):
+    for cell in product(*(list(pairwise(e)) for e in edges)):
         ranks = _around(cell, wanted)
         holders = everyone if held is None else _around(cell, holding)
         if ranks and holders:

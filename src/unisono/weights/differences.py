@@ -1,4 +1,4 @@
-"""Everything in which a receiver's tensors differ from what is sent, in words, with the nearest names and the remedy."""
+"""Everything in which a receiver's tensors differ from what is sent, in words, with nearest names and the remedy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _CANDIDATES, _NEAREST = 64, 2
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference: missing, unexpected, shape, dtype or tied; dtype and shape of the name on each side that has it."""
+    """One difference: missing, unexpected, shape, dtype or tied; dtype and shape on each side that has the name."""
 
     what: str
     name: str
@@ -52,10 +52,10 @@ def _words(each: Difference, near: Sequence[str]) -> str:
         case "missing":
             rule = f'rename("{near[0]}", "{each.name}")' if near else ""
             rule = _prefix_rule(near[0], each.name) or rule if near else rule
-            return f"{_show(each.receiver)} is wanted and not sent{nearest}; {_or(rule)}ignore(\"{each.name}\")"
+            return f'{_show(each.receiver)} is wanted and not sent{nearest}; {_or(rule)}ignore("{each.name}")'
         case "unexpected":
             rule = (_prefix_rule(each.name, near[0]) or f'rename("{each.name}", "{near[0]}")') if near else ""
-            return f"{_show(each.sender)} is sent and not wanted{nearest}; {_or(rule)}ignore(\"{each.name}\")"
+            return f'{_show(each.sender)} is sent and not wanted{nearest}; {_or(rule)}ignore("{each.name}")'
         case "tied":
             return (
                 f"{_show(each.sender)} is sent beside {each.other}, to which the receiver ties it; "
@@ -69,7 +69,8 @@ def _or(rule: str) -> str:
 
 
 def _mend(each: Difference) -> str:
-    assert each.sender is not None and each.receiver is not None
+    assert each.sender is not None
+    assert each.receiver is not None
     (dtype, shape), (wanted_dtype, wanted) = each.sender, each.receiver
     if each.what == "dtype":
         both = dtype.is_floating_point and wanted_dtype.is_floating_point

@@ -38,7 +38,9 @@ def _forwarding(plan: "Plan") -> str:
 
 def _table(plan: "Plan") -> list[str]:
     rows = [("rank", "side", "sends", "receives")]
-    for rank in range(plan.world_size):
-        rows.append((str(rank), plan.side(rank), show_nbytes(plan.sent[rank]), show_nbytes(plan.received[rank])))
+    rows += [
+        (str(rank), plan.side(rank), show_nbytes(plan.sent[rank]), show_nbytes(plan.received[rank]))
+        for rank in range(plan.world_size)
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

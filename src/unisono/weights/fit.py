@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -82,9 +83,12 @@ def fit(sender: Layout, receiver: Layout, rules: Sequence[Rule] = (), who: str =
             found.append(Difference("dtype", first, sender=got, receiver=wanted))
         tensors[first] = made
         ties |= dict.fromkeys(group[1:], first)
-    for name, value in table.values.items():
-        if name not in receiver and not value.optional and not _arrives(sender, name, table, receiver):
-            found.append(Difference("unexpected", name, sender=_kind_of(value)))
+    arriving = {value.regions for name, value in table.values.items() if name in receiver}
+    found += [
+        Difference("unexpected", name, sender=_kind_of(value))
+        for name, value in table.values.items()
+        if name not in receiver and not value.optional and not (value.regions and value.regions in arriving)
+    ]
     if found:
         raise MismatchError(show_differences(found, list(table.values), list(receiver.names), who))
     fitted = Fit(tensors, table.scales, ties)
@@ -106,14 +110,6 @@ def _groups(receiver: Layout) -> list[list[str]]:
     for name in receiver:
         groups.setdefault(receiver.ties.get(name, name), []).append(name)
     return list(groups.values())
-
-
-def _arrives(sender: Layout, name: str, table: Table, receiver: Layout) -> bool:
-    """True if the tensor of a name that the receiver lacks arrives under another, to which it is tied."""
-    value = table.values[name]
-    return bool(value.regions) and any(
-        other != name and other in receiver and _same(made, value) for other, made in table.values.items()
-    ) if name in sender.ties or name in sender.ties.values() else False
 
 
 def _same(a: Value, b: Value) -> bool:
@@ -139,9 +135,7 @@ def _suited(value: Value, dtype: torch.dtype) -> Value:
 def _definite(ops: tuple[Op, ...], dtype: torch.dtype) -> tuple[Op, ...]:
     """Operations without casts to an unknown dtype: those before a quantize are left out, it decides the dtype."""
     last = max((i for i, op in enumerate(ops) if isinstance(op, Quantize)), default=-1)
-    return tuple(
-        Cast(dtype) if op == Cast(None) else op for i, op in enumerate(ops) if op != Cast(None) or i > last
-    )
+    return tuple(Cast(dtype) if op == Cast(None) else op for i, op in enumerate(ops) if op != Cast(None) or i > last)
 
 
 def _check_held(sender: Layout, fitted: Fit) -> None:
@@ -167,7 +161,7 @@ def covered_count(boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> i
         return 1
     edges = sorted({edge for offsets, shape in boxes for edge in (offsets[0], offsets[0] + shape[0])})
     count = 0
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         inside = {
             (offsets[1:], shape[1:]) for offsets, shape in boxes if offsets[0] <= low and high <= offsets[0] + shape[0]
         }

@@ -4,7 +4,7 @@ In a step a rank sends one chunk at most (directly to several targets at once) a
 memory for one chunk on each side. Chunks that can move, move: the first that finds its ranks free goes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from unisono.algorithms import chain, tree
@@ -23,9 +23,7 @@ def _hops(forward: str, targets: int) -> tuple[tuple[tuple[int, int], ...], ...]
     if forward == "direct":
         return (tuple((0, i + 1) for i in range(targets)),)
     build = chain.broadcast if forward == "chain" else tree.broadcast
-    return tuple(
-        ((transfer.src, transfer.dst),) for step in build(targets + 1).steps for transfer in step
-    )
+    return tuple(((transfer.src, transfer.dst),) for step in build(targets + 1).steps for transfer in step)
 
 
 def sends(forward: str, targets: int) -> int:
@@ -40,7 +38,7 @@ def steps_of(chunks: Sequence[Chunk], forward: str) -> tuple[Step, ...]:
         for number, chunk in enumerate(chunks)
         for ranks in [(chunk.source, *chunk.targets)]
     ]
-    steps, arrived = [], {(chunk.source, number): 0 for number, chunk in enumerate(chunks)}
+    steps, arrived = list[Step](), {(chunk.source, number): 0 for number, chunk in enumerate(chunks)}
     left = [hop for hops in waiting for hop in hops]
     while left:
         sending: set[int] = set()

@@ -374,5 +374,7 @@ def _lengths(name: str, shard: Shard, own: Sequence[int]) -> list[Shape]:
     lengths = shard.blocks(sum(own), len(own), name)
     expected = [sum(block[rank] for block in lengths) for rank in range(len(own))]
     if expected != list(own):
-        raise UsageError(f"{name}: ranks hold {list(own)} elements of dim {shard.dim}, blocks {shard.parts} give {expected}")
+        raise UsageError(
+            f"{name}: ranks hold {list(own)} elements of dim {shard.dim}, blocks {shard.parts} give {expected}"
+        )
     return lengths

@@ -5,13 +5,14 @@ bound to tensors. Blocks that follow each other both in memory and in the chunk 
 `torch.cat`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from unisono.weights.checksum import Checker
 from unisono.weights.regions import Cast, Op, Quantize
 
 __all__ = ["Move", "Packer", "Unpacker", "view_of"]
@@ -56,10 +57,7 @@ def view_of(move: Move, tensor: Tensor) -> Tensor:
 def computed(move: Move, block: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
     """A block after its operations."""
     for op in move.ops:
-        if isinstance(op, Cast):
-            block = block.to(op.dtype)
-        else:
-            block = _quantized(op, block, scales[op.scale])
+        block = block.to(op.dtype) if isinstance(op, Cast) else _quantized(op, block, scales[op.scale])
     return block
 
 
@@ -75,54 +73,93 @@ def _quantized(op: Quantize, block: Tensor, scale: Tensor) -> Tensor:
     return divided.clamp_(-limit, limit).to(op.dtype)
 
 
-class _Run(NamedTuple):
-    """Moves that go together: bytes start .. stop of the chunk, and flat tensors of one dtype."""
+_UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_AT_ONCE = 1 << 19
+"""Bytes after which checksums are taken, while what was moved is in the cache."""
+
+
+class _Step(NamedTuple):
+    """Bytes start .. stop of a chunk and where they lie: flat tensors of one dtype, or the block of a move."""
 
     start: int
     stop: int
     dtype: torch.dtype
-    moves: list[Move]
     views: list[Tensor]
-    plain: bool
+    move: Move | None = None
 
 
-def _runs(moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> list[_Run]:
-    """Moves in order, in runs: plain ones (contiguous, nothing to compute) of one dtype, joined where memory goes on."""
-    runs: list[_Run] = []
+def _is_plain(move: Move, view: Tensor) -> bool:
+    """True if a block is one run of memory and its bytes are those of the chunk."""
+    return not move.ops and view.is_contiguous() and not (view.is_conj() or view.is_neg())
+
+
+def _runs(moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> Iterator[_Step]:
+    """Moves in order, plain ones of one item size together, as one tensor where memory goes on."""
+    last: _Step | None = None
     for move in moves:
         view = view_of(move, tensors[move.name])
-        plain = not move.ops and view.is_contiguous()
-        start, stop = move.start, move.start + move.nbytes
-        last = runs[-1] if runs else None
-        if last is None or not plain or not last.plain or last.dtype != move.dtype or last.stop != start:
-            runs.append(_Run(start, stop, move.dtype, [move], [view.view(-1) if plain else view], plain))
+        start, stop, unit = move.start, move.start + move.nbytes, _UNITS[move.dtype.itemsize]
+        if not _is_plain(move, view):
+            if last is not None:
+                yield last
+            last = None
+            yield _Step(start, stop, move.dtype, [view], move)
             continue
-        _append(last.views, view)
-        last.moves.append(move)
-        runs[-1] = last._replace(stop=stop)
-    return runs
+        flat = view.view(-1).view(unit)
+        if last is None or last.dtype != unit or last.stop != start:
+            if last is not None:
+                yield last
+            last = _Step(start, stop, unit, [flat])
+            continue
+        _append(last.views, flat)
+        last = last._replace(stop=stop)
+    if last is not None:
+        yield last
 
 
 def _append(views: list[Tensor], view: Tensor) -> None:
-    """Add a contiguous block to flat ones, to the last of them if it follows it in memory."""
-    last, length = views[-1], view.numel()
-    if view.data_ptr() == last.data_ptr() + last.numel() * last.itemsize and (
-        view.untyped_storage()._cdata == last.untyped_storage()._cdata
-    ):
-        views[-1] = last.as_strided((last.numel() + length,), (1,))
+    """Add a flat tensor to others, to the last of them if it follows it in memory."""
+    last = views[-1]
+    follows = view.data_ptr() == last.data_ptr() + last.numel() * last.itemsize
+    if follows and view.untyped_storage()._cdata == last.untyped_storage()._cdata:
+        views[-1] = last.as_strided((last.numel() + view.numel(),), (1,))
     else:
-        views.append(view.view(-1))
+        views.append(view)
+
+
+def _steps(run: _Step) -> Iterator[_Step]:
+    """A run in steps that stay in the cache."""
+    if run.move is not None:
+        yield run
+        return
+    size = run.dtype.itemsize
+    each, start = _AT_ONCE // size, run.start
+    views: list[Tensor] = []
+    count = 0
+    for view in (
+        part for whole in run.views for part in (torch.split(whole, each) if whole.numel() > each else (whole,))
+    ):
+        if views and count + view.numel() > each:
+            yield _Step(start, start + count * size, run.dtype, views)
+            start, views, count = start + count * size, [], 0
+        views.append(view)
+        count += view.numel()
+    yield _Step(start, run.stop, run.dtype, views)
 
 
 class _Bound:
     """Moves bound to tensors, for as long as these stay where they are."""
 
     def __init__(self, moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> None:
-        self.runs = _runs(moves, tensors)
+        runs = list(_runs(moves, tensors))
         self.nbytes = moves[-1].start + moves[-1].nbytes if moves else 0
+        self._whole = runs[0].views[0] if len(runs) == 1 and runs[0].move is None and len(runs[0].views) == 1 else None
+        self._steps = [step for run in runs for step in _steps(run)]
 
-    def _flat(self, run: _Run, chunk: Tensor) -> Tensor:
-        return chunk[run.start : run.stop].view(run.dtype)
+    @property
+    def whole(self) -> Tensor | None:
+        """The chunk's bytes as they lie in the tensors, uint8, if that is one run of memory; else None."""
+        return None if self._whole is None else self._whole.view(torch.uint8)
 
 
 class Packer(_Bound):
@@ -131,45 +168,41 @@ class Packer(_Bound):
     def __init__(
         self, moves: Sequence[Move], tensors: Mapping[str, Tensor], scales: Mapping[str, Tensor] | None = None
     ) -> None:
-        known = dict(scales or {})
-        super().__init__(moves, {**tensors, **known})
-        self.scales = known
+        self._scales = dict(scales or {})
+        super().__init__(moves, {**tensors, **self._scales})
 
-    def whole(self) -> Tensor | None:
-        """The chunk's bytes where they lie, uint8, if they do so one after the other; else None: they must be packed."""
-        if len(self.runs) == 1 and self.runs[0].plain and len(self.runs[0].views) == 1:
-            return self.runs[0].views[0].view(torch.uint8)
-        return None
+    def pack(self, chunk: Tensor, checker: Checker | None = None) -> None:
+        """Write the bytes of the chunk into `chunk`, uint8, contiguous, of `nbytes` or more.
 
-    def pack(self, chunk: Tensor) -> None:
-        """Write the bytes of the chunk into `chunk`, uint8, contiguous, of at least `nbytes`."""
-        for run in self.runs:
-            out = self._flat(run, chunk)
-            if not run.plain:
-                block = computed(run.moves[0], run.views[0], self.scales)
-                out.view(run.moves[0].shape).copy_(block)
-            elif len(run.views) == 1:
-                out.copy_(run.views[0])
+        checker: of the chunk's blocks, whose sums are taken on the way.
+        """
+        for step in self._steps:
+            out = chunk[step.start : step.stop].view(step.dtype)
+            if step.move is not None:
+                out.view(step.move.shape).copy_(computed(step.move, step.views[0], self._scales))
+            elif len(step.views) == 1:
+                out.copy_(step.views[0])
             else:
-                torch.cat(run.views, out=out)
+                torch.cat(step.views, out=out)
+            if checker is not None:
+                checker.until(step.stop)
 
 
 class Unpacker(_Bound):
     """Reads a chunk into a target's own tensors."""
 
-    def whole(self) -> Tensor | None:
-        """Where the chunk's bytes may be received at once, uint8, if that is one run of memory; else None."""
-        if len(self.runs) == 1 and self.runs[0].plain and len(self.runs[0].views) == 1:
-            return self.runs[0].views[0].view(torch.uint8)
-        return None
+    def unpack(self, chunk: Tensor, checker: Checker | None = None) -> None:
+        """Read the bytes of the chunk, uint8, contiguous, into the tensors.
 
-    def unpack(self, chunk: Tensor) -> None:
-        """Read the bytes of the chunk, uint8, contiguous, into the tensors."""
-        for run in self.runs:
-            flat = self._flat(run, chunk)
-            if not run.plain:
-                run.views[0].copy_(flat.view(run.moves[0].shape))
-            elif len(run.views) == 1:
-                run.views[0].copy_(flat)
+        checker: of the blocks where they land, whose sums are taken on the way.
+        """
+        for step in self._steps:
+            flat = chunk[step.start : step.stop].view(step.dtype)
+            if step.move is not None:
+                step.views[0].copy_(flat.view(step.move.shape))
+            elif len(step.views) == 1:
+                step.views[0].copy_(flat)
             else:
-                torch.split_with_sizes_copy(flat, [view.numel() for view in run.views], out=run.views)
+                torch.split_with_sizes_copy(flat, [view.numel() for view in step.views], out=step.views)
+            if checker is not None:
+                checker.until(step.stop)

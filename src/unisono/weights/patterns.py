@@ -44,7 +44,7 @@ def first_match(given: Mapping[Any, _V], names: Iterable[str], what: str) -> dic
 
     Raises UsageError for a pattern that matches no name.
     """
-    names, found, used = list(names), {}, set()
+    names, found, used = list(names), dict[str, _V](), set()
     for name in names:
         for pattern, value in given.items():
             if captures(pattern, name) is not None:

@@ -1,6 +1,6 @@
 """Plans: which rank sends which bytes to which, as a pure function of layouts and rules, compiled to a Schedule."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 
@@ -11,14 +11,14 @@ from unisono.errors import UsageError
 from unisono.schedule import Redistribution, Schedule, Topology, preset
 from unisono.simulation import Timeline, simulate
 from unisono.verification import Report, verify
+from unisono.weights.bound import bound_of
 from unisono.weights.checksum import Block
 from unisono.weights.chunks import Chunk, chunks_of
 from unisono.weights.explain import explain
 from unisono.weights.fit import Fit, fit
-from unisono.weights.bound import bound_of
 from unisono.weights.forwarding import FORWARDS, sends, steps_of
 from unisono.weights.layout import Layout
-from unisono.weights.packing import Move
+from unisono.weights.packing import Move, view_of
 from unisono.weights.regions import Cast, Op, Region, cut
 from unisono.weights.rules import Rule
 
@@ -103,9 +103,15 @@ class Plan:
             start = stop
         return found
 
-    def _from_sender(
-        self, rank: int, fit: Fit, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]
-    ) -> Move:
+    def landed(self, rank: int, chunk: int, tensors: Mapping[str, Tensor]) -> list[Block]:
+        """The pieces of a chunk as they lie in the tensors of one of its targets, for their checksums."""
+        values, moves = self.fits[self._replica[rank][0]].tensors, self.moves(rank, chunk)
+        return [
+            Block(move.name, view_of(move, tensors[move.name]), piece.offsets, values[move.name].shape)
+            for move, piece in zip(moves, self.chunks[chunk].pieces, strict=True)
+        ]
+
+    def _from_sender(self, rank: int, fit: Fit, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Move:
         value = fit.tensors[name]
         region = next(r for each in value.regions if (r := cut(each, offsets, shape)) is not None)
         at = region.at
@@ -135,7 +141,9 @@ class Plan:
         return explain(self, preset(topology, self.world_size))
 
 
-def _local(part: Sequence[tuple[tuple[int, ...], ...]], offsets: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+def _local(
+    part: Sequence[tuple[tuple[int, ...], ...]], offsets: Sequence[int], shape: Sequence[int]
+) -> tuple[int, ...]:
     """Where a box of the whole lies in a rank's own tensor."""
     for low, length, at in part:
         inside = zip(offsets, shape, low, length, strict=True)

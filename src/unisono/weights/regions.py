@@ -9,7 +9,20 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Bounds", "Cast", "Op", "Quantize", "Region", "Scale", "Value", "clipped", "cut", "permuted", "seen", "shifted"]
+__all__ = [
+    "Bounds",
+    "Cast",
+    "Op",
+    "Quantize",
+    "Region",
+    "Scale",
+    "Value",
+    "clipped",
+    "cut",
+    "permuted",
+    "seen",
+    "shifted",
+]
 
 Shape = tuple[int, ...]
 Bounds = tuple[Shape, Shape]
@@ -78,7 +91,7 @@ class Scale(NamedTuple):
     qmax: float
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
         """Number of scales."""
         return 1 if self.axis is None else self.value.shape[self.axis]
 

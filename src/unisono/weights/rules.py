@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
+from hashlib import blake2b
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -244,8 +245,9 @@ class _Quantize(Rule):
                 raise UsageError(f"{self}: {name} is {dtype_name(value.dtype)}: only floating tensors have scales")
             axis = None if self.dim is None else _dim(self.dim, value.shape, f"{self}: {name}")
             scale_name = expand(self.scale, got, self.pattern)
-            key = f"\0{len(table.scales)}:{scale_name}"  # no tensor is called so
-            scale = table.scales[key] = Scale(value, axis, QMAX[self.dtype])
+            scale = Scale(value, axis, QMAX[self.dtype])
+            key = "\0" + blake2b(repr(scale).encode(), digest_size=16).hexdigest()  # no tensor is called so
+            table.scales[key] = scale
             regions = tuple(
                 r._replace(ops=(*r.ops, Quantize(self.dtype, key, axis, 0 if axis is None else r.offsets[axis])))
                 for r in value.regions

@@ -22,7 +22,7 @@ def local_maxima(fit: Fit, sender: Layout, rank: int, tensors: Mapping[str, Tens
 
     All senders' together are their maximum, elementwise: one all_reduce(MAX) of this tensor.
     """
-    found = [torch.zeros(scale.count) for scale in fit.scales.values()]
+    found = [torch.zeros(scale.length) for scale in fit.scales.values()]
     for largest, scale in zip(found, fit.scales.values(), strict=True):
         for region in scale.value.regions:
             for box in sender[region.source].parts[rank]:
@@ -54,8 +54,8 @@ def scales_of(fit: Fit, maxima: Tensor) -> dict[str, Tensor]:
     """The scales by the names that packing asks for, float32: maxima / qmax, 1 where that is 0."""
     found, at = {}, 0
     for key, scale in fit.scales.items():
-        number = maxima[at : at + scale.count] / scale.qmax
-        at += scale.count
+        number = maxima[at : at + scale.length] / scale.qmax
+        at += scale.length
         found[key] = torch.where(number == 0, 1.0, number).reshape(scale.shape)
-        assert prod(scale.shape) == scale.count
+        assert prod(scale.shape) == scale.length
     return found
