@@ -30,6 +30,7 @@ class Coordinator:
         self._listener = listener
         self.own = Party(True, "", instance, world_size, None, False)
         self.lead = Lead(self, receivers)
+        self.address = listener.address
         self.parties: dict[str, Party] = {}
         """Replicas by name."""
         self._strangers: dict[Connection, float] = {}
@@ -39,6 +40,7 @@ class Coordinator:
         self._selector.register(listener.socket, selectors.EVENT_READ, None)
         self._selector.register(self._waker, selectors.EVENT_READ, None)
         self._closing = ""
+        self._adopted: Connection
         self._thread = OwnThread(target=self._serve, name="unisono weights", daemon=True)
         self._thread.start()
 
@@ -186,9 +188,7 @@ class Coordinator:
             self.lead.left(party, party.lost or f"{party} was replaced", clean=False, replaced=True)
             party = None
         if party is None:
-            party = Party(
-                False, given["name"], given["instance"], given["world_size"], given["rules"], given["mapped"]
-            )
+            party = Party(False, given["name"], given["instance"], given["world_size"], given["rules"], given["mapped"])
             self.parties[given["name"]] = party
         if given["rank"] in party.members:
             self._drop(party.members.pop(given["rank"]).connection)
@@ -201,9 +201,9 @@ class Coordinator:
             del party.members[member.rank]
         if not clean and not party.lost:
             party.lost = f"{member}: {words}"
-        if not party.sender and (not party.members or clean):
-            if self.parties.get(party.name) is party:
-                del self.parties[party.name]
+        ended = not party.sender and (not party.members or clean)
+        if ended and self.parties.get(party.name) is party:
+            del self.parties[party.name]
         self.lead.left(party, party.lost or f"{member} {words or 'has left'}", clean)
 
     def _part(self) -> None:

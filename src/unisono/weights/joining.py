@@ -70,9 +70,7 @@ class Joining:
             return False
         connection = Connection(sock)
         try:
-            connection.send(
-                "hello", protocol=1, sender=False, who=Who.mine(), word=note.word, bases=[], **self._about
-            )
+            connection.send("hello", protocol=1, sender=False, who=Who.mine(), word=note.word, bases=[], **self._about)
             return self._welcomed(connection, note, min(deadline, time.monotonic() + _WELCOME))
         except Broken as error:
             connection.close()

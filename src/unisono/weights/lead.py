@@ -120,7 +120,7 @@ class Lead:
         self._begin()
 
     def _deadline(self) -> float:
-        return self._since + min(fields["timeout"] for fields in self._pushes.values())
+        return self._since + float(min(fields["timeout"] for fields in self._pushes.values()))
 
     def _begin(self) -> None:
         """Announces an update if all who must be there are."""
@@ -173,7 +173,9 @@ class Lead:
             self._number += 1
             for member in (m for party in replicas for m in party.ranks):
                 self._hub.send(member, "announce", number=self._number, version=-1, checksum=False, delta=False)
-                self._hub.send(member, "abort", number=self._number, error="MismatchError", text=text, kept=self.version)
+                self._hub.send(
+                    member, "abort", number=self._number, error="MismatchError", text=text, kept=self.version
+                )
             self._refuse("MismatchError", text)
             return True
         given = versions[0]

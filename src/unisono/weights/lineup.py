@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from unisono.backend.private import private_group
 from unisono.errors import UsageError
@@ -93,7 +94,7 @@ class Lineup:
 def make_group(lineup: Lineup, store: Any, seconds: float) -> Any:
     """The group of a line-up: of unisono on one host, else of the backend that was asked for."""
     size, name = len(lineup.who), f"weights line-up {lineup.number}"
-    prefixed = dist.PrefixStore(f"line-up {lineup.number}", store)
+    prefixed = PrefixStore(f"line-up {lineup.number}", store)
     if lineup.here:
         return private_group(prefixed, lineup.rank, size, name, seconds)
     if lineup.backend != "gloo":

@@ -12,7 +12,7 @@ read there; then, and in a delta, tables go ahead of the data.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -29,11 +29,24 @@ from unisono.weights.packing import Move, Packer, view_of
 from unisono.weights.scales import local_maxima, scales_of
 from unisono.weights.windows import WINDOW, Item, Window, cut_move, windows_of
 
-__all__ = ["PACKED", "UNCHANGED", "Bound", "GroupFailed", "Movement", "Numbers", "Packing", "Source", "Terms", "call", "rebased"]
+__all__ = [
+    "PACKED",
+    "UNCHANGED",
+    "Bound",
+    "GroupFailed",
+    "Movement",
+    "Numbers",
+    "Packing",
+    "Source",
+    "Terms",
+    "call",
+    "rebased",
+]
 
 PACKED, UNCHANGED = -1, -2
 _KEPT = 2  # bindings: to the model and to a snapshot, or to two standbys
 
+T = TypeVar("T")
 Numbers = NDArray[np.int64]
 
 
@@ -67,7 +80,7 @@ def call(group: Any, what: str, *given: Any, seconds: float = 0.0) -> None:
         raise GroupFailed(f"{type(error).__name__}: {error}") from error
 
 
-class Bound[T]:
+class Bound(Generic[T]):
     """Things made for tensors where they lie, kept while they may lie there again."""
 
     def __init__(self) -> None:
@@ -107,7 +120,7 @@ class Movement:
         everyone = [torch.empty(2, dtype=torch.int64) for _ in lineup.who]
         call(group, "gather", everyone, places)
         mapped = [self._map(source, *everyone[source].tolist()) for source in range(lineup.senders)]
-        least = torch.tensor([int(all(mapped))])
+        least = torch.tensor([int(False not in mapped)])
         call(group, "least", least)
         self.shared = bool(least[0])
         """True if all ranks can read what the sources have; else data goes through the group."""
@@ -243,9 +256,8 @@ class Source:
         return self._movement.plan.chunks[window.chunk].targets
 
     def send(self, tensors: Mapping[str, Tensor], terms: Terms, compare: Any = None) -> None:
-        """Hands the items over. ``compare(items, checksums)``: which of them are not sent (delta)."""
-        movement, table = self._movement, self.table
-        scales = movement.scales(tensors)
+        """Hands the items over. ``compare(checksums)``: which of them are not sent (delta)."""
+        scales = self._movement.scales(tensors)
         if any(scales):
             packing = self._bind(tensors, scales)
         else:
@@ -346,4 +358,5 @@ def _address(move: Move, tensors: Mapping[str, Tensor]) -> int:
     if move.ops or move.name not in tensors:
         return 0
     view = view_of(move, tensors[move.name])
-    return view.data_ptr() if view.is_contiguous() and view.device.type == "cpu" else 0
+    plain = view.is_contiguous() and view.device.type == "cpu" and not (view.is_conj() or view.is_neg())
+    return view.data_ptr() if plain else 0

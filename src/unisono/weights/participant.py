@@ -5,9 +5,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono import errors
 from unisono.errors import CollectiveTimeout, CorruptionError, MismatchError, PeerLostError, UnisonoError, UpdateError
@@ -18,6 +18,9 @@ from unisono.weights.relay import Relay
 from unisono.weights.wire import Broken, Connection, Message, Who
 
 __all__ = ["Again", "Participant", "SenderLeft", "given_up", "marked"]
+
+E = TypeVar("E", bound=UnisonoError)
+T = TypeVar("T")
 
 _VERDICT = 2.0  # s that the lead may take to say why the group failed
 _ANSWER = 1.0
@@ -186,7 +189,7 @@ class Participant(ABC):
     def _grouped(self, lineup: Lineup, port: int, seconds: float) -> Any:
         if self._store is None:
             assert self.connection is not None
-            self._store = dist.TCPStore(self.connection.host, port, is_master=False, wait_for_workers=False)
+            self._store = TCPStore(self.connection.host, port, is_master=False, wait_for_workers=False)
         try:
             made = self._while_listening(lambda: make_group(lineup, self._store, seconds), lineup.here)
             self._group = made
@@ -209,7 +212,7 @@ class Participant(ABC):
         self.send("moved", sums, number=number, lineup=lineup, stats=stats)
         return None
 
-    def _while_listening[T](self, run: Callable[[], T], watched: bool) -> T:
+    def _while_listening(self, run: Callable[[], T], watched: bool) -> T:
         """Runs what may block. Unless the group is watched, and so ends by itself, a message of the lead ends it."""
         if watched:
             return run()
@@ -274,7 +277,7 @@ class Participant(ABC):
             connection.close()
 
 
-def marked[E: UnisonoError](error: E) -> E:
+def marked(error: E) -> E:
     """The error, as one of which the lead knows."""
     error.from_lead = True  # type: ignore[attr-defined]
     return error

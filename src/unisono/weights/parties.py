@@ -1,4 +1,4 @@
-"""The sides of a meeting as the sender's rank 0 sees them: the sender's own ranks, and the replicas that have joined."""
+"""The sides of a meeting as the sender's rank 0 sees them: its own side, and the replicas that have joined."""
 
 import time
 from dataclasses import dataclass, field

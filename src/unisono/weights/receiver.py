@@ -7,14 +7,13 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Self
 
-import numpy as np
 import torch
 
-from unisono.errors import CollectiveTimeout, CorruptionError, PeerLostError, UsageError
+from unisono.errors import CollectiveTimeout, PeerLostError, UsageError
 from unisono.transport.process import OwnThread
 from unisono.weights.checksum import show_checksum
 from unisono.weights.joining import Joining
@@ -88,9 +87,7 @@ class Receiver:
 
     # Pulling
 
-    def pull(
-        self, version: int | None = None, *, background: bool = False, timeout: float | None = None
-    ) -> Any:
+    def pull(self, version: int | None = None, *, background: bool = False, timeout: float | None = None) -> Any:
         """Takes part in the push that waits for this replica, or in the next; returns a `Report` once it is shown.
 
         version: returns at once if this version, or a later one, is shown, and else takes versions until one is.
@@ -103,7 +100,9 @@ class Receiver:
         if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
             raise UsageError(f"version={version!r}: expected an int of at least 0, or None for the next")
         if self._part.holds_of.mine and not background:
-            raise UsageError("pull was called inside a hold of this thread, which it would wait for: leave the hold first")
+            raise UsageError(
+                "pull was called inside a hold of this thread, which it would wait for: leave the hold first"
+            )
         seconds = self._timeout if timeout is None else timeout
         if background:
             return Update(lambda: self._pull(version, seconds), "pull")
@@ -188,8 +187,7 @@ class Receiver:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise CollectiveTimeout(
-                        f"the thread that follows has shown no version {'' if version is None else f'{version} '}in time; "
-                        f"{self._part.kept()}"
+                        f"the thread that follows has not shown {_named(version)} in time; {self._part.kept()}"
                     )
                 self._news.wait(min(left, 3600.0))
                 self._check_open()
@@ -286,6 +284,10 @@ class Receiver:
 def _leave(joining: Joining) -> None:
     """Ends a receiver, at the latest with its process."""
     joining.leave()
+
+
+def _named(version: int | None) -> str:
+    return "a version" if version is None else f"version {version}"
 
 
 def _default_name() -> str:

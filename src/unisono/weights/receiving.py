@@ -93,7 +93,9 @@ class Receiving(Participant):
         """Waits until nobody holds, where the tensors that serve are written."""
         if self._module is not None and self._module.in_place and not self._writing:
             if not self.holds_of.begin(terms.deadline):
-                raise CollectiveTimeout("threads of this replica held a version all the time, and it is written in place")
+                raise CollectiveTimeout(
+                    "threads of this replica held a version all the time, and it is written in place"
+                )
             self._writing = True
 
     def _load(self, bucket: dict[str, Tensor]) -> None:
@@ -193,7 +195,9 @@ class Receiving(Participant):
     def report(self, announced: Message, seconds: float) -> Report:
         """What a pull returns."""
         arrival, target, lineup = self._arrival, self._target, self.lineup
-        assert arrival is not None and target is not None and lineup is not None
+        assert arrival is not None
+        assert target is not None
+        assert lineup is not None
         nbytes = sum(target.layout[name].nbytes_of(target.own) for name in arrival.loaded)
         self._report = Report(
             announced["version"],
@@ -237,7 +241,8 @@ class Receiving(Participant):
         wrong = [name for name in names if found.get(name, 0) != self._parts[name]]
         if wrong:
             listed = ", ".join(
-                f"{n} (checksum {show_checksum(found[n])}, of the version {show_checksum(self._parts[n])})" for n in wrong
+                f"{n} (checksum {show_checksum(found[n])}, of the version {show_checksum(self._parts[n])})"
+                for n in wrong
             )
             raise CorruptionError(
                 f"replica {self.name!r} (pid {os.getpid()} on {socket.gethostname()}) shows version "

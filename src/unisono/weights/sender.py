@@ -5,12 +5,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono import errors
 from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
@@ -20,6 +21,7 @@ from unisono.weights.holdings import Holdings, fresh_like
 from unisono.weights.layout import Sharding
 from unisono.weights.meeting import Listener, Note, connect, place_at
 from unisono.weights.movement import Movement, Terms
+from unisono.weights.movement import Source as SourceOfMovement
 from unisono.weights.participant import Again, Participant
 from unisono.weights.plan import Plan
 from unisono.weights.rules import Rule, rules_to_text
@@ -200,7 +202,7 @@ class Sender:
         if self._coordinator is None:
             return 0
         if self._store is None:
-            self._store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
             self._part.serve(self._store)
         return int(self._store.port)
 
@@ -277,10 +279,8 @@ def _leave(coordinator: Coordinator | None, part: "_Part") -> None:
     if coordinator is not None:
         coordinator.close("the sender has closed")
     elif part.connection is not None:
-        try:
+        with suppress(Broken):
             part.connection.send("bye", words="has closed")
-        except Broken:
-            pass
     part.disconnect()
 
 
@@ -352,16 +352,21 @@ class _Part(Participant):
         self.plan, self.bound = movement.plan, movement.plan.bound()
 
     def move(self, terms: Terms, announced: Message, bases: list[Any]) -> tuple[dict[str, int], bytes]:
-        assert self.movement is not None and self.movement.source is not None
-        source = self.movement.source
+        source = self._own_source()
         compare = self._compare(bases) if announced["delta"] else None
         source.send(self.current.local, terms, compare)
         return {}, b""
 
+    def _own_source(self) -> SourceOfMovement:
+        assert self.movement is not None
+        source = self.movement.source
+        assert source is not None
+        return source
+
     def _compare(self, bases: list[Any]) -> Callable[[Any], Any]:
         """Which items all their targets have already, by their checksums."""
-        assert self.movement is not None and self.movement.source is not None and self.lineup is not None
-        source, chunks = self.movement.source, self.movement.plan.chunks
+        assert self.plan is not None
+        source, chunks = self._own_source(), self.plan.chunks
         base, known = self._base, self._known
         fresh = [
             bool(base) and all(bases[target] == base for target in chunks[window.chunk].targets)
@@ -380,12 +385,11 @@ class _Part(Participant):
         """Nothing was changed here."""
 
     def show(self, announced: Message, decided: Message, deadline: float) -> None:
-        assert self.movement is not None and self.lineup is not None
         if announced["checksum"]:
-            self.sums = _totals(self.movement, decided)
+            assert self.plan is not None
+            self.sums = _totals(self.plan, decided)
         if announced["delta"]:
-            source = self.movement.source
-            assert source is not None
+            source = self._own_source()
             self._base = [self.instance, announced["version"]]
             self._known = dict(zip((item[:3] for item in source.items), source.table[:, 1].tolist(), strict=True))
 
@@ -409,15 +413,15 @@ class _Part(Participant):
         )
 
 
-def _totals(movement: Movement, decided: Message) -> dict[str, int]:
+def _totals(plan: Plan, decided: Message) -> dict[str, int]:
     """The checksums of all whole tensors, by the names of all replicas."""
     found: dict[str, int] = {}
     at = 0
-    for fit, lengths in zip(movement.plan.fits, decided["lengths"], strict=True):
+    for fit, lengths in zip(plan.fits, decided["lengths"], strict=True):
         total = np.zeros(len(fit.tensors), dtype=np.uint64)
         for length in lengths:
             total += np.frombuffer(decided.data[at : at + length], dtype=np.uint64)
             at += length
-        sums = dict(zip(fit.tensors, total.tolist(), strict=True))
+        sums: dict[str, int] = dict(zip(fit.tensors, total.tolist(), strict=True))
         found |= sums | {other: sums[first] for other, first in fit.ties.items()}
     return found

@@ -1,6 +1,7 @@
 """Tensors of a module where other processes of the host can read them: replicas then take them without packing."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,10 @@ from unisono.weights.holdings import Holdings, alone, starts_of
 __all__ = ["share"]
 
 
-def share[S: nn.Module | Mapping[str, Tensor]](module: S) -> S:
+S = TypeVar("S", bound=nn.Module | Mapping[str, Tensor])
+
+
+def share(module: S) -> S:
     """Moves parameters and persistent buffers into memory like `unisono.empty`'s; returns the module.
 
     module: a module, or a mapping of names to tensors. Values, strides and ties are kept, and so are Parameter objects:

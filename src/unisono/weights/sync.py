@@ -5,6 +5,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from unisono.errors import UsageError
 from unisono.weights.layout import Sharding
@@ -47,7 +48,7 @@ def sync(
         raise UsageError(f"src={src!r}: expected one or several of the global ranks {members}, each once")
     if len(ranks) == len(members):
         raise UsageError(f"src={src!r} are all ranks of the group: nobody is left to receive")
-    senders, store = _Senders(group, ranks), dist.HashStore()
+    senders, store = _Senders(group, ranks), HashStore()
     if dist.get_rank() not in ranks:
         met = senders.of_first(None)
         if met is None:
@@ -55,7 +56,8 @@ def sync(
         store.set(KEY, met[0])
         name = f"rank {dist.get_rank()}"
         with Receiver(store, model, shard=shard, name=name, group="self", timeout=timeout) as receiver:
-            return receiver.pull()
+            pulled: Report = receiver.pull()
+            return pulled
     count = len(members) - len(ranks)
     try:
         sender = Sender(
@@ -65,7 +67,8 @@ def sync(
     finally:
         senders.give_up()
     with sender:
-        return sender.push(version)
+        pushed: Report = sender.push(version)
+        return pushed
 
 
 class _Senders(Side):

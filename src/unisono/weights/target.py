@@ -1,7 +1,7 @@
 """What a rank that receives does in a movement: reads its items where they lie, loads whole tensors, sums them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -72,7 +72,9 @@ class Target:
     def in_order(self, steps: Sequence[Sequence[Window]]) -> list[tuple[Key, Window]]:
         """The windows for this rank in the order of the steps."""
         most = max(map(len, steps), default=0)
-        keys = ((source, steps[source][k].number) for k in range(most) for source in range(len(steps)) if k < len(steps[source]))
+        keys = [
+            (source, windows[k].number) for k in range(most) for source, windows in enumerate(steps) if k < len(windows)
+        ]
         return [(key, self.windows[key]) for key in keys if key in self.windows]
 
     def last_of(
@@ -112,9 +114,7 @@ class Target:
     def present(self) -> dict[Key, NDArray[np.bool_]]:
         """Which items of each window were not left out."""
         tables = self._movement.tables
-        return {
-            key: tables[key[0]][window.first : window.stop, 0] != UNCHANGED for key, window in self.windows.items()
-        }
+        return {key: tables[key[0]][window.first : window.stop, 0] != UNCHANGED for key, window in self.windows.items()}
 
     def places(self, key: Key) -> NDArray[np.int64]:
         """Where the items of a window lie."""
@@ -219,14 +219,14 @@ class Reader:
 
     def take(self, key: Key, chunk: Tensor) -> None:
         """Reads a window from the bucket."""
-        target, window = self._target, self._target.windows[key]
+        target = self._target
         packed = target.places(key) == PACKED if self._present else None
         if packed is None or packed.all():
             unpacker = self._bound.unpackers[key] if self._bound else self._unpacker(key, None)
         else:
             unpacker = self._unpacker(key, packed)
         unpacker.unpack(chunk)
-        self.moved += sum(move.nbytes for run in unpacker.runs for move in run.moves)
+        self.moved += unpacker.nbytes
         self._complete(key)
 
     def _unpacker(self, key: Key, wanted: NDArray[np.bool_] | None) -> Unpacker:

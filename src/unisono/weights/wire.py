@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from unisono.transport.host import Host
@@ -49,12 +50,13 @@ class Broken(Exception):
     """A connection has ended, or is none of unisono's."""
 
 
-class Message(NamedTuple):
+@dataclass(frozen=True)
+class Message:
     """One message."""
 
     kind: str
     fields: dict[str, Any]
-    data: bytes
+    data: bytes = b""
 
     def __getitem__(self, name: str) -> Any:
         return self.fields[name]
