@@ -101,7 +101,7 @@ def _whole(sender: Layout, name: str) -> Value:
     tensor = sender[name]
     zero = (0,) * len(tensor.shape)
     whole = Region(zero, tensor.shape, sender.ties.get(name, name), zero, tuple(range(len(zero))))
-    return Value(tensor.shape, tensor.dtype, (whole,) if prod(tensor.shape) else ())
+    return Value(tensor.shape, tensor.dtype, (whole,))
 
 
 def _groups(receiver: Layout) -> list[list[str]]:

@@ -87,8 +87,8 @@ class Holdings:
 
 def _own(tensor: Any) -> Tensor:
     """The tensor whose memory this rank has: the local one of a DTensor."""
-    local = getattr(tensor, "_local_tensor", None)
-    return tensor if local is None else local
+    local: Tensor | None = getattr(tensor, "_local_tensor", None)
+    return tensor if local is None else local  # type: ignore[no-any-return]
 
 
 def _slots(source: Any) -> list[dict[str, Any]]:

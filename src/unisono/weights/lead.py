@@ -252,6 +252,8 @@ class Lead:
     def _all_moved(self, attempt: Attempt) -> None:
         """Decides."""
         attempt.awaited, self.version = "shown", attempt.version
+        attempt.stats = [member.stats for party in attempt.replicas for member in party.ranks]
+        attempt.names = [party.name for party in attempt.replicas]
         for party in attempt.replicas:
             party.shows = None
         sums = [[member.sums for member in party.ranks] for party in attempt.parties]
@@ -272,9 +274,8 @@ class Lead:
     def _done(self, attempt: Attempt) -> None:
         """Reports the end of an update that was decided to the sender's ranks."""
         self._attempt, self._pushes = None, {}
-        stats = [member.stats for party in attempt.replicas for member in party.ranks]
+        stats = attempt.stats
         totals = {key: sum(each.get(key, 0) for each in stats) for key in ("nbytes", "moved")}
-        counts = [party.ranks[0].stats for party in attempt.replicas if party.ranks]
         error, text = attempt.problems[0] if attempt.problems else ("", "")
         for member in self._hub.own.ranks:
             self._hub.send(
@@ -284,11 +285,11 @@ class Lead:
                 version=attempt.version,
                 error=error,
                 text=text,
-                receivers=[party.name for party in attempt.replicas],
+                receivers=[name for name in attempt.names if name not in attempt.lost],
                 lost=attempt.lost,
                 seconds=time.monotonic() - attempt.began,
-                tensors=max((each.get("tensors", 0) for each in counts), default=0),
-                skipped=max((each.get("skipped", 0) for each in counts), default=0),
+                tensors=max((each.get("tensors", 0) for each in stats), default=0),
+                skipped=max((each.get("skipped", 0) for each in stats), default=0),
                 **totals,
             )
 

@@ -74,7 +74,7 @@ def call(group: Any, what: str, *given: Any, seconds: float = 0.0) -> None:
             group.barrier(options)
         else:
             chosen = dist.AllreduceOptions()
-            chosen.reduceOp = dist.ReduceOp.MIN if what == "least" else dist.ReduceOp.MAX
+            chosen.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN if what == "least" else dist.ReduceOp.MAX)
             group.allreduce([given[0]], chosen).wait()
     except RuntimeError as error:
         raise GroupFailed(f"{type(error).__name__}: {error}") from error

@@ -80,6 +80,10 @@ class Attempt:
     awaited: str = "ready"
     lineup: int = 0
     lost: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    """The replicas for which it was decided."""
+    stats: list[dict[str, int]] = field(default_factory=list)
+    """What each of their ranks has taken."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """Errors after the decision: kind and text."""
     suspicion: tuple[float, str] | None = None
