@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.transport.shared_heap import BOUNDS
+from unisono.transport.shared_tensor import empty
 from unisono.weights.inspection import inspect, local_tensors, named_tensors
 from unisono.weights.layout import Layout, Sharding
 
@@ -88,7 +90,7 @@ class Holdings:
 def _own(tensor: Any) -> Tensor:
     """The tensor whose memory this rank has: the local one of a DTensor."""
     local: Tensor | None = getattr(tensor, "_local_tensor", None)
-    return tensor if local is None else local  # type: ignore[no-any-return]
+    return tensor if local is None else local
 
 
 def _slots(source: Any) -> list[dict[str, Any]]:
@@ -112,11 +114,15 @@ def starts_of(tensors: Mapping[str, Tensor]) -> tuple[dict[str, int], int]:
     return starts, end
 
 
-def fresh_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the same shapes, dtypes and strides, one after the other in one piece of memory if without gaps."""
+def fresh_like(tensors: Mapping[str, Tensor], shared: bool = False) -> dict[str, Tensor]:
+    """Tensors of the same shapes, dtypes and strides, one after the other in one piece of memory if without gaps.
+
+    ``shared``: memory that other processes of the host can read.
+    """
     starts, nbytes = starts_of(tensors)
     device = next(iter(tensors.values())).device if tensors else None
-    memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    make = empty if shared else partial(torch.empty, device=device)
+    memory = make(nbytes, dtype=torch.uint8)
     made = {}
     for name, tensor in tensors.items():
         if name in starts:

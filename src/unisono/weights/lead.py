@@ -275,7 +275,6 @@ class Lead:
         """Reports the end of an update that was decided to the sender's ranks."""
         self._attempt, self._pushes = None, {}
         stats = attempt.stats
-        totals = {key: sum(each.get(key, 0) for each in stats) for key in ("nbytes", "moved")}
         error, text = attempt.problems[0] if attempt.problems else ("", "")
         for member in self._hub.own.ranks:
             self._hub.send(
@@ -288,9 +287,10 @@ class Lead:
                 receivers=[name for name in attempt.names if name not in attempt.lost],
                 lost=attempt.lost,
                 seconds=time.monotonic() - attempt.began,
+                nbytes=sum(each.get("nbytes", 0) for each in stats),
+                moved=sum(each.get("moved", 0) for each in stats),
                 tensors=max((each.get("tensors", 0) for each in stats), default=0),
                 skipped=max((each.get("skipped", 0) for each in stats), default=0),
-                **totals,
             )
 
     # What goes wrong

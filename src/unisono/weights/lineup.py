@@ -39,7 +39,7 @@ class Lineup:
         self.names = [party["name"] for party in self.parties[1:]]
         self.who = [Who.of(who) for party in self.parties for who in party["who"]]
         self.mapped = any(party["mapped"] for party in self.parties)
-        self.here = len({who.host for who in self.who}) == 1
+        self.here = one_host(self.who)
         self.backend: str = message["backend"]
         texts = message["texts"]
         layouts = [_layout(tuple(texts[key] for key in party["layouts"])) for party in self.parties]
@@ -89,6 +89,11 @@ class Lineup:
         for target in targets:
             found.setdefault(self.replica_of(target), target)
         return set(found.values())
+
+
+def one_host(ranks: list[Who]) -> bool:
+    """True if these processes can share memory."""
+    return len({who.host for who in ranks}) == 1
 
 
 def make_group(lineup: Lineup, store: Any, seconds: float) -> Any:

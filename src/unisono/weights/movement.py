@@ -197,7 +197,7 @@ class Movement:
             if fit.scales and self.lineup.sends:
                 maxima = local_maxima(fit, self.plan.sender, self.rank, tensors)
             else:
-                maxima = torch.zeros(sum(scale.count for scale in fit.scales.values()))
+                maxima = torch.zeros(sum(scale.length for scale in fit.scales.values()))
             if fit.scales and self.lineup.senders > 1:
                 call(self.group, "largest", maxima)
             found.append(scales_of(fit, maxima) if self.lineup.sends else {})
@@ -262,6 +262,7 @@ class Source:
             packing = self._bind(tensors, scales)
         else:
             packing = self._bound.of(tensors, lambda: self._bind(tensors, scales))
+        self.table[:, 0] = PACKED
         if terms.tables:
             self._publish(packing, compare)
         self._movement.hand_over(self, packing, terms, compare is None)

@@ -28,7 +28,9 @@ from unisono.weights.wire import Broken, Message
 
 __all__ = ["Receiver"]
 
+_log = logging.getLogger("unisono")
 _made = 0
+_ENDLESS = 1e9  # s
 _AFTER_ERROR = 0.1  # s that a thread which follows waits before it tries again
 
 
@@ -219,6 +221,15 @@ class Receiver:
         )
         self._follower.start()
 
+    def _outcome_of_pull(self) -> Report | BaseException:
+        try:
+            with self._pulling:
+                return self._until(None, time.monotonic() + _ENDLESS)
+        except BaseException as error:
+            if not self._closed:
+                _log.error("%s", error)
+            return error
+
     def _publish(self, outcome: Report | BaseException) -> None:
         with self._news:
             self.error = outcome if isinstance(outcome, BaseException) else None
@@ -256,6 +267,11 @@ class Receiver:
         """
         with self._part.holds_of.hold():
             self._part.verify()
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
 
     def close(self) -> None:
         """Leaves; the thread that follows ends. The version shown stays."""
@@ -298,25 +314,19 @@ def _default_name() -> str:
 
 def _follow(own: "weakref.ref[Receiver]", on_update: Any, on_error: Any) -> None:
     """The thread that follows; it ends with its receiver."""
-    log = logging.getLogger("unisono")
-    while (receiver := own()) is not None and not receiver._closed:
-        try:
-            with receiver._pulling:
-                outcome: Report | BaseException = receiver._until(None, time.monotonic() + 1e9)
-        except BaseException as error:
-            outcome = error
-        if receiver._closed:
+    while (receiver := own()) is not None:
+        outcome = receiver._outcome_of_pull()
+        if receiver.closed:
             return
+        receiver._publish(outcome)
         try:
-            receiver._publish(outcome)
             if isinstance(outcome, Report):
                 if on_update is not None:
                     on_update(outcome)
-            else:
-                log.error("%s", outcome)
-                if on_error is not None:
-                    on_error(outcome)
-                time.sleep(_AFTER_ERROR)
+            elif on_error is not None:
+                on_error(outcome)
         except Exception:
-            log.exception("a function given to follow has raised")
+            _log.exception("a function given to follow has raised")
+        if not isinstance(outcome, Report):
+            time.sleep(_AFTER_ERROR)
         del receiver

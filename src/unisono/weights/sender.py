@@ -316,7 +316,7 @@ class _Part(Participant):
         once = {name: t for name, t in holdings.local.items() if holdings.layout and name not in holdings.layout.ties}
         kept = self._snapshot
         if kept is None or kept.signature != holdings.signature:
-            kept = self._snapshot = holdings.like(fresh_like(once))
+            kept = self._snapshot = holdings.like(fresh_like(once, holdings.shared))
         with torch.inference_mode(False), torch.no_grad():
             torch._foreach_copy_([kept.local[name] for name in once], list(once.values()))
         return kept, sum(tensor.nbytes for tensor in once.values())
