@@ -94,7 +94,7 @@ def raise_flag(folder: str, flag: str) -> None:
     Path(folder, flag).touch()
 
 
-class apart:  # noqa: N801  # a context manager
+class apart:
     """In its block all ranks take each other for processes of several hosts: data goes through Gloo."""
 
     def __init__(self, wanted: bool = True) -> None:

@@ -96,6 +96,8 @@ class Lead:
             self._push(member, message.fields)
             return
         attempt = self._attempt
+        if message.kind == "shown" and not member.party.sender:
+            member.party.shows = int(message["version"])
         if message.kind == "late" and (attempt is None or member not in attempt.members):
             self._hub.send(member, "status", text=self._status())
             return
@@ -265,8 +267,7 @@ class Lead:
                 self._hub.send(member, "decide", data, number=attempt.number, lengths=lengths)
 
     def _on_shown(self, attempt: Attempt, member: Member, message: Message) -> None:
-        if not member.party.sender:
-            member.party.shows = attempt.version
+        pass
 
     def _all_shown(self, attempt: Attempt) -> None:
         self._done(attempt)

@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 _VERDICT = 2.0  # s that the lead may take to say why the group failed
 _ANSWER = 1.0
+_LATER = 0.5  # s after an update's time at which calls of its group end
+_BUSY = 60.0  # s that a thread may take to load what has arrived
 
 
 class SenderLeft(Exception):
@@ -101,7 +104,7 @@ class Participant(ABC):
                 elif message.kind == "decide":
                     moved = False
                     self.show(announced, message, deadline)
-                    self.send("shown", number=number)
+                    self.send("shown", number=number, version=version)
                     return message
         except (Broken, SenderLeft) as end:
             words = self._lead_lost(end, version)
@@ -202,6 +205,8 @@ class Participant(ABC):
         limit = min(deadline, time.monotonic() + message["left"])
         terms = Terms(message["tables"], announced["checksum"], limit)
         assert self.lineup is not None
+        if not self.lineup.here:
+            self._group._set_default_timeout(timedelta(seconds=left(limit) + _LATER))
         try:
             run = self._while_listening(lambda: self.move(terms, announced, message["bases"]), self.lineup.here)
             stats, sums = run
@@ -246,11 +251,12 @@ class Participant(ABC):
         raise result
 
     def _break_off(self, thread: OwnThread) -> None:
-        """Ends the group under a thread that may wait in it."""
-        if self._group is not None:
-            with suppress(RuntimeError):
-                self._group.abort()
-        thread.join(_ANSWER)
+        """Leaves a thread that waits in a group of Gloo to the group's timeout: nothing else ends such a wait."""
+        movement = self.movement
+        if isinstance(movement, Relay):
+            limit = time.monotonic() + _BUSY
+            while thread.is_alive() and time.monotonic() < limit and not movement.break_off():
+                thread.join(0.001)
 
     def report_failure(self, number: int, error: BaseException) -> None:
         """What this rank raises, for all others."""

@@ -144,7 +144,7 @@ class Receiving(Participant):
         def late() -> None:
             try:
                 commit()
-                self.send("shown", number=announced["number"])
+                self.send("shown", number=announced["number"], version=version)
             except Exception as error:
                 self.report_failure(announced["number"], error)
 

@@ -43,6 +43,7 @@ class Relay(Movement):
         received = [self.plan.chunks[chunk].nbytes for chunk in self._parent]
         self._bucket = torch.empty(2, max(received, default=0), dtype=torch.uint8)
         self._sending: list[list[Any]] = [[], []]
+        self._waiting = self._broken_off = False
         for source, windows in enumerate(self.windows):
             count = windows[-1].stop if windows else 0
             own = self.source.table if self.source is not None and source == self.rank else None
@@ -105,18 +106,36 @@ class Relay(Movement):
             self._send(half, peer, data, 2 * chunk + 1)
 
     def _send(self, half: int, peer: int, tensor: Tensor, tag: int) -> None:
-        try:
-            self._sending[half].append((self.group.send([tensor], peer, tag), tensor))
-        except RuntimeError as error:
-            raise GroupFailed(f"{type(error).__name__}: {error}") from error
+        self._sending[half].append((self._posted(self.group.send, tensor, peer, tag), tensor))
 
     def _settle(self, half: int) -> None:
         """Waits until what is sent from a half has gone."""
+        while self._sending[half]:
+            self._finish(self._sending[half].pop()[0])
+
+    def _posted(self, post: Any, tensor: Tensor, peer: int, tag: int) -> Any:
         try:
-            while self._sending[half]:
-                self._sending[half].pop()[0].wait()
+            return post([tensor], peer, tag)
         except RuntimeError as error:
             raise GroupFailed(f"{type(error).__name__}: {error}") from error
+
+    def _finish(self, work: Any) -> None:
+        """Waits for a message, unless this movement was broken off."""
+        self._waiting = True
+        try:
+            if not self._broken_off:
+                work.wait()
+        except RuntimeError as error:
+            raise GroupFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._waiting = False
+        if self._broken_off:
+            raise GroupFailed("the update was given up meanwhile")
+
+    def break_off(self) -> bool:
+        """From another thread: the one that moves data stops; True once it does at most wait for a message."""
+        self._broken_off = True
+        return self._waiting
 
     def _receive_rows(self, source: int, window: Window, half: int) -> None:
         rows = self.tables[source][window.first : window.stop]
@@ -124,7 +143,4 @@ class Relay(Movement):
         self._post(half, self._children[window.chunk], window.chunk, rows)
 
     def _receive(self, peer: int, tensor: Tensor, tag: int) -> None:
-        try:
-            self.group.recv([tensor], peer, tag).wait()
-        except RuntimeError as error:
-            raise GroupFailed(f"{type(error).__name__}: {error}") from error
+        self._finish(self._posted(self.group.recv, tensor, peer, tag))
