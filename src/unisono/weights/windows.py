@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
-from unisono.weights.chunks import Piece
+from unisono.weights.chunks import Chunk, Piece
 from unisono.weights.layout import Layout
 from unisono.weights.packing import Move
 from unisono.weights.plan import Plan
@@ -70,12 +70,14 @@ def _boxes(shape: Shape, itemsize: int, limit: int) -> list[tuple[Shape, Shape]]
     return found
 
 
-def windows_of(plan: Plan, layout_of: Callable[[int], Layout], source: int, limit: int = WINDOW) -> list[Window]:
-    """The windows of a source, in the order in which it packs them; ``layout_of`` a target is its replica's."""
+def windows_of(
+    plan: Plan, layout_of: Callable[[int], Layout], source: int, limit: int, wanted: Callable[[Chunk], bool]
+) -> list[Window]:
+    """The windows of a source's ``wanted`` chunks, in order; ``layout_of`` a target is its replica's."""
     windows: list[Window] = []
     count = 0
     for number, chunk in enumerate(plan.chunks):
-        if chunk.source != source:
+        if chunk.source != source or not wanted(chunk):
             continue
         items: list[Item] = []
         room = 0
