@@ -52,6 +52,7 @@ class ModuleEngine:
         self.standby: dict[str, Tensor] = {}
         """Where the bytes of the next version land, by name: this rank's own parts."""
         self.in_place = not standby
+        self.mapped = False
         self._swaps = commit == "swap"
         self._holdings = Holdings()
         self._alone: set[str] = set()
@@ -81,6 +82,15 @@ class ModuleEngine:
             kept = {name: self.standby[name] for name in same & set(self.standby)}
             self.standby = dict(holdings.local) if self.in_place else kept
         return holdings
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """These are to be shown next: views of a published copy, which is let go with the version after it."""
+        self.mapped, self.standby = True, dict(tensors)
+
+    @property
+    def free(self) -> set[str]:
+        """The names whose memory is theirs, and their ties', alone."""
+        return self._alone
 
     @property
     def live(self) -> dict[str, Tensor]:
@@ -119,7 +129,7 @@ class ModuleEngine:
         own, live, standby = holdings.own, holdings.local, self.standby
         for name in names:
             own[name].data = standby[name]
-        if len(names) == len(live) == len(standby) == len(self._ours):
+        if len(names) == len(live) == len(standby) == len(self._ours) and not self.mapped:
             self.standby = live
             holdings.moved(standby)
             return
@@ -127,7 +137,7 @@ class ModuleEngine:
         for name in names:
             memory, before = standby.pop(name), live[name]
             live[name] = memory
-            if name in self._ours:
+            if name in self._ours and not self.mapped:
                 standby[name] = before
         for other, first in holdings.layout.ties.items():
             if first in exchanged:

@@ -33,7 +33,6 @@ class Lead:
         self._number = 0
         self._lineups = 0
         self._key: list[Any] | None = None
-        self._texts: dict[str, str] = {}
         self._gone: dict[str, str] = {}  # replicas lost since the last push, which has not been informed of them
         self._last = ""  # who was there last
         self.version: int | None = None
@@ -98,6 +97,8 @@ class Lead:
         attempt = self._attempt
         if message.kind == "shown" and not member.party.sender:
             member.party.shows = int(message["version"])
+        if message.kind == "ready":
+            member.describe(message)
         if message.kind == "late" and (attempt is None or member not in attempt.members):
             self._hub.send(member, "status", text=self._status())
             return
@@ -188,12 +189,7 @@ class Lead:
         return False
 
     def _on_ready(self, attempt: Attempt, member: Member, message: Message) -> None:
-        member.signature, member.bases = str(message["signature"]), message["bases"]
-        member.stats = {"tables": bool(message.get("tables"))}
-        if message.data:
-            self._texts[member.signature] = message.data.decode()
-        elif member.signature not in self._texts:
-            self._abort("UpdateError", f"{member} has not described what it holds")
+        member.bases, member.stats = message["bases"], {"tables": bool(message.get("tables"))}
 
     def _all_ready(self, attempt: Attempt) -> None:
         if attempt.key == self._key:
@@ -215,8 +211,7 @@ class Lead:
             }
             for party in attempt.parties
         ]
-        used = {member.signature for member in attempt.members}
-        self._texts = {key: text for key, text in self._texts.items() if key in used}
+        texts = {member.signature: member.text for member in attempt.members}
         first = self._pushes[0]
         settings = {key: first[key] for key in ("bucket", "backend", "port")}
         for number, member in enumerate(attempt.members):
@@ -227,7 +222,7 @@ class Lead:
                 lineup=attempt.lineup,
                 rank=number,
                 parties=parties,
-                texts=self._texts,
+                texts=texts,
                 **settings,
             )
 

@@ -38,7 +38,8 @@ class Lineup:
         self.parties: list[dict[str, Any]] = message["parties"]
         self.names = [party["name"] for party in self.parties[1:]]
         self.who = [Who.of(who) for party in self.parties for who in party["who"]]
-        self.mapped = any(party["mapped"] for party in self.parties)
+        self.mapped = {number for number, party in enumerate(self.parties[1:]) if party["mapped"]}
+        """The numbers of the replicas that are mapped."""
         self.here = one_host(self.who)
         self.backend: str = message["backend"]
         texts = message["texts"]
@@ -71,13 +72,18 @@ class Lineup:
         """This rank's number on its side."""
         return self.rank if self.sends else self.rank - self._first[self.replica]
 
-    def rank_of(self, replica: int, rank: int = 0) -> int:
-        """The number in the line-up of a replica's rank."""
-        return self._first[replica] + rank
-
     def replica_of(self, target: int) -> int:
         """The number of the replica that a rank belongs to."""
         return max(i for i, first in enumerate(self._first) if first <= target)
+
+    def ranks_of(self, replica: int) -> range:
+        """The numbers in the line-up of a replica's ranks."""
+        return range(self._first[replica], self._first[replica + 1])
+
+    def kind_of(self, replica: int) -> int:
+        """The first mapped replica that gets the same tensors."""
+        fits = self.plan.fits
+        return next(number for number in sorted(self.mapped) if fits[number] is fits[replica])
 
     def layout_of(self, target: int) -> Layout:
         """The layout of the replica that a rank belongs to."""

@@ -14,8 +14,9 @@ from unisono import errors
 from unisono.errors import CollectiveTimeout, CorruptionError, MismatchError, PeerLostError, UnisonoError, UpdateError
 from unisono.transport.process import OwnThread
 from unisono.weights.lineup import Lineup, left, make_group
-from unisono.weights.movement import GroupFailed, Movement, Terms
+from unisono.weights.movement import Movement
 from unisono.weights.relay import Relay
+from unisono.weights.terms import GroupFailed, Terms
 from unisono.weights.wire import Broken, Connection, Message, Who
 
 __all__ = ["Again", "Participant", "SenderLeft", "given_up", "marked"]
@@ -46,7 +47,7 @@ class Participant(ABC):
         self.movement: Movement | None = None
         self._group: Any = None
         self._store: Any = None
-        self._sent: set[str] = set()  # signatures that the lead knows
+        self._sent = ""  # the signature that the lead knows
 
     # What a side does
 
@@ -128,8 +129,8 @@ class Participant(ABC):
 
     def _report_ready(self, number: int, ready: dict[str, Any]) -> None:
         signature, text = self.holds()
-        known = signature in self._sent
-        self._sent.add(signature)
+        known = signature == self._sent
+        self._sent = signature
         self.send("ready", b"" if known else text.encode(), number=number, signature=signature, **ready)
 
     def _next(self, deadline: float, number: int, version: int, failure: GroupFailed | None) -> Message:
@@ -269,7 +270,10 @@ class Participant(ABC):
 
     def leave_group(self) -> None:
         """Ends the group of the line-up; what waits in it, here or at a peer, goes on with an error."""
-        group, self._group, self.lineup, self.movement = self._group, None, None, None
+        group, movement = self._group, self.movement
+        self._group = self.lineup = self.movement = None
+        if movement is not None:
+            movement.close()
         if group is not None:
             with suppress(RuntimeError):
                 group.shutdown()
@@ -278,7 +282,7 @@ class Participant(ABC):
         """Ends the connection, and what depends on it."""
         self.leave_group()
         connection, self.connection, self._store = self.connection, None, None
-        self._sent.clear()
+        self._sent = ""
         if connection is not None:
             connection.close()
 

@@ -24,11 +24,17 @@ class Member:
     reached: str = ""
     """What it has reported last in the update under way: ready, fitted, moved, shown."""
     signature: str = ""
-    """Of what it holds."""
+    text: str = ""
+    """A digest of what it holds, and that as it describes it."""
     bases: list[Any] = field(default_factory=list)
     """The version it shows, and of which sender."""
     stats: dict[str, Any] = field(default_factory=dict)
     sums: bytes = b""
+
+    def describe(self, ready: Message) -> None:
+        """Keeps what a report says of what it holds: the description is sent with it only when it has changed."""
+        self.signature = str(ready["signature"])
+        self.text = ready.data.decode() or self.text
 
     def __str__(self) -> str:
         return f"{self.party} rank {self.rank} ({self.who})"

@@ -9,8 +9,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,10 +21,12 @@ from unisono.transport.layout import MEMORY_NAME
 from unisono.transport.shared_heap import MAP_NORESERVE
 from unisono.weights.fit import Fit
 from unisono.weights.layout import Layout, whole_part
-from unisono.weights.movement import GroupFailed
 from unisono.weights.wire import Who
 
-__all__ = ["Copies", "File", "check_mappable", "places_in"]
+__all__ = ["Copies", "File", "Place", "check_mappable"]
+
+
+_MOST = 4  # files that are kept for another version
 
 
 class Place(NamedTuple):
@@ -46,7 +47,9 @@ def places_in(fit: Fit) -> tuple[dict[str, Place], int]:
     return found, max(end, 1)
 
 
-def check_mappable(name: str, fit: Fit, layout: Layout, own: int, tensors: Mapping[str, Tensor], free: set[str]) -> None:
+def check_mappable(
+    name: str, fit: Fit, layout: Layout, own: int, tensors: Mapping[str, Tensor], free: set[str]
+) -> None:
     """Raises `UsageError` if a tensor of a replica's rank can not be a view of a published copy."""
     for each in fit.tensors:
         tensor = tensors.get(each)
@@ -86,54 +89,50 @@ class Copies:
         self.places, self.nbytes = places_in(fit)
         self._made: dict[int, File] = {}
         self._shown: dict[int, set[int]] = {}  # by nonce: the ranks that map it, or once did and have not let go
-        self.current: File | None = None
 
     def next(self, ranks: Sequence[int], shown: Mapping[int, int]) -> File:
         """A file that nobody shows; ``shown``: the nonces that the ranks of the line-up show now."""
         for nonce, users in self._shown.items():
             users -= {rank for rank, other in shown.items() if other != nonce}
         free = next((nonce for nonce, users in self._shown.items() if not users), None)
+        while free is None and len(self._made) >= _MOST:  # shown by ranks that will not say when they let go
+            oldest = next(iter(self._made))
+            os.close(self._made.pop(oldest).fd)
+            del self._shown[oldest]
         if free is None:
-            fd = os.memfd_create(f"{MEMORY_NAME}weights", os.MFD_CLOEXEC)
+            fd = os.memfd_create(f"{MEMORY_NAME}published weights", os.MFD_CLOEXEC)
             os.fchmod(fd, 0o600)
             os.ftruncate(fd, self.nbytes)
             free = secrets.randbits(62) | 1
             self._made[free] = File(fd, self.nbytes, free, shared=True)
         self._shown[free] = set(ranks)
-        self.current = self._made[free]
-        return self.current
+        return self._made[free]
 
-    def open(self, who: Who, fd: int, nonce: int) -> File:
-        """The file that the first sender has made, for another to write."""
-        if nonce not in self._made:
-            self._made[nonce] = open_file(who, fd, self.nbytes, nonce, shared=True)
-        self.current = self._made[nonce]
-        return self.current
+    def made(self, nonce: int) -> File:
+        """The file of a number."""
+        return self._made[nonce]
+
+    def open(self, who: Who, fd: int, nonce: int, writes: bool) -> File:
+        """The file that the first sender has made; of one that this rank ``writes`` there is one mapping.
+
+        Raises `OSError` or `ValueError` if that is gone.
+        """
+        if writes and nonce in self._made:
+            return self._made[nonce]
+        own = os.open(f"/proc/{who.pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            found = File(own, self.nbytes, nonce, shared=writes)
+        except BaseException:
+            os.close(own)
+            raise
+        if writes:
+            self._made[nonce] = found
+        else:
+            os.close(own)
+        return found
 
     def close(self) -> None:
         """Lets the files go; those that are mapped elsewhere stay there."""
         for file in self._made.values():
             os.close(file.fd)
         self._made.clear()
-
-
-def open_file(who: Who, fd: int, nbytes: int, nonce: int, shared: bool) -> File:
-    """A file of another process. Raises `GroupFailed` if that is gone."""
-    try:
-        found = os.open(f"/proc/{who.pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            made = File(found, nbytes, nonce, shared)
-        except BaseException:
-            os.close(found)
-            raise
-    except (OSError, ValueError) as error:
-        raise GroupFailed(f"the published copy of {who} can not be mapped: {error}") from None
-    if not shared:
-        os.close(found)
-    return made
-
-
-def let_go(thing: Any) -> None:
-    """Closes it, whatever state it is in."""
-    with suppress(OSError):
-        thing.close()

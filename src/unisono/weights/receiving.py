@@ -14,10 +14,12 @@ from unisono.weights.engine import ModuleEngine, as_engine
 from unisono.weights.hold import Holds
 from unisono.weights.holdings import signature_of
 from unisono.weights.layout import Sharding
-from unisono.weights.movement import Movement, Terms
+from unisono.weights.movement import Movement
 from unisono.weights.participant import Participant, marked
 from unisono.weights.plan import Plan
+from unisono.weights.published import check_mappable
 from unisono.weights.target import Arrival, Target
+from unisono.weights.terms import Terms
 from unisono.weights.update import Report
 from unisono.weights.wire import Message
 
@@ -32,10 +34,13 @@ class Receiving(Participant):
         super().__init__()
         self.engine = as_engine(engine, shard)
         self._module = self.engine if isinstance(self.engine, ModuleEngine) else None
+        if mapped and (self._module is None or self._module.in_place):
+            raise UsageError("mapped=True shows views of a published copy: give a module, or a ModuleEngine that swaps")
         self.name = name
         self.holds_of = Holds()
         self.plan: Plan | None = None
-        self.left = False
+        self._mapped = mapped
+        self._copy = self._next_copy = 0  # of published copies: that which is shown, that which is to be
         self._target: Target | None = None
         self._described: tuple[str, str] = ("", "")
         self._loading: list[str] = []
@@ -63,11 +68,20 @@ class Receiving(Participant):
     def fitted(self, movement: Movement) -> None:
         """A new line-up."""
         self.plan, self._target, self.bound = movement.plan, Target(movement), movement.plan.bound()
+        if self._mapped:
+            lineup = movement.lineup
+            if movement.publishing is None or not lineup.here:
+                raise UsageError(f"replica {self.name!r} can not be mapped: the sender is on another host")
+            assert self._module is not None
+            fit, own = movement.plan.fits[lineup.replica], lineup.own
+            check_mappable(self.name, fit, self._target.layout, own, self._module.live, self._module.free)
 
     def move(self, terms: Terms, announced: Message, bases: list[Any]) -> tuple[dict[str, int], bytes]:
         """Moves the tensors into the engine, and checks them."""
         target, module = self._target, self._module
         assert target is not None
+        if self._mapped:
+            return self._reported(self._move_mapped(terms), terms)
         standby: dict[str, Tensor] | None = None
         live: Mapping[str, Tensor] = {}
         if module is not None:
@@ -76,7 +90,21 @@ class Receiving(Participant):
             if not module.in_place:
                 module.prepare(target.order)
             standby = {name: module.standby[name] for name in target.order}
-        arrival = target.receive(standby, live, self._load, terms)
+        return self._reported(target.receive(standby, live, self._load, terms), terms)
+
+    def _move_mapped(self, terms: Terms) -> Arrival:
+        target, module = self._target, self._module
+        assert target is not None
+        assert module is not None
+        every = type(module).load is not ModuleEngine.load
+        arrival, tensors, self._next_copy = target.receive_published(self._load, terms, every)
+        module.adopt(tensors)
+        return arrival
+
+    def _reported(self, arrival: Arrival, terms: Terms) -> tuple[dict[str, int], bytes]:
+        """What is reported of what came; raises `CorruptionError`."""
+        target = self._target
+        assert target is not None
         if arrival.wrong:
             raise self._corrupted(arrival)
         self._arrival = arrival
@@ -165,7 +193,7 @@ class Receiving(Participant):
             raise
         target = self._target
         assert target is not None
-        self.holds_of.version, self._shown_by = version, self.instance
+        self.holds_of.version, self._shown_by, self._copy = version, self.instance, self._next_copy
         self._checked = announced["checksum"]
         if not self._checked:
             return
@@ -190,7 +218,7 @@ class Receiving(Participant):
     def bases(self) -> list[Any]:
         """The sender and the version of what is shown."""
         version = self.holds_of.version
-        return [self._shown_by, version] if version is not None else []
+        return [self._shown_by, version, self._copy] if version is not None else []
 
     def report(self, announced: Message, seconds: float) -> Report:
         """What a pull returns."""

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from unisono.weights.lineup import Lineup
-from unisono.weights.movement import PACKED, GroupFailed, Movement, Numbers, Packing, Source, Terms
+from unisono.weights.movement import Movement
+from unisono.weights.source import Packing, Source
+from unisono.weights.terms import PACKED, GroupFailed, Numbers, Terms
 from unisono.weights.windows import Window
 
 __all__ = ["Relay"]
@@ -24,6 +26,7 @@ class Relay(Movement):
 
     def __init__(self, lineup: Lineup, group: Any) -> None:
         super().__init__(lineup, group, limit=1 << 62)
+        self.publishing = None
 
     def memory(self, *size: int, dtype: torch.dtype) -> Tensor:
         """Ordinary memory."""

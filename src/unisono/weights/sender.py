@@ -20,12 +20,13 @@ from unisono.weights.coordinator import Coordinator
 from unisono.weights.holdings import Holdings, fresh_like
 from unisono.weights.layout import Sharding
 from unisono.weights.meeting import Listener, Note, connect, place_at
-from unisono.weights.movement import Movement, Terms
-from unisono.weights.movement import Source as SourceOfMovement
+from unisono.weights.movement import Movement
 from unisono.weights.participant import Again, Participant
 from unisono.weights.plan import Plan
 from unisono.weights.rules import Rule, rules_to_text
 from unisono.weights.side import Side
+from unisono.weights.source import Source as SourceOfMovement
+from unisono.weights.terms import Terms
 from unisono.weights.update import Report, Update
 from unisono.weights.wire import Broken, Connection, Message, Who
 
@@ -354,7 +355,8 @@ class _Part(Participant):
     def move(self, terms: Terms, announced: Message, bases: list[Any]) -> tuple[dict[str, int], bytes]:
         source = self._own_source()
         compare = self._compare(bases) if announced["delta"] else None
-        source.send(self.current.local, terms, compare)
+        shown = {rank: base[2] for rank, base in enumerate(bases) if base}
+        source.send(self.current.local, terms, compare, shown)
         return {}, b""
 
     def _own_source(self) -> SourceOfMovement:
@@ -369,7 +371,7 @@ class _Part(Participant):
         source, chunks = self._own_source(), self.plan.chunks
         base, known = self._base, self._known
         fresh = [
-            bool(base) and all(bases[target] == base for target in chunks[window.chunk].targets)
+            bool(base) and all(bases[target][:2] == base for target in chunks[window.chunk].targets)
             for window in source.windows
             for _ in window.items
         ]

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unisono.weights.checksum import Checker, own_blocks
-from unisono.weights.movement import PACKED, UNCHANGED, Bound, Movement, Terms, rebased
+from unisono.weights.movement import Movement
 from unisono.weights.packing import Move, Unpacker
+from unisono.weights.source import rebased
+from unisono.weights.terms import PACKED, UNCHANGED, Bound, Terms
 from unisono.weights.windows import Window, cut_move
 
 __all__ = ["Arrival", "Target"]
@@ -51,17 +53,21 @@ class Target:
             (source, window.number): window
             for source, windows in enumerate(movement.windows)
             for window in windows
-            if rank in plan.chunks[window.chunk].targets
+            if rank in plan.chunks[window.chunk].targets and lineup.replica not in lineup.mapped
         }
         self.order = list(dict.fromkeys(name for w in self.in_order(movement.windows) for name in w[1].names))
         """This rank's tensors in the order in which they arrive."""
         first = {
             number for number, chunk in enumerate(plan.chunks) if rank in lineup.firsts(chunk.targets)
         }  # whose checksums this rank reports for its replica
-        self._items = {}
-        for key, window in self.windows.items():
-            numbers = np.array([self.number[item.name] for item in window.items], dtype=np.int64)
-            self._items[key] = numbers, window.chunk in first
+        publishing = movement.publishing if lineup.replica in lineup.mapped else None
+        self._tables = movement.tables if publishing is None else publishing.tables
+        windows = [(key[0], w) for key, w in self.windows.items()] if publishing is None else publishing.items()
+        self._items = [
+            (source, w, np.array([self.number[item.name] for item in w.items], dtype=np.int64), w.chunk in first)
+            for source, w in windows
+            if rank in plan.chunks[w.chunk].targets
+        ]
         self.last = self.last_of(self.in_order(movement.windows))
         self._bound: Bound[Binding] = Bound()
         self.sums = np.zeros(len(self.names), dtype=np.uint64)
@@ -107,9 +113,31 @@ class Target:
         """
         movement = self._movement
         movement.scales({})
+        if movement.publishing is not None:
+            movement.publishing.attend(terms)
         reader = Reader(self, standby, live, load, terms)
         movement.fetch(self, reader, terms)
         return self._arrival(reader, terms)
+
+    def receive_published(
+        self, load: Callable[[dict[str, Tensor]], None], terms: Terms, every: bool
+    ) -> tuple[Arrival, dict[str, Tensor], int]:
+        """Maps the published copy; returns its tensors and number too. ``every``: checks all, not a share of them."""
+        movement, publishing = self._movement, self._movement.publishing
+        assert publishing is not None
+        movement.scales({})
+        tensors, nonce = publishing.fetch(terms)
+        movement.pass_steps(terms)
+        load(tensors)
+        reader = Reader(self, tensors, {}, load, terms)
+        reader.loaded = list(tensors)
+        reader.moved = sum(tensor.nbytes for tensor in tensors.values())
+        if terms.checksum:
+            number, count = publishing.own_share()
+            names = self.names if every else self.names[number::count]
+            found = self.checker(names, tensors).sums()
+            reader.found = {name: found.get(name, 0) for name in names}
+        return self._arrival(reader, terms), tensors, nonce
 
     def present(self) -> dict[Key, NDArray[np.bool_]]:
         """Which items of each window were not left out."""
@@ -159,9 +187,8 @@ class Target:
         if not terms.checksum:
             return Arrival(loaded, skipped, reader.moved, [])
         sums, share = np.zeros_like(self.sums), np.zeros_like(self.share)
-        for key, window in self.windows.items():
-            numbers, first = self._items[key]
-            sent = self._movement.tables[key[0]][window.first : window.stop, 1].view(np.uint64)
+        for source, window, numbers, first in self._items:
+            sent = self._tables[source][window.first : window.stop, 1].view(np.uint64)
             np.add.at(sums, numbers, sent)
             if first:
                 np.add.at(share, numbers, sent)
