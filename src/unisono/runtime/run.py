@@ -17,7 +17,7 @@ from unisono.runtime.call import name_of_dtype
 from unisono.runtime.claim import Claim, agree, digest
 from unisono.runtime.over_transport import execute
 from unisono.runtime.reduce import Reducer, op_and_factor, reducer
-from unisono.schedule import Collective, PipelineSchedule, Schedule
+from unisono.schedule import Collective, PipelineSchedule, Redistribution, Schedule
 from unisono.transport.base import Transport
 from unisono.transport.loopback import run_loopback
 from unisono.transport.torch_p2p import TorchP2P
@@ -102,6 +102,10 @@ def _collective(schedule: object) -> Schedule:
         raise UsageError(
             f"run takes a schedule, got {schedule!r:.60}: build it first, "
             'e.g. build("ring", "all_reduce", world_size=4)'
+        )
+    if isinstance(schedule.collective, Redistribution):
+        raise UsageError(
+            f"{schedule.name} is a redistribution, whose chunks are parts of named tensors: unisono.weights runs it"
         )
     return schedule
 

@@ -105,7 +105,7 @@ def _runs(moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> Iterator[_Ste
             last = None
             yield _Step(start, stop, move.dtype, [view], move)
             continue
-        flat = view.view(-1).view(unit)
+        flat = view.as_strided((view.numel(),), (1,)).view(unit)
         if last is None or last.dtype != unit or last.stop != start:
             if last is not None:
                 yield last

@@ -137,12 +137,12 @@ class _Fuse(Rule):
             if len(members) < len(self.parts):
                 lost = [show_pattern(p) for i, p in enumerate(self.parts) if i not in members]
                 raise UsageError(f"{self}: {', '.join(names)} have no part for {', '.join(lost)}")
-            made = _fused([table.values[name] for name in names], self.dim, f"{self}: {', '.join(names)}")
+            made = _joined([table.values[name] for name in names], self.dim, f"{self}: {', '.join(names)}")
             new |= {name: {} for name in names} | {names[0]: {expand(self.new, got, self.parts[0]): made}}
         table.renamed(new, self)
 
 
-def _fused(values: Sequence[Value], dim: int, what: str) -> Value:
+def _joined(values: Sequence[Value], dim: int, what: str) -> Value:
     first = values[0]
     dim = _dim(dim, first.shape, what)
     rests = {(v.shape[:dim], v.shape[dim + 1 :], len(v.shape)) for v in values}
