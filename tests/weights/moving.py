@@ -103,7 +103,11 @@ def assert_same(layout: Layout, rank: int, own: Named, whole: Mapping[str, Tenso
 
 def bits(tensor: Tensor) -> bytes:
     """The bytes of a tensor, in the order of its dims."""
-    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return (
+        tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+        if tensor.numel()
+        else b""
+    )
 
 
 @st.composite
