@@ -80,7 +80,7 @@ def test_files(tmp_path: Path) -> None:
     assert tied.ties == {"b": "a"}
     with pytest.raises(UsageError, match=r"cannot read .*none\.json: No such file"):
         Layout.load(tmp_path / "none.json")
-    with pytest.raises(UsageError, match="cannot write .*: Is a directory"):
+    with pytest.raises(UsageError, match=r"cannot write .*: Is a directory"):
         tied.save(tmp_path)
 
 

@@ -167,7 +167,7 @@ def test_a_piece_that_is_lost_or_repeated_is_found() -> None:
 )
 def test_what_is_refused(asked: dict[str, object], words: str) -> None:
     base = whole_of(w=(8, 8))
-    with pytest.raises(UsageError, match="^") as caught:
+    with pytest.raises(UsageError) as caught:
         plan(base, base, **asked)  # type: ignore[arg-type]
     assert words in str(caught.value)
 

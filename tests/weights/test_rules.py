@@ -1,4 +1,4 @@
-"""Rules: each against torch's own operations on whole tensors, however both sides are cut; text form; what is refused."""
+"""Rules: each against torch's operations on whole tensors, however both sides are cut; text form; what is refused."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ __all__ = ["prove"]
 
 
 def prove(plan: "Plan") -> Report:
-    """The report of `verify` on the schedule, with a finding for every tensor of which a rank lacks or repeats bytes."""
+    """The report of `verify` on the schedule, with findings for tensors of which a rank lacks or repeats bytes."""
     report = verify(plan.schedule)
     return replace(report, findings=(*report.findings, *_uncovered(plan)))
 
@@ -41,5 +41,5 @@ def _uncovered(plan: "Plan") -> Iterator[Finding]:
                 if count > union:
                     yield Finding("twice", f"{name}: {count - union} elements come to rank {rank} twice", "", step)
             rank += 1
-    for (rank, name), _ in pieces.items():
+    for rank, name in pieces:
         yield Finding("lost", f"{name} comes to rank {rank}, which has no place for it", "", step)
