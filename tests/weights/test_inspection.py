@@ -57,6 +57,7 @@ def test_declared_shards_of_one_process_are_the_whole() -> None:
         (3, "expected a module or a mapping of names to tensors, got int"),
         ({"a": 3}, "a mapping must be of names to tensors, but 'a' is int"),
         ({3: torch.empty(2)}, "but 3 is Tensor"),
+        (nn.LazyLinear(3), "weight has no shape yet: run the model once"),
         ({"a": torch.eye(3).to_sparse()}, "a is a torch.sparse_coo tensor: expected a dense one"),
     ],
 )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from unisono.errors import UsageError
 from unisono.weights import layout, plan
 from unisono.weights.checksum import Checker, checksum
 from unisono.weights.packing import Move, Packer, Unpacker
@@ -88,6 +89,13 @@ def test_large_tensors_are_summed_step_by_step() -> None:
     packer.pack(data, checker)
     assert len(seen) == 25
     assert checker.sums() == {name: checksum(tensor) for name, tensor in tensors.items()}
+
+
+def test_nothing_is_received_into_shared_elements() -> None:
+    spread = {"w": torch.zeros(1, 3).expand(4, 3)}
+    made = plan(layout(spread), layout(spread))
+    with pytest.raises(UsageError, match="w is an expanded tensor, whose elements share memory"):
+        Unpacker(made.moves(1, 0), spread)
 
 
 def test_a_move_without_dims() -> None:

@@ -120,6 +120,13 @@ def test_no_simulation_beats_the_bound(name: str, forward: str) -> None:
     assert 0 < made.bound(where) <= made.simulate(where).time
 
 
+@pytest.mark.parametrize(("senders", "to"), [(2, 2), (4, 2), (2, 4), (16, 8)])
+def test_rows_become_columns_near_the_bound(senders: int, to: int) -> None:
+    base = whole_of(**{f"w{i}": (640, 640) for i in range(16)})
+    made = plan(base.split(senders, {"*": 0}), base.split(to, {"*": 1}), bucket=1 << 18)
+    assert made.simulate().time <= 1.3 * made.bound()
+
+
 def test_explain_says_who_sends_what_and_draws() -> None:
     base = whole_of(a=(64, 64), b=(10,))
     text = plan(base.split(2, {"a": 0}), base.split(2, {"a": 1})).explain()
