@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from unisono import Schedule, Step, Transfer, UsageError, draw, run, simulate, verify
+from unisono.program import lower
 from unisono.schedule import Redistribution, preset
 from unisono.schedule.text import read_schedule
 
@@ -117,4 +119,6 @@ def test_it_is_drawn() -> None:
 
 def test_run_says_who_runs_it() -> None:
     with pytest.raises(UsageError, match=r"weights is a redistribution, .*: unisono\.weights runs it"):
-        run(MOVED, [None] * 4)  # type: ignore[list-item]
+        run(MOVED, [torch.zeros(3)] * 4)
+    with pytest.raises(UsageError, match=r"weights is a redistribution, .*: unisono\.weights runs it"):
+        lower(MOVED, 0)

@@ -17,7 +17,7 @@ from unisono.runtime.call import name_of_dtype
 from unisono.runtime.claim import Claim, agree, digest
 from unisono.runtime.over_transport import execute
 from unisono.runtime.reduce import Reducer, op_and_factor, reducer
-from unisono.schedule import Collective, PipelineSchedule, Redistribution, Schedule
+from unisono.schedule import Collective, PipelineSchedule, Schedule
 from unisono.transport.base import Transport
 from unisono.transport.loopback import run_loopback
 from unisono.transport.torch_p2p import TorchP2P
@@ -103,10 +103,6 @@ def _collective(schedule: object) -> Schedule:
             f"run takes a schedule, got {schedule!r:.60}: build it first, "
             'e.g. build("ring", "all_reduce", world_size=4)'
         )
-    if isinstance(schedule.collective, Redistribution):
-        raise UsageError(
-            f"{schedule.name} is a redistribution, whose chunks are parts of named tensors: unisono.weights runs it"
-        )
     return schedule
 
 
@@ -187,7 +183,7 @@ def _one(into: object, rank: int) -> torch.Tensor:
 def _result_shape(c: Collective, shape: list[int]) -> list[int]:
     """The shape of a result for a rank's tensor; see the table of `run`."""
     n = c.world_size
-    if c.name in _IN_PLACE:
+    if c.name not in (*_SPLIT, *_JOINED, "all_to_all"):
         return shape
     if c.name in _JOINED:
         return [n * shape[0], *shape[1:]] if shape else [n]
