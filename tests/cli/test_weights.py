@@ -7,6 +7,7 @@ from typer.testing import CliRunner, Result
 
 from unisono.cli.main import app
 from unisono.schedule import Schedule
+from unisono.selection import Measured, Row
 from unisono.weights import layout, rename
 from unisono.weights.rules import rules_to_text
 
@@ -16,8 +17,9 @@ def _plan(*arguments: object) -> Result:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """trainer.json (rows over 2), engine.json (columns over 2), other.json (a prefix more), rules.json."""
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """trainer.json (rows over 2), engine.json (columns), other.json (a prefix more), rules.json; nothing is tuned."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with torch.device("meta"):
         whole = layout(torch.nn.Sequential(torch.nn.Linear(64, 151), torch.nn.Linear(151, 8)))
     whole.split(2, {"*": 0}).save(tmp_path / "trainer.json")
@@ -39,6 +41,14 @@ def test_rules_bucket_and_topology(saved: Path) -> None:
     result = _plan(saved / "trainer.json", saved / "other.json", *options)
     assert "of at most 1 KiB" in result.stdout
     assert "predicted on ethernet" in result.stdout
+
+
+def test_the_time_is_predicted_by_what_was_measured_here(saved: Path) -> None:
+    rows = [Row("broadcast", n, "default", nbytes, 1e-5 + nbytes * 1e-9) for n in (2, 4) for nbytes in (64, 1 << 22)]
+    Measured(rows).save()
+    found = json.loads(_plan(saved / "trainer.json", saved / "engine.json", "--json").stdout)
+    assert found["topology"] == "shared_memory, measured"
+    assert found["seconds"] == pytest.approx(4e-5 + found["received"][2] * 1e-9, rel=0.02)
 
 
 def test_json_and_svg(saved: Path) -> None:

@@ -9,6 +9,7 @@ import typer
 from unisono.cli.common import check_writable, echo, write
 from unisono.errors import UsageError
 from unisono.schedule import PRESETS, preset
+from unisono.selection import Measured
 from unisono.units import parse_nbytes
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def plan_command(
     rules: Annotated[Path | None, typer.Option(metavar="RULES.json", help="Rules, by unisono.weights.")] = None,
     bucket: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of a chunk, at most.")] = "32MiB",
     forward: Annotated[str, typer.Option(help="direct, chain, tree, or auto: what simulates best.")] = "auto",
-    topology: Annotated[str, typer.Option(help=f"One of {', '.join(PRESETS)}.")] = "shared_memory",
+    topology: Annotated[
+        str, typer.Option(help=f"One of {', '.join(PRESETS)}; the first as `unisono tune broadcast` measured it here.")
+    ] = "shared_memory",
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the schedule as a picture.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead.")] = False,
 ) -> None:
@@ -54,9 +57,10 @@ def plan_command(
     loaded = {path: Layout.load(path) for path in (trainer, *engines)}
     given = () if rules is None else load_rules(rules)
     made = plan(loaded[trainer], [loaded[path] for path in engines], given, bucket=_bucket(bucket), forward=forward)
-    where = preset(topology, made.world_size)
+    measured = Measured.load().shared_memory(made.world_size) if topology == "shared_memory" else None
+    where = measured or preset(topology, made.world_size)
     echo(
-        json.dumps(_to_json(made, made.bound(where), made.simulate(where).time, topology))
+        json.dumps(_to_json(made, made.bound(where), made.simulate(where).time, where.name))
         if as_json
         else made.explain(where)
     )
