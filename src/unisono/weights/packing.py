@@ -75,7 +75,7 @@ def _quantized(op: Quantize, block: Tensor, scale: Tensor) -> Tensor:
 
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-_AT_ONCE = 1 << 19
+_AT_ONCE = 1 << 20
 """Bytes after which checksums are taken, while what was moved is in the cache."""
 
 
