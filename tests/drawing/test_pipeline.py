@@ -3,6 +3,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from unisono.algorithms import build
 from unisono.algorithms.pipelines import SCHEDULES, build_pipeline
 from unisono.drawing import draw
 from unisono.errors import UsageError
@@ -70,6 +71,14 @@ def test_the_trace_has_every_action_on_the_track_of_its_rank() -> None:
     events = [event for event in json.loads(str(draw(line, "trace")))["traceEvents"] if event["ph"] == "X"]
     found = [(event["pid"], event["name"], event["ts"] / 1e6, event["dur"] / 1e6) for event in events]
     assert found == [(r, str(a), s, e - s) for r, row in enumerate(line.slots) for a, s, e in row]
+
+
+@pytest.mark.parametrize("format", ["text", "svg", "trace"])
+def test_costs_of_what_is_no_pipeline_are_refused(format: str) -> None:
+    schedule = build("ring", "all_reduce", 3)
+    for subject in (schedule, simulate(schedule), simulate(build_pipeline("1f1b", 2, 2))):
+        with pytest.raises(UsageError, match=r"^costs are what the schedule of a pipeline is simulated with: leave"):
+            draw(subject, format, costs=PipelineCosts())
 
 
 @pytest.mark.parametrize("option", [{"style": "circle"}, {"topology": "nvlink"}, {"nbytes": "1MiB"}])

@@ -37,7 +37,7 @@ __all__ = ["apply", "at_first_group", "call_before_excepthook", "normaliser", "r
 VARIABLE, GLOO = "UNISONO_PATCHES", "UNISONO_REPLACES"
 at_first_group: list[Callable[[], object]] = []
 """Called, each once, when this process makes its first group, after the patches."""
-normaliser: list[Callable[[], Any]] = []
+normaliser: Callable[[], Any] | None = None
 """Loads the batch normalisation of `unisono.parallel`, which the backend may not import."""
 _Function = Callable[..., Any]
 _applied: set[str] = set()
@@ -259,7 +259,7 @@ def _patch_sync_batch_norm() -> None:
             return plain(self, input)
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
-        return normaliser[0]()(self, input, self.process_group)
+        return normaliser()(self, input, self.process_group)
 
     @functools.wraps(refuse)
     def refuse_elsewhere(self: Any, module: nn.Module) -> None:

@@ -132,12 +132,13 @@ class _Walk:
                 refused = f"torch {torch.__version__} is built without it"
                 entrants.append(_Entrant(contender, lambda: None, refused=refused))
                 continue
-            persistent = contender.algorithm == PERSISTENT
-            entrant = _Entrant(contender, caller.call(case, self.settings.asynchronous, persistent))
+            entrant = _Entrant(contender, lambda: None)
             try:
                 case.fill()
                 began = time.perf_counter()
                 with self._by(contender):
+                    persistent = contender.algorithm == PERSISTENT
+                    entrant.call = caller.call(case, self.settings.asynchronous, persistent)
                     entrant.call()
                 entrant.first = time.perf_counter() - began
             except Exception as error:

@@ -94,21 +94,16 @@ def _copied(case: Case, call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _persistent(case: Case, group: Any, asynchronous: bool) -> Callable[[], Any]:
-    """A call that is prepared by the first of its calls, which is where a collective that cannot be is refused."""
+    """A prepared call. Raises UsageError where the collective cannot be prepared."""
     tensors = {"all_reduce": 1, "reduce": 1, "broadcast": 1, "barrier": 0}.get(case.collective, 2)
-    made: Any = None
+    given = (case.output, case.input)[:tensors]
+    made = unisono.prepare(case.collective, *given, op=_op(case), root=case.root, group=group)
 
-    def call() -> None:
-        nonlocal made
-        if made is None:
-            given = (case.output, case.input)[:tensors]
-            made = unisono.prepare(case.collective, *given, op=_op(case), root=case.root, group=group)
-        if asynchronous:
-            made.start()
-            made.wait()
-        else:
-            made()
+    def start_and_wait() -> None:
+        made.start()
+        made.wait()
 
+    call = start_and_wait if asynchronous else made
     return _copied(case, call) if tensors == 1 else call
 
 

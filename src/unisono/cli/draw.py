@@ -110,7 +110,7 @@ def draw(
         how: dict[str, Any] = {"costs": pipeline_costs(schedule, times, link)}
     else:
         refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
-        how = {"topology": topology or _TOPOLOGY, "nbytes": size}
+        how = {"topology": topology or _TOPOLOGY, "nbytes": nbytes and size}
     _draw_schedule(console, schedule, text, timeline, style, files, how)
 
 

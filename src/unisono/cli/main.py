@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import bench, draw, list_, plan, ps, simulate, trace, train, tune, verify
+from unisono.cli import bench, draw, list_, plan, ps, simulate, trace, train, tune, verify, weights
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
@@ -31,6 +31,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_.list_,
     "ps": ps.ps,
 }
+GROUPS: dict[str, typer.Typer] = {"weights": weights.app}
+"""Commands that have commands of their own."""
 
 
 class _OneLineErrors(TyperGroup):
@@ -85,6 +87,8 @@ def _root(
 
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
+for _name, _group in GROUPS.items():
+    app.add_typer(_group, name=_name)
 
 
 def main() -> None:

@@ -79,7 +79,7 @@ def simulate_command(
     if compare is not None:
         _compare([simulate(each, where, nbytes or "4") for each in collectives])
     else:
-        _report(simulate(collectives[0], where, parse_nbytes(nbytes or "1MiB"), eager=eager), lines)
+        _report(simulate(collectives[0], where, None if nbytes is None else parse_nbytes(nbytes), eager=eager), lines)
 
 
 def _no_mixture(

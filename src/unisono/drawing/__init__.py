@@ -57,7 +57,7 @@ def draw(
             left to right).
         topology: what a collective is simulated on, for gantt and trace; nvlink by default.
         nbytes: its bytes there; by default those that a redistribution has, 1 MiB of any other.
-        costs: what a pipeline is simulated with.
+        costs: what the schedule of a pipeline is simulated with.
         width: characters per line of text, 20 or more; what does not fit is left out, with a note.
         max_steps: steps, or meetings of programs, in text, 8 or more.
 
@@ -70,6 +70,8 @@ def draw(
     if style is not None and style not in _STYLES:
         raise UsageError(f"unknown style {style!r}: expected one of {', '.join(STYLES)}")
     width, max_steps = max(width, _NARROWEST), max(max_steps, _SHORTEST)
+    if costs is not None and not isinstance(subject, PipelineSchedule):
+        raise UsageError("costs are what the schedule of a pipeline is simulated with: leave them out here")
     if isinstance(subject, PipelineSchedule):
         for what, value in (("style", style), ("topology", topology), ("nbytes", nbytes)):
             if value is not None:

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,11 @@ from torch import Tensor
 from unisono.runtime.loops import CHECKSUM, loops, wanted
 from unisono.weights.layout import Layout
 
-__all__ = ["Block", "Checker", "checksum", "own_blocks", "rows_of", "show_checksum", "sums_of_rows"]
+__all__ = ["Block", "Checker", "checksum", "own_blocks", "rows_of", "show_checksum"]
 
 Shape = tuple[int, ...]
-Rows = NDArray[np.int64]
 _WORDS, _COLUMNS, _OUTER = 1024, 11, 4
-_CACHED = 1 << 19  # bytes of a row
+_CACHED = 1 << 20  # bytes of a row
 _AT_ONCE = 1 << 16  # elements that NumPy looks at together
 _WORTH = 8 << 20  # bytes that NumPy sums before the loop is compiled
 _MASK = (1 << 64) - 1
@@ -48,6 +47,13 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 _WEIGHTS = ((_mixed(np.arange(1 << 20, (1 << 20) + _WORDS, dtype=np.uint64)) >> np.uint64(32)) | np.uint64(1)).astype(
     np.uint32
 )
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+_WEIGHTS_AT = _address(_WEIGHTS)
 
 
 class Block(NamedTuple):
@@ -107,16 +113,15 @@ class Checker:
             rows += more
             owners += [number] * len(more)
             ends += _ends(more, end)
-        self._rows = np.array(rows, dtype=np.int64).reshape(-1, _COLUMNS)
+        self._table = _Table(rows)
         self._owners, self._ends = np.array(owners, dtype=np.int64), ends
-        self._sums = np.zeros(len(rows), dtype=np.uint64)
         self._done = 0
 
     def until(self, nbytes: int) -> None:
         """Take the sums of what lies within the first bytes of all blocks, in order: they are in place now."""
         stop = bisect_right(self._ends, nbytes, self._done)
         if stop > self._done:
-            self._sums[self._done : stop] = sums_of_rows(self._rows[self._done : stop])
+            self._table.take(self._done, stop)
             self._done = stop
 
     def sums(self) -> dict[str, int]:
@@ -124,13 +129,16 @@ class Checker:
         if self._ends:
             self.until(self._ends[-1])
         self._done = 0
-        total = np.zeros(len(self._numbers), dtype=np.uint64)
-        np.add.at(total, self._owners, self._sums)
+        added = np.zeros(len(self._numbers), dtype=np.uint64)
+        np.add.at(added, self._owners, self._table.sums)
+        total = added.tolist()
         for number, (_, tensor, offsets, whole) in self._copied:
             copy = tensor.detach().to("cpu").contiguous()
             rows = rows_of(copy.data_ptr(), offsets, copy.shape, whole, copy.itemsize)
-            total[number] += sums_of_rows(np.array(rows, dtype=np.int64).reshape(-1, _COLUMNS)).sum(dtype=np.uint64)
-        return dict(zip(self._numbers, total.tolist(), strict=True))
+            table = _Table(rows)
+            table.take(0, len(rows))
+            total[number] = (total[number] + sum(table.sums.tolist())) & _MASK
+        return dict(zip(self._numbers, total, strict=True))
 
 
 def rows_of(
@@ -188,26 +196,26 @@ def _ends(rows: Sequence[Sequence[int]], end: int) -> list[int]:
 _summed = 0
 
 
-def sums_of_rows(rows: Rows) -> NDArray[np.uint64]:
-    """The sum of each row, uint64, shape (rows,). The memory they name must be there."""
-    out = np.zeros(len(rows), dtype=np.uint64)
-    if not len(rows):
-        return out
-    if _compiled(rows):
-        table = np.ascontiguousarray(rows)
-        loops.of(CHECKSUM)["sums"](
-            table.__array_interface__["data"][0],
-            len(table),
-            _WEIGHTS.__array_interface__["data"][0],
-            out.__array_interface__["data"][0],
-        )
-        return out
-    for number, row in enumerate(rows.tolist()):
-        out[number] = _sum_of_row(row)
-    return out
+class _Table:
+    """Rows of the loop and their sums. The memory that the rows name must be there."""
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self.rows = np.array(rows, dtype=np.int64).reshape(-1, _COLUMNS)
+        self.sums = np.zeros(len(rows), dtype=np.uint64)
+        self.nbytes = int((self.rows[:, 1] * self.rows[:, 3:10:2].prod(axis=1)).sum())
+        self._addresses = _address(self.rows), _address(self.sums)
+
+    def take(self, first: int, stop: int) -> None:
+        """Sum rows first .. stop-1."""
+        if _compiled(self.nbytes):
+            rows, sums = self._addresses
+            loops.of(CHECKSUM)["sums"](rows + 8 * _COLUMNS * first, stop - first, _WEIGHTS_AT, sums + 8 * first)
+            return
+        for number, row in enumerate(self.rows[first:stop].tolist(), first):
+            self.sums[number] = _sum_of_row(row)
 
 
-def _compiled(rows: Rows) -> bool:
+def _compiled(nbytes: int) -> bool:
     """True if the compiled loop is there; it is asked for once enough bytes were summed without it."""
     global _summed
     mode = wanted()
@@ -215,7 +223,7 @@ def _compiled(rows: Rows) -> bool:
         return False
     if loops.kept(CHECKSUM):
         return True
-    _summed += int((rows[:, 1] * rows[:, 3] * rows[:, 5] * rows[:, 7] * rows[:, 9]).sum())
+    _summed += nbytes
     return (mode == 2 or _summed > _WORTH) and loops.serve(CHECKSUM, at_once=mode == 2)
 
 

@@ -4,7 +4,7 @@ A *block* is a box of a receiver's tensor that has one set of holders among the 
 with the same holders and targets are dealt to the holders so that their loads even out, then filled into chunks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
@@ -14,11 +14,12 @@ from unisono.weights.fit import Fit
 from unisono.weights.layout import Layout, Part
 from unisono.weights.regions import Bounds, Region, Value, clipped, seen
 
-__all__ = ["Chunk", "Piece", "chunks_of"]
+__all__ = ["Chunk", "Demand", "Piece", "chunks_of", "demand_of"]
 
 Shape = tuple[int, ...]
 Ranks = tuple[int, ...]
-_SHARED = 1 << 16  # bytes below which a block is not worth dividing among holders
+_SHARED = 1 << 16  # bytes that are not worth dividing among holders
+_FINE = 512  # bytes of a block that is not cut to even out their loads
 
 
 class Piece(NamedTuple):
@@ -46,10 +47,7 @@ class _Block(NamedTuple):
     offsets: Shape
     shape: Shape
     itemsize: int
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.itemsize
+    nbytes: int
 
     def cut(self, room: int) -> "tuple[_Block, _Block] | None":
         """The first elements, as many as fit into `room` bytes along the first dim that can be cut, and the others."""
@@ -64,7 +62,8 @@ class _Block(NamedTuple):
 
     def _along(self, dim: int, start: int, length: int) -> "_Block":
         offsets = (*self.offsets[:dim], self.offsets[dim] + start, *self.offsets[dim + 1 :])
-        return self._replace(offsets=offsets, shape=(*self.shape[:dim], length, *self.shape[dim + 1 :]))
+        shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
+        return _Block(self.name, offsets, shape, self.itemsize, self.itemsize * prod(shape))
 
     def within(self, limit: int) -> "Iterator[_Block]":
         """The block in blocks of at most `limit` bytes (or one element)."""
@@ -78,25 +77,31 @@ class _Block(NamedTuple):
             yield from block.within(limit)
 
 
-def chunks_of(
-    sender: Layout, receivers: Sequence[Layout], fits: Sequence[Fit], bucket: int, weight: Mapping[int, int]
-) -> list[Chunk]:
-    """The chunks of an update. weight: how often a chunk for so many targets leaves its source."""
-    classes: dict[tuple[Ranks, Ranks], list[_Block]] = {}
+Demand = dict[tuple[Ranks, Ranks], list[_Block]]
+
+
+def demand_of(sender: Layout, receivers: Sequence[Layout], fits: Sequence[Fit]) -> Demand:
+    """What must be moved: blocks by who holds them and who needs them."""
+    demand: Demand = {}
+    scales = {key for fit in fits for key in fit.scales}
     for name, value, targets in _needs(sender.world_size, receivers, fits):
-        for region in value.regions:
-            scaled = any(region.source in each.scales for each in fits)
-            held = None if scaled else sender[region.source].parts
-            for holders, ranks, offsets, shape in _blocks(
-                region._replace(source="", ops=()), held, targets, sender.world_size
-            ):
-                block = _Block(name, offsets, shape, value.dtype.itemsize)
-                classes.setdefault((holders, ranks), []).append(block)
+        itemsize = value.dtype.itemsize
+        for offsets, shape, source, at, dims, _ in value.regions:
+            held = None if source in scales else sender[source].parts
+            region = Region(offsets, shape, "", at, dims)
+            for holders, ranks, start, lengths in _blocks(region, held, targets, sender.world_size):
+                block = _Block(name, start, lengths, itemsize, itemsize * prod(lengths))
+                demand.setdefault((holders, ranks), []).append(block)
+    return demand
+
+
+def chunks_of(demand: Demand, senders: int, bucket: int, weight: Callable[[int], int]) -> list[Chunk]:
+    """The chunks of an update from so many senders. weight: how often a chunk for so many targets leaves its source."""
     streams: dict[tuple[int, Ranks], list[_Block]] = {}
-    loads = [0] * sender.world_size
-    for (holders, ranks), blocks in sorted(classes.items(), key=lambda item: len(item[0][0])):
+    loads = [0] * senders
+    for (holders, ranks), blocks in sorted(demand.items(), key=lambda item: len(item[0][0])):
         small = [part for block in blocks for part in block.within(bucket)]
-        for source, dealt in _dealt(small, holders, loads, weight[len(ranks)], bucket):
+        for source, dealt in _dealt(small, holders, loads, weight(len(ranks)), bucket):
             streams.setdefault((source, ranks), []).extend(dealt)
     return [
         Chunk(sum(b.nbytes for b in blocks), source, ranks, tuple(Piece(*b[:3]) for b in blocks))
@@ -114,10 +119,8 @@ def _needs(senders: int, receivers: Sequence[Layout], fits: Sequence[Fit]) -> It
     base = senders
     for receiver, fit in zip(receivers, fits, strict=True):
         for name, value in fit.tensors.items():
-            key = name, value._replace(optional=False)
-            needs.setdefault(key, []).extend(
-                (base + rank, part) for rank, part in enumerate(receiver[name].parts) if part
-            )
+            held = [(base + rank, part) for rank, part in enumerate(receiver[name].parts) if part]
+            needs.setdefault((name, value), []).extend(held)
         base += receiver.world_size
     for (name, value), targets in needs.items():
         yield name, value, tuple(targets)
@@ -169,14 +172,14 @@ def _dealt(
     quotas = _quotas([loads[rank] for rank in busy], total * weight)
     left = list(reversed(blocks))
     for i, (rank, quota) in enumerate(zip(busy, quotas, strict=True)):
-        room, mine = round(quota / weight), []
-        while left and (i == len(busy) - 1 or room > 0):
+        room, mine = total if i == len(busy) - 1 else round(quota / weight), list[_Block]()
+        while left and room > 0:
             block = left.pop()
-            halves = block.cut(room) if block.nbytes > room and block.nbytes > grain and i < len(busy) - 1 else None
+            halves = block.cut(room) if block.nbytes > room and block.nbytes > _FINE else None
             if halves is not None:
                 block = halves[0]
                 left.append(halves[1])
-            elif block.nbytes > 2 * room and i < len(busy) - 1:
+            elif block.nbytes > 2 * room:
                 left.append(block)
                 break
             mine.append(block)

@@ -11,7 +11,7 @@ from unisono.weights.layout import dtype_name
 __all__ = ["Difference", "show_differences"]
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
-_CANDIDATES, _NEAREST = 64, 2
+_CANDIDATES, _NEAREST, _WIDEST = 64, 2, 60
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,11 @@ def show_differences(found: Sequence[Difference], sent: Sequence[str], wanted: S
     missing, unexpected = _names(found, "missing"), _names(found, "unexpected")
     near_missing, near_unexpected = _Nearest(unexpected or sent), _Nearest(missing or wanted)
     lines = []
+    width = min(max(len(each.name) for each in found), _WIDEST)
     for each in found:
         near = {"missing": near_missing, "unexpected": near_unexpected}.get(each.what)
         names = near.to(each.name) if near else []
-        lines.append(f"  {each.what:<10}  {each.name}  {_words(each, names)}")
+        lines.append(f"  {each.what:<10}  {each.name:<{width}}  {_words(each, names)}")
     count = f"{len(found)} difference{'s' * (len(found) > 1)}"
     return f"what is sent does not fit {who}: {count}\n" + "\n".join(lines)
 

@@ -81,7 +81,7 @@ def fit(sender: Layout, receiver: Layout, rules: Sequence[Rule] = (), who: str =
             found.append(Difference("shape", first, sender=got, receiver=wanted))
         if made.dtype != receiver[first].dtype:
             found.append(Difference("dtype", first, sender=got, receiver=wanted))
-        tensors[first] = made
+        tensors[first] = made._replace(optional=False) if made.optional else made
         ties |= dict.fromkeys(group[1:], first)
     arriving = {value.regions for name, value in table.values.items() if name in receiver}
     found += [

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from unisono.errors import UsageError
 from unisono.parallel.shards import Sharded, Split
@@ -112,6 +113,8 @@ def _splits(module: nn.Module) -> dict[str, tuple[Split, int]]:
 
 
 def _tensor(name: str, tensor: Tensor, split: tuple[Split, int] | None, shard: Shard | None) -> TensorLayout:
+    if is_lazy(tensor):
+        raise UsageError(f"{name} has no shape yet: run the model once before its layout is looked at")
     shape = tuple(tensor.shape)
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise UsageError(f"{name} is a {tensor.layout} tensor: expected a dense one")

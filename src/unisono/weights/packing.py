@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unisono.errors import UsageError
 from unisono.weights.checksum import Checker
 from unisono.weights.regions import Cast, Op, Quantize
 
@@ -74,7 +75,7 @@ def _quantized(op: Quantize, block: Tensor, scale: Tensor) -> Tensor:
 
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-_AT_ONCE = 1 << 19
+_AT_ONCE = 1 << 20
 """Bytes after which checksums are taken, while what was moved is in the cache."""
 
 
@@ -105,7 +106,7 @@ def _runs(moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> Iterator[_Ste
             last = None
             yield _Step(start, stop, move.dtype, [view], move)
             continue
-        flat = view.view(-1).view(unit)
+        flat = view.as_strided((view.numel(),), (1,)).view(unit)
         if last is None or last.dtype != unit or last.stop != start:
             if last is not None:
                 yield last
@@ -189,7 +190,16 @@ class Packer(_Bound):
 
 
 class Unpacker(_Bound):
-    """Reads a chunk into a target's own tensors."""
+    """Reads a chunk into a target's own tensors. Raises UsageError for one whose elements share memory."""
+
+    def __init__(self, moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(moves, tensors)
+        for move, view in ((step.move, step.views[0]) for step in self._steps):
+            if move is not None and any(n > 1 and not s for n, s in zip(view.shape, view.stride(), strict=True)):
+                raise UsageError(
+                    f"{move.name} is an expanded tensor, whose elements share memory: nothing can be received into "
+                    "it, use a copy (.contiguous())"
+                )
 
     def unpack(self, chunk: Tensor, checker: Checker | None = None) -> None:
         """Read the bytes of the chunk, uint8, contiguous, into the tensors.

@@ -1,24 +1,25 @@
 """Plans: which rank sends which bytes to which, as a pure function of layouts and rules, compiled to a Schedule."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 from torch import Tensor
 
 from unisono.drawing import draw
-from unisono.errors import UsageError
+from unisono.errors import MismatchError, UsageError
 from unisono.schedule import Redistribution, Schedule, Topology, preset
 from unisono.simulation import Timeline, simulate
-from unisono.verification import Report, verify
+from unisono.verification import Report
 from unisono.weights.bound import bound_of
 from unisono.weights.checksum import Block
-from unisono.weights.chunks import Chunk, chunks_of
+from unisono.weights.chunks import Chunk, chunks_of, demand_of
 from unisono.weights.explain import explain
 from unisono.weights.fit import Fit, fit
 from unisono.weights.forwarding import FORWARDS, sends, steps_of
 from unisono.weights.layout import Layout
 from unisono.weights.packing import Move, view_of
+from unisono.weights.proof import prove
 from unisono.weights.regions import Cast, Op, Region, cut
 from unisono.weights.rules import Rule
 
@@ -121,8 +122,8 @@ class Plan:
         return Move(0, shape, value.dtype, region.source, at, region.dims, ops)
 
     def verify(self) -> Report:
-        """Prove the schedule: every target gets every chunk, once. See `unisono.verify`."""
-        return verify(self.schedule)
+        """Prove that every receiver gets every byte of its layout, once; as `unisono.verify` reports it."""
+        return prove(self)
 
     def simulate(self, topology: str | Topology = "shared_memory") -> Timeline:
         """When every chunk travels, and the time in all, on a topology or one by name."""
@@ -181,7 +182,16 @@ def plan(
     between what is sent and what is wanted.
     """
     layouts = [receivers] if isinstance(receivers, Layout) else list(receivers)
-    found = [fit(sender, each, rules, _named(i, len(layouts))) for i, each in enumerate(layouts)]
+    found: list[Fit] = []
+    wrong: list[str] = []
+    for i, each in enumerate(layouts):
+        try:
+            alike = next((k for k in range(len(found)) if layouts[k] == each), None)
+            found.append(fit(sender, each, rules, _named(i, len(layouts))) if alike is None else found[alike])
+        except MismatchError as problem:
+            wrong.append(str(problem))
+    if wrong:
+        raise MismatchError("\n".join(wrong))
     return make_plan(sender, layouts, found, bucket, forward)
 
 
@@ -204,11 +214,9 @@ def make_plan(
         raise UsageError(f"unknown forward {forward!r}: expected auto, {', '.join(FORWARDS)}")
     if not receivers:
         raise UsageError("a plan needs at least one receiver")
-    ranks = sum(each.world_size for each in receivers)
-    made = []
+    demand, made = demand_of(sender, receivers, fits), []
     for name in FORWARDS if forward == "auto" else (forward,):
-        weight = {count: sends(name, count) for count in range(1, ranks + 1)}
-        chunks = chunks_of(sender, receivers, fits, bucket, weight)
+        chunks = chunks_of(demand, sender.world_size, bucket, partial(sends, name))
         made.append(Plan(sender, receivers, fits, chunks, name))
         if all(len(chunk.targets) == 1 for chunk in chunks):
             break  # nothing to forward

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from math import prod
+from operator import index
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -136,13 +137,13 @@ class _Fuse(Rule):
             names = [members[i] for i in sorted(members)]
             if len(members) < len(self.parts):
                 lost = [show_pattern(p) for i, p in enumerate(self.parts) if i not in members]
-                raise UsageError(f"{self}: {', '.join(names)} have no part for {', '.join(lost)}")
-            made = _fused([table.values[name] for name in names], self.dim, f"{self}: {', '.join(names)}")
+                raise UsageError(f"{self}: {', '.join(names)} has no part for {', '.join(lost)}")
+            made = _joined([table.values[name] for name in names], self.dim, f"{self}: {', '.join(names)}")
             new |= {name: {} for name in names} | {names[0]: {expand(self.new, got, self.parts[0]): made}}
         table.renamed(new, self)
 
 
-def _fused(values: Sequence[Value], dim: int, what: str) -> Value:
+def _joined(values: Sequence[Value], dim: int, what: str) -> Value:
     first = values[0]
     dim = _dim(dim, first.shape, what)
     rests = {(v.shape[:dim], v.shape[dim + 1 :], len(v.shape)) for v in values}
@@ -289,26 +290,26 @@ def _dim(dim: int, shape: tuple[int, ...], what: str) -> int:
 
 def rename(old: Pattern, new: str) -> Rule:
     """Other names: `rename("module.*", "*")`. Raises UsageError if `new` has more stars than `old`."""
-    return _Rename(_pattern(old), new)
+    return _Rename(_pattern(old), _name(new))
 
 
 def fuse(parts: Sequence[Pattern], new: str, dim: int = 0) -> Rule:
     """Tensors joined in this order along `dim`, of any sizes: `fuse(["*.q.weight", "*.k.weight"], "*.qk.weight")`."""
     if isinstance(parts, str) or len(parts) < 1:
         raise UsageError(f"fuse takes a list of patterns, got {parts!r}")
-    return _Fuse(tuple(map(_pattern, parts)), new, dim)
+    return _Fuse(tuple(map(_pattern, parts)), _name(new), dim)
 
 
 def split(old: Pattern, new: Sequence[str], dim: int = 0, sizes: Sequence[int] | None = None) -> Rule:
     """A tensor as several along `dim`, in this order: equal parts unless `sizes` (elements of dim) says otherwise."""
     if isinstance(new, str) or len(new) < 1:
         raise UsageError(f"split takes a list of names, got {new!r}")
-    return _Split(_pattern(old), tuple(new), dim, None if sizes is None else tuple(sizes))
+    return _Split(_pattern(old), tuple(map(_name, new)), dim, None if sizes is None else tuple(sizes))
 
 
 def transpose(pattern: Pattern, dims: Sequence[int] = (1, 0)) -> Rule:
     """Permuted: dim i of the receiver's tensor is dim dims[i] of the sender's."""
-    return _Transpose(_pattern(pattern), tuple(dims))
+    return _Transpose(_pattern(pattern), tuple(index(dim) for dim in dims))
 
 
 def cast(pattern: Pattern = "*", dtype: torch.dtype | None = None) -> Rule:
@@ -324,12 +325,12 @@ def quantize(pattern: Pattern, dtype: torch.dtype, scale: str, dim: int | None =
     """
     if dtype not in QMAX:
         raise UsageError(f"quantize to {dtype}: expected one of {', '.join(map(str, QMAX))}")
-    return _Quantize(_pattern(pattern), dtype, scale, dim)
+    return _Quantize(_pattern(pattern), dtype, _name(scale), dim)
 
 
 def tie(first: str, second: Pattern) -> Rule:
     """The receiver's tensor `first` is the sender's `second`: `tie("lm_head.weight", "embed.weight")`."""
-    return _Tie(first, _pattern(second))
+    return _Tie(_name(first), _pattern(second))
 
 
 def ignore(pattern: Pattern) -> Rule:
@@ -346,6 +347,12 @@ def _pattern(pattern: Any) -> Pattern:
     if not isinstance(pattern, str | re.Pattern):
         raise UsageError(f"a pattern is text or a compiled regular expression, got {pattern!r}")
     return pattern
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise UsageError(f"a name is text, got {name!r}")
+    return name
 
 
 def rules_to_text(rules: Sequence[Rule]) -> str:
