@@ -26,7 +26,7 @@ from torch import Tensor
 from unisono.runtime.loops import CHECKSUM, loops, wanted
 from unisono.weights.layout import Layout
 
-__all__ = ["Block", "Checker", "checksum", "own_blocks", "rows_of", "show_checksum"]
+__all__ = ["Block", "Checker", "Sums", "checksum", "own_blocks", "rows_of", "show_checksum"]
 
 Shape = tuple[int, ...]
 _WORDS, _COLUMNS, _OUTER = 1024, 11, 4
@@ -113,7 +113,7 @@ class Checker:
             rows += more
             owners += [number] * len(more)
             ends += _ends(more, end)
-        self._table = _Table(rows)
+        self._table = Sums(rows)
         self._owners, self._ends = np.array(owners, dtype=np.int64), ends
         self._done = 0
 
@@ -135,7 +135,7 @@ class Checker:
         for number, (_, tensor, offsets, whole) in self._copied:
             copy = tensor.detach().to("cpu").contiguous()
             rows = rows_of(copy.data_ptr(), offsets, copy.shape, whole, copy.itemsize)
-            table = _Table(rows)
+            table = Sums(rows)
             table.take(0, len(rows))
             total[number] = (total[number] + sum(table.sums.tolist())) & _MASK
         return dict(zip(self._numbers, total, strict=True))
@@ -196,7 +196,7 @@ def _ends(rows: Sequence[Sequence[int]], end: int) -> list[int]:
 _summed = 0
 
 
-class _Table:
+class Sums:
     """Rows of the loop and their sums. The memory that the rows name must be there."""
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unisono.transport.shared_heap import BOUNDS, place
-from unisono.weights.checksum import rows_of, sums_of_rows
+from unisono.weights.checksum import Sums, rows_of
 from unisono.weights.packing import Move, Packer, view_of
 from unisono.weights.terms import PACKED, UNCHANGED, Bound, Numbers, Terms, half_of
 from unisono.weights.windows import Item, Window, cut_move
@@ -49,11 +49,12 @@ class Source:
             layout = movement.lineup.layout_of(self._targets(window)[0])
             for number, item in enumerate(window.items, window.first):
                 tensor = layout[item.name]
-                more = rows_of(item.start, item.offsets, item.shape, tensor.shape, tensor.dtype.itemsize)
+                more = rows_of(0, item.offsets, item.shape, tensor.shape, tensor.dtype.itemsize)
                 rows += more
                 owners += [number] * len(more)
-        self._rows: Numbers = np.array(rows, dtype=np.int64).reshape(-1, 11)
         self._owners: Numbers = np.array(owners, dtype=np.int64)
+        self._sums = Sums(rows)
+        self._inner = self._sums.rows[:, 0].copy()  # where a row's bytes lie in their item
         self._bounds = np.searchsorted(self._owners, np.arange(len(self.items) + 1))
 
     def places(self) -> list[int]:
@@ -152,22 +153,15 @@ class Source:
 
     def sum(self, items: Numbers, addresses: Numbers) -> None:
         """Writes the checksums of items, in order, which lie at ``addresses`` (of all items), into the table."""
-        if not len(items):
-            return
-        first, last = items[0], items[-1]
-        rows, owners = self._rows_of(first, last + 1)
-        if len(items) != last - first + 1:
-            wanted = np.isin(owners, items)
-            rows, owners = rows[wanted], owners[wanted]
-        rows = rows.copy()
-        rows[:, 0] += (addresses - self.starts)[owners]
-        total = np.zeros(last - first + 1, dtype=np.uint64)
-        np.add.at(total, owners - first, sums_of_rows(rows))
-        self.table[items, 1] = total[items - first].view(np.int64)
-
-    def _rows_of(self, first: int, stop: int) -> tuple[Numbers, Numbers]:
-        low, high = self._bounds[first], self._bounds[stop]
-        return self._rows[low:high], self._owners[low:high]
+        for run in np.split(items, np.flatnonzero(np.diff(items) != 1) + 1) if len(items) else ():
+            first, stop = int(run[0]), int(run[-1]) + 1
+            low, high = int(self._bounds[first]), int(self._bounds[stop])
+            owners = self._owners[low:high]
+            self._sums.rows[low:high, 0] = self._inner[low:high] + addresses[owners]
+            self._sums.take(low, high)
+            total = np.zeros(stop - first, dtype=np.uint64)
+            np.add.at(total, owners - first, self._sums.sums[low:high])
+            self.table[first:stop, 1] = total.view(np.int64)
 
 
 def rebased(moves: Sequence[Move]) -> list[Move]:

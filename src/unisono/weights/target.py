@@ -60,6 +60,8 @@ class Target:
         first = {
             number for number, chunk in enumerate(plan.chunks) if rank in lineup.firsts(chunk.targets)
         }  # whose checksums this rank reports for its replica
+        if lineup.replica in lineup.mapped:
+            self.order = list(self.names)
         publishing = movement.publishing if lineup.replica in lineup.mapped else None
         self._tables = movement.tables if publishing is None else publishing.tables
         windows = [(key[0], w) for key, w in self.windows.items()] if publishing is None else publishing.items()
