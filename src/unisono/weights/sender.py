@@ -252,7 +252,7 @@ class Sender:
             raise UsageError("this sender was made with checksum=False: it has none to show")
         if self._part.version is None:
             raise UsageError("nothing has been pushed yet: there are no checksums")
-        return {name: show_checksum(value) for name, value in self._part.sums.items()}
+        return {name: show_checksum(value) for name, value in self._part.totals().items()}
 
     def close(self) -> None:
         """Leaves the address; receivers wait for the next sender."""
@@ -303,7 +303,7 @@ class _Part(Participant):
         self.version: int | None = None
         self.plan: Plan | None = None
         self.bound = 0.0
-        self.sums: dict[str, int] = {}
+        self._decided: tuple[Plan | None, Message | None] = None, None
         self._base: list[Any] = []  # the version that all replicas had been given last, and the checksums of its items
         self._known: dict[Any, int] = {}
 
@@ -388,12 +388,16 @@ class _Part(Participant):
 
     def show(self, announced: Message, decided: Message, deadline: float) -> None:
         if announced["checksum"]:
-            assert self.plan is not None
-            self.sums = _totals(self.plan, decided)
+            self._decided = self.plan, decided
         if announced["delta"]:
             source = self._own_source()
             self._base = [self.instance, announced["version"]]
             self._known = dict(zip((item[:3] for item in source.items), source.table[:, 1].tolist(), strict=True))
+
+    def totals(self) -> dict[str, int]:
+        """The checksums of the version pushed last."""
+        plan, decided = self._decided
+        return _totals(plan, decided) if plan is not None and decided is not None else {}
 
     def kept(self) -> str:
         return f"version {self.version} is kept" if self.version is not None else "no version was shown before"
