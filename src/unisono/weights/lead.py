@@ -362,6 +362,8 @@ class Lead:
         """A side left after the decision."""
         if party.sender:
             attempt.problems.append(("PeerLostError", words))
+        elif party.shows == attempt.version:
+            pass  # it has what it was to have
         elif attempt.drop:
             attempt.lost.append(party.name)
         elif not clean:
