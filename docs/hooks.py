@@ -27,7 +27,7 @@ _pages: dict[str, str] = {}
 def public_modules() -> list[str]:
     """The modules that users import from; each has a page of the reference."""
     below = import_module("unisono.parallel").__all__
-    return ["unisono.errors", "unisono", *(f"unisono.parallel.{name}" for name in below)]
+    return ["unisono.errors", "unisono", *(f"unisono.parallel.{name}" for name in below), "unisono.weights"]
 
 
 def reference() -> Iterator[tuple[str, str]]:

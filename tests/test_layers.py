@@ -25,6 +25,7 @@ ROOMS = [
     ["watch"],
     ["backend"],
     ["parallel"],
+    ["weights"],
     ["train"],
     ["bench", "tune", "topo"],
     ["trace", "doctor"],

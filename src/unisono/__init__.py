@@ -18,11 +18,13 @@ from unisono.backend import patches as _patches
 from unisono.backend import register as _register
 from unisono.errors import (
     CollectiveTimeout,
+    CorruptionError,
     DeadlockError,
     MismatchError,
     PeerLostError,
     ScheduleError,
     UnisonoError,
+    UpdateError,
     UsageError,
 )
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Collective",
     "CollectiveTimeout",
+    "CorruptionError",
     "DeadlockError",
     "Drawing",
     "MismatchError",
@@ -55,6 +58,7 @@ __all__ = [
     "Topology",
     "Transfer",
     "UnisonoError",
+    "UpdateError",
     "UsageError",
     "__version__",
     "algorithm",

@@ -6,6 +6,8 @@
     ├── PeerLostError       another rank's process is gone
     ├── DeadlockError       ranks wait for each other in a cycle
     ├── CollectiveTimeout   a call did not end in time                         (also a TimeoutError)
+    ├── UpdateError         a weight update was given up over a failure on another rank
+    │   └── CorruptionError a tensor's checksum is not that of its version
     └── ScheduleError       a schedule does not do what it says                (also a ValueError)
 
 Every message carries the values: ranks, call, sequence number, what was expected, what came, and the remedy if there
@@ -14,11 +16,13 @@ is one. torch.distributed users catch RuntimeError around collectives, so the wh
 
 __all__ = [
     "CollectiveTimeout",
+    "CorruptionError",
     "DeadlockError",
     "MismatchError",
     "PeerLostError",
     "ScheduleError",
     "UnisonoError",
+    "UpdateError",
     "UsageError",
 ]
 
@@ -50,6 +54,14 @@ class DeadlockError(UnisonoError):
 
 class CollectiveTimeout(UnisonoError, TimeoutError):
     """A call did not end within its time; the message says who is missing and what they do."""
+
+
+class UpdateError(UnisonoError):
+    """A weight update was given up: another rank raised in it; the message quotes that and names the version kept."""
+
+
+class CorruptionError(UpdateError):
+    """Tensors whose checksums are not those of their version, on the way or in a replica's memory."""
 
 
 class ScheduleError(UnisonoError, ValueError):

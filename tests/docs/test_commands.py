@@ -123,8 +123,9 @@ def test_commands_run_and_print_what_the_page_shows(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     registry.list_algorithms()  # loads them
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    for before in BLOCKS:  # what the page has added to the algorithms
-        if before.page == block.page and before.kind == "python" and "@register_algorithm" in before.text:
+    for before in BLOCKS:  # what the page has added to the algorithms, or saved
+        lasting = re.search(r"^@register_algorithm|^\w+\.save\(", before.text, re.MULTILINE)
+        if before.page == block.page and before.kind == "python" and lasting:
             exec(compile(before.text, before.name, "exec"), {"__name__": "page"})
     shown = dict(OUTPUT.findall(block.text))
     for command in block.commands():

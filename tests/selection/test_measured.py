@@ -80,3 +80,19 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         table().save(tmp_path / "file" / "t.json")
     with pytest.raises(UsageError, match="cannot read the measured table"):
         Measured.load(tmp_path / "file" / "t.json")
+
+
+def test_shared_memory_is_what_broadcasts_have_measured() -> None:
+    sizes = (64, 1 << 20)
+    rows = [Row("broadcast", n, "default", size, n * (1e-6 + size * 1e-10)) for n in (2, 4) for size in sizes]
+    where = Measured(
+        [*rows, Row("broadcast", 8, "ring", 64, 1.0), Row("all_reduce", 8, "default", 64, 1.0)]
+    ).shared_memory(5)
+    assert where is not None
+    assert (where.world_size, where.intra.switched) == (5, False)
+    assert where.intra.alpha == pytest.approx(4e-6, rel=0.01)
+    assert where.intra.beta == pytest.approx(4e-10)
+    assert Measured(rows[:0]).shared_memory(2) is None
+    one = Measured([Row("broadcast", 2, "default", 100, 1e-6)]).shared_memory(2)
+    assert one is not None
+    assert one.intra.beta == 1e-8

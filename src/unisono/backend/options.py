@@ -139,10 +139,6 @@ def host_timeout(group: Options | None) -> float:
     return found
 
 
-def _switched_on(name: str) -> bool:
-    text = os.environ.get(name, "")
-
-
 def kernels_wanted() -> bool:
     """True unless ``UNISONO_GPU_KERNELS`` is 0."""
     return _switched_on("UNISONO_GPU_KERNELS", "1")

@@ -113,7 +113,7 @@ def draw(
     else:
         refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
         _refuse_unused(files, timeline, style, topology, None if source == options.DEFAULT else nbytes)
-        how = {"topology": topology_of(topology or _TOPOLOGY, schedule.world_size, hosts), "nbytes": size}
+        how = {"topology": topology_of(topology or _TOPOLOGY, schedule.world_size, hosts), "nbytes": nbytes and size}
     _draw_schedule(console, schedule, text, timeline, style, hosts, files, how)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import bench, doctor, draw, list_, plan, ps, simulate, topo, trace, train, tune, verify
+from unisono.cli import bench, doctor, draw, list_, plan, ps, simulate, topo, trace, train, tune, verify, weights
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
@@ -34,6 +34,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "topo": topo.topo,
     "doctor": doctor.doctor,
 }
+GROUPS: dict[str, typer.Typer] = {"weights": weights.app}
+"""Commands that have commands of their own."""
 
 
 class _OneLineErrors(TyperGroup):
@@ -110,6 +112,10 @@ def _help(command: Callable[..., None]) -> str:
 
 for _name, _command in COMMANDS.items():
     app.command(_name, help=_help(_command))(_command)
+for _name, _group in GROUPS.items():
+    for _each in _group.registered_commands:
+        _each.help = _help(_each.callback) if _each.callback else None
+    app.add_typer(_group, name=_name)
 
 
 def main() -> None:

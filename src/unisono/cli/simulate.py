@@ -91,7 +91,7 @@ def simulate_command(
         refuse({"--path": lines}, "is of one schedule, and --compare is a table of several: leave it out")
         _compare([simulate(each, where, size) for each in collectives])
     else:
-        _report(simulate(collectives[0], where, size, eager=eager), 12 if lines is None else lines)
+        _report(simulate(collectives[0], where, nbytes and size, eager=eager), 12 if lines is None else lines)
 
 
 def _no_mixture(

@@ -57,7 +57,7 @@ def draw(
         style: of a collective's svg: "circle" (a panel per step; the default) or "rows" (a row per rank, time from
             left to right).
         topology: what a collective is simulated on, for gantt and trace; nvlink by default.
-        nbytes: its bytes there; 1 MiB by default.
+        nbytes: its bytes there; by default those that a redistribution has, 1 MiB of any other.
         costs: what the schedule of a pipeline is simulated with.
         hosts: which ranks of a collective share a host, e.g. "2x4" (schedule/hosts.py): boxes of rows, names in text.
         width: characters per line of text, 20 or more; what does not fit is left out, with a note.
@@ -83,7 +83,7 @@ def draw(
         cut = as_hosts(hosts, subject.world_size) if hosts is not None else ()
         if format in ("text", "svg", "html"):
             return _draw_schedule(subject, format, style, cut, (width, max_steps))
-        subject = simulate(subject, topology or "nvlink", "1MiB" if nbytes is None else nbytes)
+        subject = simulate(subject, topology or "nvlink", nbytes)
     if isinstance(subject, Timeline | PipelineTimeline):
         return _draw_timeline(subject, format, width)
     if format != "text":

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from unisono.errors import ScheduleError, UsageError
 from unisono.program.unreduced import Unit, unreduced
-from unisono.schedule import Collective, Schedule
+from unisono.schedule import Collective, Redistribution, Schedule
 from unisono.schedule.state import Units, well_formed
 
 __all__ = ["Landing", "Message", "Part", "Plan", "PlanStep", "Span", "Traffic", "plan", "traffic"]
@@ -95,13 +95,19 @@ def plan(schedule: Schedule, rank: int, deterministic: bool = False) -> Plan:
     """The share of `rank` in a schedule; cached.
 
     `deterministic`: contributions travel unreduced and are summed in rank order where the schedule completes the sum
-    (see unreduced.py); without meaning where nothing is summed. Raises UsageError if there is no such rank or the
-    schedule needs a switch, ScheduleError if a transfer names ranks or chunks that do not exist or are not held.
+    (see unreduced.py); without meaning where nothing is summed. Raises UsageError if there is no such rank, the
+    schedule needs a switch or is a redistribution, ScheduleError if a transfer names ranks or chunks that do not exist
+    or are not held.
     """
     c = schedule.collective
     if schedule.switches:
         raise UsageError(
             f"{schedule.name} {c.name} needs a switch that sums: it can be simulated, not run; choose another algorithm"
+        )
+    if isinstance(c, Redistribution):
+        raise UsageError(
+            f"{schedule.name} is a redistribution, whose chunks are parts of named tensors and have no program: "
+            "unisono.weights runs it"
         )
     if not 0 <= rank < c.world_size:
         raise UsageError(f"{schedule.name} {c.name} over {c.world_size} ranks has no rank {rank}")

@@ -8,6 +8,7 @@ unisono.runtime.loaded`` compiles all of them, so that no process has to: for im
 """
 
 import fcntl
+import functools
 import importlib.util
 import logging
 import os
@@ -20,14 +21,14 @@ from typing import Any
 from unisono.errors import UsageError
 from unisono.transport.process import OwnThread
 
-__all__ = ["COMPILE_AFTER", "KINDS", "MESSAGES", "Loops", "loops", "wanted"]
+__all__ = ["CHECKSUM", "COMPILE_AFTER", "KINDS", "MESSAGES", "Loops", "loops", "wanted"]
 
 COMPILE_AFTER = 200
 """Calls of a group before its loops are compiled: a program that makes fewer would gain less than that takes."""
-MESSAGES = "messages"
-KINDS = ("uint8", "float32", "float64", "uint16", "int16", "int32", "int64", MESSAGES)
+MESSAGES, CHECKSUM = "messages", "checksum"
+KINDS = ("uint8", "float32", "float64", "uint16", "int16", "int32", "int64", MESSAGES, CHECKSUM)
 """The kinds of loops: collectives by numpy's name of a dtype (uint8 moves whatever it is; uint16 is bfloat16, int16
-float16), and those of messages."""
+float16), those of messages, and that of checksums."""
 _MODES = {"": 1, "0": 0, "1": 1, "now": 2}
 
 
@@ -36,7 +37,12 @@ def wanted() -> int:
     text = os.environ.get("UNISONO_FUSED", "")
     if text not in _MODES:
         raise UsageError(f"UNISONO_FUSED is {text!r}, expected 0 (never), 1 (as soon as they are compiled) or now")
-    return _MODES[text] if importlib.util.find_spec("numba") is not None else 0
+    return _MODES[text] if _has_numba() else 0
+
+
+@functools.cache
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
 
 
 def _object_code() -> Any:
@@ -49,8 +55,10 @@ def _object_code() -> Any:
 def _compile(kind: str) -> bytes:
     """The object code of the loops of a kind, which is also kept."""
     from unisono.runtime import compiled
+    from unisono.runtime.checksum_loop import checksum_loops
 
-    code = compiled.compiled(kind, compiled.loops_of(None if kind == MESSAGES else kind))
+    made = checksum_loops() if kind == CHECKSUM else compiled.loops_of(None if kind == MESSAGES else kind)
+    code = compiled.compiled(kind, made)
     _object_code().keep(kind, code)
     return code
 

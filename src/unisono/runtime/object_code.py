@@ -39,6 +39,8 @@ _NUMBERS = [
     "transport/ring.py",
 ]
 """Sources of the loops: the modules compiled, and those whose numbers they hold."""
+_OWN = {"checksum": ["runtime/checksum_loop.py"]}
+"""Further sources of one kind of loops alone."""
 
 
 class _Method(ctypes.Structure):
@@ -72,14 +74,15 @@ def _immortal(thing: Any) -> Any:
     return thing
 
 
-def _sources() -> list[Path]:
-    return [file for name in (*_COMPILED, *_NUMBERS) for file in sorted(_RUN.parent.glob(name))]
+def _sources(kind: str) -> list[Path]:
+    names = (*_COMPILED, *_NUMBERS, *_OWN.get(kind, ()))
+    return [file for name in names for file in sorted(_RUN.parent.glob(name))]
 
 
 @functools.cache
-def _version() -> str:
+def _version(kind: str) -> str:
     parts = [platform.machine(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), version("numba")]
-    sources = [file.read_bytes() for file in _sources()]
+    sources = [file.read_bytes() for file in _sources(kind)]
     return hashlib.blake2b(b"".join([*map(str.encode, parts), *sources]), digest_size=8).hexdigest()
 
 
@@ -93,7 +96,7 @@ def kept(name: str) -> bytes | None:
     """The code kept as ``name``, whole; None if there is none."""
     for folder in _folders():
         with suppress(OSError):
-            found = (folder / f"{name}-{_version()}.o").read_bytes()
+            found = (folder / f"{name}-{_version(name)}.o").read_bytes()
             if found[:_CHECK] == _digest(found[_CHECK:]):
                 return found[_CHECK:]
     return None
@@ -107,7 +110,7 @@ def keep(name: str, code: bytes) -> None:
             with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
                 file.write(_digest(code) + code)
                 os.fchmod(file.fileno(), 0o644)
-            os.replace(file.name, folder / f"{name}-{_version()}.o")
+            os.replace(file.name, folder / f"{name}-{_version(name)}.o")
             return
 
 

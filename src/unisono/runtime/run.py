@@ -183,7 +183,7 @@ def _one(into: object, rank: int) -> torch.Tensor:
 def _result_shape(c: Collective, shape: list[int]) -> list[int]:
     """The shape of a result for a rank's tensor; see the table of `run`."""
     n = c.world_size
-    if c.name in _IN_PLACE:
+    if c.name not in (*_SPLIT, *_JOINED, "all_to_all"):
         return shape
     if c.name in _JOINED:
         return [n * shape[0], *shape[1:]] if shape else [n]

@@ -4,6 +4,7 @@ from unisono.schedule.collectives import COLLECTIVES, Collective
 from unisono.schedule.hosts import Hosts, as_hosts, runs_of, show_hosts
 from unisono.schedule.model import LazySteps, Schedule, Step, Transfer
 from unisono.schedule.pipeline import Action, PipelineSchedule
+from unisono.schedule.redistribution import Redistribution
 from unisono.schedule.topology import LINKS, PRESETS, Link, Memory, Topology, cluster, joined, preset
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Link",
     "Memory",
     "PipelineSchedule",
+    "Redistribution",
     "Schedule",
     "Step",
     "Topology",

@@ -157,6 +157,15 @@ class Collective:
         held[np.array(ranks, dtype=np.int64), np.arange(self.num_chunks)] = True
         return held
 
+    @property
+    def own_nbytes(self) -> int | None:
+        """Bytes of all chunks together, where the collective says so; None: any number."""
+        return None
+
+    def nbytes_of(self, chunk: NDArray[np.integer], count: NDArray[np.integer], nbytes: float) -> NDArray[np.float64]:
+        """Bytes of chunks chunk .. chunk+count-1, elementwise; nbytes counts as in chunk_nbytes."""
+        return np.asarray(count * self.chunk_nbytes(nbytes), dtype=np.float64)
+
     def chunk_nbytes(self, nbytes: float) -> float:
         """Bytes of one chunk.
 

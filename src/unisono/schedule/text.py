@@ -6,11 +6,13 @@
 
 `0>1 c2 +` sends chunk 2 from rank 0 to rank 1, reduced into (`+`) or copied over (`=`) what is there;
 `c4-7` is a range. The header also takes root=R and switches=S. Blank lines and text after `#` are ignored. Compact
-steps are written out.
+steps are written out. The chunks of a redistribution have a line each before the steps: `chunk 0: 0>4,5 1048576` goes
+from rank 0 to ranks 4 and 5 and has so many bytes.
 """
 
 import json
 import re
+from collections.abc import Sequence
 from operator import index
 from typing import Any
 
@@ -18,11 +20,13 @@ from unisono.errors import UsageError
 from unisono.schedule.collectives import Collective
 from unisono.schedule.model import Schedule, Step, Transfer
 from unisono.schedule.pipeline import PipelineSchedule
+from unisono.schedule.redistribution import Redistribution
 
 __all__ = ["from_json", "from_text", "read_schedule", "to_json", "to_text"]
 
 _TRANSFER = re.compile(r"(-?\d+)\s*>\s*(-?\d+)\s+c(-?\d+)(?:-(\d+))?\s*([+=])")
 _STEP = re.compile(r"step\s+(\d+)\s*:\s*(.*)")
+_CHUNK = re.compile(r"chunk\s+(\d+)\s*:\s*(\d+)\s*>\s*(\d+(?:\s*,\s*\d+)*)\s+(\d+)")
 _NUMBERS = {"ranks", "chunks", "root", "switches"}
 
 
@@ -49,8 +53,16 @@ def to_text(schedule: Schedule) -> str:
     head = f"schedule {schedule.name} {c.name} ranks={c.world_size} chunks={c.num_chunks}"
     head += f" root={c.root}" if c.rooted else ""
     head += f" switches={schedule.switches}" if schedule.switches else ""
+    chunks = [f"chunk {i}: {a}>{','.join(map(str, b))} {n}" for i, (a, b, n) in enumerate(_table(c))]
     lines = [f"step {i}: {', '.join(map(str, step))}".rstrip() for i, step in enumerate(schedule.explicit_steps())]
-    return "\n".join([head, *lines]) + "\n"
+    return "\n".join([head, *chunks, *lines]) + "\n"
+
+
+def _table(collective: Collective) -> list[tuple[int, tuple[int, ...], int]]:
+    """Source, targets and bytes of every chunk of a redistribution."""
+    if not isinstance(collective, Redistribution):
+        return []
+    return list(zip(collective.sources, collective.targets, collective.nbytes, strict=True))
 
 
 def from_text(text: str) -> Schedule:
@@ -59,12 +71,35 @@ def from_text(text: str) -> Schedule:
     lines = [(i, line) for i, line in numbered if line]
     if not lines:
         raise UsageError("empty schedule: expected 'schedule NAME COLLECTIVE ranks=N chunks=C', then 'step 0: ...'")
-    name, collective, switches = _header(*lines[0])
-    steps = tuple(_step(i, line, expected) for expected, (i, line) in enumerate(lines[1:]))
+    listed = [(i, line) for i, line in lines[1:] if line.startswith("chunk")]
+    name, collective, switches = _header(*lines[0], [_chunk(i, line, k) for k, (i, line) in enumerate(listed)])
+    steps = tuple(_step(i, line, expected) for expected, (i, line) in enumerate(lines[1 + len(listed) :]))
     return Schedule(name, collective, steps, switches)
 
 
-def _header(number: int, line: str) -> tuple[str, Collective, int]:
+_Chunks = Sequence[tuple[int, Sequence[int], int]]
+
+
+def _collective(name: str, ranks: int, chunks: int, root: int, listed: _Chunks) -> Collective:
+    """The collective of a name; a redistribution has its chunks listed, as many as it says."""
+    if name == "redistribution" and not root and len(listed) == chunks:
+        columns = list(zip(*listed, strict=True)) or [(), (), ()]
+        return Redistribution(ranks, *columns)
+    if name == "redistribution" or listed:
+        raise UsageError(
+            f"a redistribution, and nothing else, lists its chunks: {name} of {chunks} lists {len(listed)}"
+        )
+    return Collective(name, ranks, chunks, root)
+
+
+def _chunk(number: int, line: str, expected: int) -> tuple[int, list[int], int]:
+    match = _CHUNK.fullmatch(line)
+    if match is None or int(match[1]) != expected:
+        raise UsageError(f"line {number}: expected 'chunk {expected}: SOURCE>TARGETS NBYTES', got {line!r}")
+    return int(match[2]), [int(rank) for rank in match[3].split(",")], int(match[4])
+
+
+def _header(number: int, line: str, listed: _Chunks) -> tuple[str, Collective, int]:
     words = line.split()
     pairs = [word.split("=", 1) for word in words[3:]]
     known = all(len(p) == 2 and p[0] in _NUMBERS and re.fullmatch(r"-?\d+", p[1]) for p in pairs)
@@ -73,7 +108,7 @@ def _header(number: int, line: str) -> tuple[str, Collective, int]:
         raise UsageError(
             f"line {number}: expected 'schedule NAME COLLECTIVE ranks=N chunks=C [root=R] [switches=S]', got {line!r}"
         )
-    collective = Collective(words[2], values["ranks"], values["chunks"], values.get("root", 0))
+    collective = _collective(words[2], values["ranks"], values["chunks"], values.get("root", 0), listed)
     return words[1], collective, values.get("switches", 0)
 
 
@@ -96,7 +131,8 @@ def _transfer(number: int, text: str) -> Transfer:
 def to_json(schedule: Schedule) -> dict[str, Any]:
     """Plain dictionaries and lists; a transfer is [src, dst, chunk, count, reduce]."""
     c = schedule.collective
-    return {
+    table = {"table": _table(c)} if isinstance(c, Redistribution) else {}
+    return table | {
         "schedule": schedule.name,
         "collective": c.name,
         "ranks": c.world_size,
@@ -113,7 +149,7 @@ def from_json(data: dict[str, Any]) -> Schedule:
         optional = {"root": 0, "switches": 0}
         numbers = (index((optional | data)[field]) for field in ("ranks", "chunks", "root", "switches"))
         ranks, chunks, root, switches = numbers
-        collective = Collective(data["collective"], ranks, chunks, root)
+        collective = _collective(data["collective"], ranks, chunks, root, data.get("table", ()))
         steps = tuple(Step.of(*map(_from_list, step)) for step in data["steps"])
         return Schedule(data["schedule"], collective, steps, switches)
     except (KeyError, TypeError) as problem:

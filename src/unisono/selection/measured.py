@@ -13,10 +13,12 @@ from math import exp, log
 from pathlib import Path
 
 from unisono.errors import UsageError
+from unisono.schedule import Link, Topology
 
 __all__ = ["Measured", "Row", "table_path"]
 
 _VERSION = 1
+_BY_DEFAULT = "default"  # what the backend does if no algorithm is asked for
 
 
 @dataclass(frozen=True, order=True)
@@ -77,6 +79,22 @@ class Measured:
         (a, before), (b, after) = points[i - 1], points[i]
         share = log(max(nbytes, 1) / max(a, 1)) / log(b / max(a, 1)) if b > max(a, 1) else 1.0
         return exp(log(before) + share * (log(after) - log(before)))
+
+    def shared_memory(self, world_size: int) -> Topology | None:
+        """What joins so many ranks of this host, from the broadcasts measured here; None if none were.
+
+        alpha is the time of the smallest, beta what each byte of the largest adds, of as many ranks, or of the next
+        number that was measured. A broadcast's readers share no port: they read the root's memory side by side.
+        """
+        rows = [r for r in self.rows if (r.collective, r.algorithm) == ("broadcast", _BY_DEFAULT) and r.ranks > 1]
+        if not rows:
+            return None
+        ranks = min({r.ranks for r in rows}, key=lambda count: (abs(count - world_size), count))
+        rows = [r for r in rows if r.ranks == ranks]
+        small, large = rows[0], rows[-1]
+        beta = max(large.seconds - small.seconds, 0.0) / max(large.nbytes - small.nbytes, 1)
+        link = Link("shared_memory", small.seconds, beta or large.seconds / large.nbytes, switched=False)
+        return Topology("shared_memory, measured", 1, world_size, link, gamma=beta)
 
     def save(self, path: Path | None = None) -> Path:
         """Write the table as a whole, or not at all. Raises UsageError if the file cannot be written."""

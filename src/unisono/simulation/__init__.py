@@ -39,7 +39,7 @@ __all__ = [
 def simulate(
     schedule: Schedule,
     topology: str | Topology = "nvlink",
-    nbytes: str | float = "1MiB",
+    nbytes: str | float | None = None,
     chunks: int = 1,
     *,
     eager: bool = False,
@@ -64,7 +64,8 @@ def simulate(
     Args:
         schedule: of a collective, also over switches, that `verify` approves; or of a pipeline.
         topology: a name (shared_memory, pcie, nvlink, infiniband, ethernet, cluster) or one with as many ranks.
-        nbytes: the collective's bytes, counted as in nccl-tests (Collective.chunk_nbytes): 4096, "64KiB", "1MiB".
+        nbytes: the collective's bytes, counted as in nccl-tests (Collective.chunk_nbytes): 4096, "64KiB", "1MiB";
+            by default those that a redistribution has, 1 MiB of any other.
         chunks: pieces that every chunk is cut into, one behind the other (simulation/slots.py). Schedules that are
             built in pieces already (chain, double tree) need no more.
         eager: alpha is time on the wire and keeps neither end busy. By default it does, as in textbooks' formulas.
@@ -83,4 +84,6 @@ def simulate(
     if costs is not None:
         raise UsageError(f"{schedule.name} is of a collective, which has no costs: give topology= and nbytes=")
     where = preset("nvlink" if topology is None else topology, schedule.world_size)
-    return simulate_collective(Setting(schedule, where, as_nbytes("1MiB" if nbytes is None else nbytes), chunks, eager))
+    own = schedule.collective.own_nbytes
+    size = as_nbytes(nbytes) if nbytes is not None else 1 << 20 if own is None else own
+    return simulate_collective(Setting(schedule, where, size, chunks, eager))

@@ -37,11 +37,6 @@ class Setting:
                 f"simulate needs nbytes of at least 0 and at least 1 chunk, got {self.nbytes} and {self.chunks}"
             )
 
-    @property
-    def piece_nbytes(self) -> float:
-        """Bytes of one piece of a chunk."""
-        return self.schedule.collective.chunk_nbytes(self.nbytes) / self.chunks
-
     def clock(self) -> Clock:
         """A clock at zero."""
         return Clock(self.topology, self.schedule.switches, self.eager)
@@ -49,7 +44,7 @@ class Setting:
     def loads(self) -> Iterator[tuple[Slot, Load]]:
         """The slots in order, each with its messages."""
         for slot in slots(self.schedule, self.chunks):
-            yield slot, load_of(slot, self.schedule, self.topology, self.piece_nbytes)
+            yield slot, load_of(slot, self.schedule, self.topology, self.nbytes, self.chunks)
 
 
 class Observer(Protocol):

@@ -98,19 +98,23 @@ class Load:
         return len(self.src)
 
 
-def load_of(slot: Slot, schedule: Schedule, topology: Topology, nbytes_per_chunk: float) -> Load:
-    """The load of a slot; nbytes_per_chunk is that of one piece of a chunk. Raises UsageError for unknown ranks."""
+def load_of(slot: Slot, schedule: Schedule, topology: Topology, nbytes: float, chunks: int) -> Load:
+    """The load of a slot when the schedule moves `nbytes`, each chunk in `chunks` pieces.
+
+    Raises UsageError for unknown ranks.
+    """
     steps = [part.compact for part in slot.parts]
     src = np.concatenate([s.src for s in steps]).astype(np.int64)
     dst = np.concatenate([s.dst for s in steps]).astype(np.int64)
     nodes = schedule.world_size + schedule.switches
     if len(src) and not (min(src.min(), dst.min()) >= 0 and max(src.max(), dst.max()) < nodes):
         raise UsageError(f"{schedule.name} names ranks that do not exist: verify the schedule first")
-    nbytes = np.concatenate([s.count for s in steps]) * nbytes_per_chunk
+    chunk, count = np.concatenate([s.chunk for s in steps]), np.concatenate([s.count for s in steps])
+    sizes = schedule.collective.nbytes_of(chunk, count, nbytes / chunks)
     reduce = np.concatenate([s.reduce for s in steps])
-    alpha, work = topology.alpha(src, dst), nbytes * topology.beta(src, dst)
+    alpha, work = topology.alpha(src, dst), sizes * topology.beta(src, dst)
     out, into = topology.ports(src, dst)
-    return Load(src, dst, nbytes, reduce, alpha, work, out, into, _meet(out) or _meet(into))
+    return Load(src, dst, sizes, reduce, alpha, work, out, into, _meet(out) or _meet(into))
 
 
 def _meet(ports: Ints) -> bool:

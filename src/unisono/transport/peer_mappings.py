@@ -75,6 +75,12 @@ class PeerMappings:
                 continue
             self._mapped[rank], self.bases[rank] = found, found.base
 
+    def memory(self, rank: int) -> torch.Tensor | None:
+        """All of a peer's heap as bytes, None if it can not be mapped."""
+        self.map_peers(rank)
+        found = self._mapped.get(rank)
+        return found.bytes if found is not None else None
+
     def forget(self) -> None:
         """Ends the mappings that no other group of this process needs."""
         self._mapped.clear()

@@ -1,0 +1,33 @@
+"""A group of unisono that torch.distributed does not know: over a store of its own, beside any default group."""
+
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+
+from unisono.backend import patches
+from unisono.backend.group import Group
+from unisono.backend.member_registry import MemberRegistry
+from unisono.backend.options import from_environment
+from unisono.backend.process_group import UnisonoProcessGroup
+
+__all__ = ["peer_memory", "private_group"]
+
+
+def private_group(store: Any, rank: int, world_size: int, name: str, seconds: float) -> UnisonoProcessGroup:
+    """This process as ``rank`` of a group that ``world_size`` processes of one host make over ``store``.
+
+    ``name`` tells the groups of one store apart. Returns once all have joined; calls time out after ``seconds``. Raises
+    as `init_process_group` does.
+    """
+    patches.apply()
+    global_ranks = list(range(world_size))
+    members = MemberRegistry(store, f"private {name}", name, name, global_ranks, rank, counted=False)
+    group = Group(rank, global_ranks, name, seconds, members, from_environment())
+    group.wait_for_all()
+    return UnisonoProcessGroup(group, store, timedelta(seconds=seconds))
+
+
+def peer_memory(group: UnisonoProcessGroup, rank: int) -> Tensor | None:
+    """The shared tensors of a rank of a group, all of its heap as bytes; None if it has none that can be mapped."""
+    return group._group.collectives.mappings.memory(rank)

@@ -1,0 +1,169 @@
+"""Engines: what a replica does with the tensors of a version. Three methods; `ModuleEngine` has them for a module."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from unisono.errors import UsageError
+from unisono.weights.holdings import Holdings, alone, fresh_like
+from unisono.weights.layout import Layout, Sharding
+
+__all__ = ["Engine", "ModuleEngine", "as_engine"]
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What a `Receiver` asks of a replica."""
+
+    def layout(self) -> Layout:
+        """What this rank holds. What it raises gives the update up."""
+        ...
+
+    def load(self, bucket: Mapping[str, Tensor]) -> None:
+        """Takes tensors, this rank's parts, each once an update; they are valid within the call.
+
+        What it raises gives the update up.
+        """
+        ...
+
+    def commit(self, version: int | None) -> None:
+        """Shows what was loaded, while nobody holds; None: forgets it, the update is off."""
+        ...
+
+
+class ModuleEngine:
+    """An engine of a module's parameters and persistent buffers, or of a mapping of names to tensors.
+
+    standby: a second copy of the tensors takes a version while the first serves; without it versions are written in
+    place, and holds wait for the whole update. commit: ``swap`` exchanges the memory of the two by ``.data``, so that
+    Parameter objects and ties stay; ``copy`` copies, for engines that remember addresses. A tensor that shares its
+    memory with others (but for ties), or leaves gaps in it, is always copied.
+
+    Subclasses may look at, or change, the tensors in `load`: they are those of `standby`.
+    """
+
+    def __init__(self, module: nn.Module | Mapping[str, Tensor], *, standby: bool = True, commit: str = "swap") -> None:
+        """Raises `UsageError` for another ``commit``."""
+        if commit not in ("swap", "copy"):
+            raise UsageError(f"commit={commit!r}: expected 'swap' or 'copy'")
+        self.module = module
+        self.standby: dict[str, Tensor] = {}
+        """Where the bytes of the next version land, by name: this rank's own parts."""
+        self.in_place = not standby
+        self.mapped = False
+        self._swaps = commit == "swap"
+        self._holdings = Holdings()
+        self._alone: set[str] = set()
+        self._ours: set[str] = set()  # names whose memory this engine has made
+        self._loaded: dict[str, None] = {}
+
+    def declare(self, shard: Sharding | None) -> None:
+        """What cannot be seen of the module; called by the `Receiver`."""
+        self._holdings = Holdings(shard)
+
+    def layout(self) -> Layout:
+        """What this rank holds, by looking at the module."""
+        layout = self.look().layout
+        assert layout is not None
+        return layout
+
+    def look(self) -> Holdings:
+        """This rank's tensors as they are now."""
+        holdings, before = self._holdings, self._holdings.local
+        if holdings.look(self.module):
+            assert holdings.layout is not None
+            same = {
+                n for n in self._ours if n in before and n in holdings.local and _same(before[n], holdings.local[n])
+            }
+            self._ours = same
+            self._alone = same | alone(holdings.local, holdings.layout.ties) if self._swaps else set()
+            kept = {name: self.standby[name] for name in same & set(self.standby)}
+            self.standby = dict(holdings.local) if self.in_place else kept
+        return holdings
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """These are to be shown next: views of a published copy, which is let go with the version after it."""
+        self.mapped, self.standby = True, dict(tensors)
+
+    @property
+    def free(self) -> set[str]:
+        """The names whose memory is theirs, and their ties', alone."""
+        return self._alone
+
+    @property
+    def live(self) -> dict[str, Tensor]:
+        """The tensors that serve, by name: this rank's own parts."""
+        return self._holdings.local
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Makes `standby` hold these names, in this order."""
+        missing = {name: self._holdings.local[name] for name in names if name not in self.standby}
+        if missing:
+            with torch.inference_mode(False):
+                self.standby |= fresh_like(missing)
+
+    def load(self, bucket: Mapping[str, Tensor]) -> None:
+        """Nothing to do: the tensors are those of `standby`."""
+
+    def arrived(self, names: Iterable[str]) -> None:
+        """These names were loaded, whatever a subclass does in `load`; called by the `Receiver`."""
+        self._loaded.update(dict.fromkeys(names))
+
+    def commit(self, version: int | None) -> None:
+        """Shows what was loaded, or forgets it."""
+        loaded, self._loaded = self._loaded, {}
+        if version is None or self.in_place:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            self._exchange([name for name in loaded if name in self._alone])
+            for name in loaded:
+                if name not in self._alone:
+                    self._holdings.local[name].copy_(self.standby[name])
+
+    def _exchange(self, names: list[str]) -> None:
+        """The memory of some tensors and of those tied to them; that which the model came with is given back."""
+        holdings = self._holdings
+        assert holdings.layout is not None
+        own, live, standby = holdings.own, holdings.local, self.standby
+        for name in names:
+            own[name].data = standby[name]
+        if len(names) == len(live) == len(standby) == len(self._ours) and not self.mapped:
+            self.standby = live
+            holdings.moved(standby)
+            return
+        live, exchanged = dict(live), set(names)
+        for name in names:
+            memory, before = standby.pop(name), live[name]
+            live[name] = memory
+            if name in self._ours and not self.mapped:
+                standby[name] = before
+        for other, first in holdings.layout.ties.items():
+            if first in exchanged:
+                own[other].data = live[other] = live[first]
+        self._ours.update(names)
+        holdings.moved(live)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (
+        other.data_ptr(),
+        other.shape,
+        other.stride(),
+        other.dtype,
+    )
+
+
+def as_engine(engine: Any, shard: Sharding | None) -> Any:
+    """The engine of a `Receiver`'s argument. Raises `UsageError` if it is none."""
+    if isinstance(engine, nn.Module | Mapping):
+        engine = ModuleEngine(engine)
+    if isinstance(engine, ModuleEngine):
+        engine.declare(shard)
+    elif not isinstance(engine, Engine):
+        raise UsageError(
+            f"a receiver needs a module, a mapping of names to tensors, or an engine with layout, load and commit; got "
+            f"{type(engine).__name__}"
+        )
+    return engine

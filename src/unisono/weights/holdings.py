@@ -1,0 +1,169 @@
+"""A source's own tensors, looked at anew only where they have changed: that is asked at every update, of thousands."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unisono.transport.shared_heap import BOUNDS
+from unisono.transport.shared_tensor import empty
+from unisono.weights.inspection import inspect, local_tensors, named_tensors
+from unisono.weights.layout import Layout, Sharding
+
+__all__ = ["Holdings", "alone", "fresh_like", "signature_of", "starts_of"]
+
+
+class Holdings:
+    """What `look` found last: the tensors, this rank's own parts of them (local), and their description."""
+
+    def __init__(self, shard: Sharding | None = None) -> None:
+        self._shard = shard
+        self._source: Any = None
+        self._places: list[tuple[dict[str, Any], int]] = []
+        self._objects: list[Any] = []
+        self._pointers: tuple[int, ...] = ()
+        self._shapes: list[Any] = []
+        self._shared: bool | None = None
+        self.named: dict[str, Tensor] = {}
+        self.own: dict[str, Tensor] = {}
+        """The same, of a DTensor the tensor that has this rank's memory."""
+        self.local: dict[str, Tensor] = {}
+        self.layout: Layout | None = None
+        self.text = self.signature = ""
+
+    def look(self, source: Any) -> bool:
+        """Looks at a source; returns True if its tensors, or their memory, are others than before.
+
+        Raises as `layout` does.
+        """
+        if source is self._source and self._unchanged():
+            return False
+        named = named_tensors(source)
+        self.local = local_tensors(named)
+        self.layout = inspect(source, shard=self._shard)
+        self.named, self._source = named, source
+        self._places = [(each, len(each)) for each in _slots(source)]
+        self._objects = [value for each, _ in self._places for value in each.values()]
+        self._remember()
+        self.text = self.layout.to_text()
+        self.signature = signature_of(self.text)
+        return True
+
+    @property
+    def shared(self) -> bool:
+        """True if any of the tensors lies where other processes can read it."""
+        if self._shared is None:
+            low, high = BOUNDS
+            self._shared = bool(high) and any(low <= pointer < high for pointer in self._pointers)
+        return self._shared
+
+    def like(self, local: Mapping[str, Tensor]) -> "Holdings":
+        """The same, of other memory."""
+        made = Holdings(self._shard)
+        made.layout, made.text, made.signature = self.layout, self.text, self.signature
+        made.local = dict(local)
+        made._pointers = tuple(map(Tensor.data_ptr, local.values()))
+        return made
+
+    def moved(self, local: Mapping[str, Tensor]) -> None:
+        """The tensors have other memory now, which this rank has given them."""
+        self.local = dict(local)
+        self._pointers = tuple(map(Tensor.data_ptr, self.own.values()))
+
+    def _remember(self) -> None:
+        self.own = {name: _own(tensor) for name, tensor in self.named.items()}
+        self._pointers = tuple(map(Tensor.data_ptr, self.own.values()))
+        self._shapes = [tensor.shape for tensor in self.own.values()]
+        self._shared = None
+
+    def _unchanged(self) -> bool:
+        if any(len(each) != count for each, count in self._places):
+            return False
+        objects = chain.from_iterable([each.values() for each, _ in self._places])
+        return (
+            all(map(is_, objects, self._objects))
+            and tuple(map(Tensor.data_ptr, self.own.values())) == self._pointers
+            and [tensor.shape for tensor in self.own.values()] == self._shapes
+        )
+
+
+def _own(tensor: Any) -> Tensor:
+    """The tensor whose memory this rank has: the local one of a DTensor."""
+    local: Tensor | None = getattr(tensor, "_local_tensor", None)
+    return tensor if local is None else local
+
+
+def _slots(source: Any) -> list[dict[str, Any]]:
+    """The dictionaries in which a source keeps its tensors and sub-modules."""
+    if not isinstance(source, nn.Module):
+        return [source]
+    found: list[dict[str, Any]] = []
+    for module in source.modules():
+        found += [each for each in (module._parameters, module._buffers, module._modules) if each]
+    return found
+
+
+def starts_of(tensors: Mapping[str, Tensor]) -> tuple[dict[str, int], int]:
+    """Where tensors that leave no gaps lie if they follow each other in one piece of memory, and its bytes."""
+    starts, end = {}, 0
+    for name, tensor in tensors.items():
+        if tensor.numel() and _dense(tensor):
+            align = 64 if tensor.nbytes >= 4096 else 16
+            starts[name] = -(-end // align) * align
+            end = starts[name] + tensor.nbytes
+    return starts, end
+
+
+def fresh_like(tensors: Mapping[str, Tensor], shared: bool = False) -> dict[str, Tensor]:
+    """Tensors of the same shapes, dtypes and strides, one after the other in one piece of memory if without gaps.
+
+    ``shared``: memory that other processes of the host can read.
+    """
+    starts, nbytes = starts_of(tensors)
+    device = next(iter(tensors.values())).device if tensors else None
+    make = empty if shared else partial(torch.empty, device=device)
+    memory = make(nbytes, dtype=torch.uint8)
+    made = {}
+    for name, tensor in tensors.items():
+        if name in starts:
+            flat = memory[starts[name] : starts[name] + tensor.nbytes].view(tensor.dtype)
+            made[name] = flat.as_strided(tensor.shape, tensor.stride())
+        else:
+            made[name] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made
+
+
+def _dense(tensor: Tensor) -> bool:
+    """True if the elements fill one run of memory, each at a place of its own."""
+    order = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    expected = 1
+    for stride, length in order:
+        if length > 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True
+
+
+def alone(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> set[str]:
+    """The names whose memory is theirs and their ties' alone, all of it: it may be exchanged."""
+    users: dict[int, set[str]] = {}
+    for name, tensor in tensors.items():
+        users.setdefault(tensor.untyped_storage()._cdata, set()).add(ties.get(name, name))
+    return {
+        name
+        for name, tensor in tensors.items()
+        if len(users[tensor.untyped_storage()._cdata]) == 1
+        and _dense(tensor)
+        and tensor.untyped_storage().nbytes() == tensor.nbytes
+    }
+
+
+def signature_of(text: str) -> str:
+    """A digest of a description."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

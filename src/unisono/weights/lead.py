@@ -1,0 +1,398 @@
+"""One update after the other, as the sender's rank 0 leads them: who must come, what is awaited, what becomes of it.
+
+    push → announce → ready → fit → fitted → go → moved → decide → shown → done
+
+`Attempt.awaited` is what every member reports next. Until `decide` any failure gives the update up everywhere, and each
+rank reads why; after it the version stands, whatever happens.
+"""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from unisono.weights.lateness import doing, nobody_pushes
+from unisono.weights.parties import Attempt, Member, Party
+from unisono.weights.wire import Message
+
+if TYPE_CHECKING:
+    from unisono.weights.coordinator import Coordinator
+
+__all__ = ["Lead"]
+
+_CAUSE = 0.5  # s that the cause of a group's failure may take to be known
+
+
+class Lead:
+    """The state of the updates at one address; called by the coordinator's thread alone."""
+
+    def __init__(self, hub: "Coordinator", receivers: int) -> None:
+        self._hub = hub
+        self._receivers = receivers
+        self._pushes: dict[int, dict[str, Any]] = {}
+        self._since = 0.0
+        self._attempt: Attempt | None = None
+        self._number = 0
+        self._lineups = 0
+        self._key: list[Any] | None = None
+        self._gone: dict[str, str] = {}  # replicas lost since the last push, which has not been informed of them
+        self._last = ""  # who was there last
+        self.version: int | None = None
+        """The version decided last."""
+
+    # What happens
+
+    def next_time(self) -> float | None:
+        """When `on_time` is due."""
+        attempt = self._attempt
+        if attempt is None:
+            return self._deadline() if self._pushes else None
+        return min(attempt.deadline, attempt.suspicion[0]) if attempt.suspicion else attempt.deadline
+
+    def on_time(self, now: float) -> None:
+        """Gives up what has taken too long."""
+        attempt = self._attempt
+        if attempt is None:
+            if self._pushes and now >= self._deadline():
+                self._refuse(
+                    "CollectiveTimeout",
+                    self._nobody(now),
+                )
+        elif now >= attempt.deadline:
+            self._late(attempt)
+        elif attempt.suspicion and now >= attempt.suspicion[0]:
+            self._abort("UpdateError", attempt.suspicion[1])
+
+    def joined(self, party: Party) -> None:
+        """All ranks of a side are there."""
+        if not party.sender:
+            self._gone.pop(party.name, None)
+            self._last = f"{party} ({party.ranks[0].who})"
+        self._begin()
+
+    def left(self, party: Party, words: str, clean: bool, replaced: bool = False) -> None:
+        """A rank of a side has left (``clean``) or was lost; ``words`` on the rank and its end."""
+        attempt = self._attempt
+        if not party.sender:
+            self._last = words
+            if clean or replaced:
+                self._gone.pop(party.name, None)
+        if attempt is None or party not in attempt.parties:
+            if not party.sender and not clean and not replaced:
+                self._gone[party.name] = words
+            if party.sender and self._pushes:
+                self._refuse("PeerLostError", words)
+            return
+        if attempt.awaited == "shown":
+            self._left_late(attempt, party, words, clean)
+        elif party.sender or not (attempt.drop or (clean and attempt.awaited == "ready")):
+            self._abort("PeerLostError", words)
+        else:
+            if not clean:
+                attempt.lost.append(party.name)
+            for member in party.ranks:
+                self._give_up(member, attempt, "PeerLostError", words)
+            self._without(attempt, party)
+
+    def on_message(self, member: Member, message: Message) -> None:
+        """Takes a report of a member."""
+        if message.kind == "push":
+            self._push(member, message.fields)
+            return
+        attempt = self._attempt
+        if message.kind == "shown" and not member.party.sender:
+            member.party.shows = int(message["version"])
+        if message.kind == "ready":
+            member.describe(message)
+        if message.kind == "late" and (attempt is None or member not in attempt.members):
+            self._hub.send(member, "status", text=self._status())
+            return
+        if attempt is None or message.get("number") != attempt.number or member not in attempt.members:
+            return
+        if message.kind == "failed":
+            self._failed(attempt, member, message)
+        elif message.kind == "late":
+            self._late(attempt, member)
+        elif message.get("lineup", attempt.lineup) == attempt.lineup and message.kind == attempt.awaited:
+            member.reached = message.kind
+            if message.kind == "ready":
+                member.bases, member.stats = message["bases"], {"tables": bool(message.get("tables"))}
+            elif message.kind == "moved":
+                member.stats, member.sums = dict(message["stats"]), message.data
+            if not attempt.missing():
+                getattr(self, f"_all_{message.kind}")(attempt)
+
+    # The way of an update
+
+    def _push(self, member: Member, fields: dict[str, Any]) -> None:
+        if not self._pushes:
+            self._since = time.monotonic()
+        self._pushes[member.rank] = fields
+        self._begin()
+
+    def _deadline(self) -> float:
+        return self._since + float(min(fields["timeout"] for fields in self._pushes.values()))
+
+    def _begin(self) -> None:
+        """Announces an update if all who must be there are."""
+        own, pushes = self._hub.own, self._pushes
+        if self._attempt is not None or not pushes:
+            return
+        if own.lost:
+            self._refuse("PeerLostError", own.lost)
+        if len(pushes) < own.world_size or not own.complete:
+            return
+        if broken := [fields["error"] for fields in pushes.values() if fields.get("error")]:
+            self._refuse("UpdateError", broken[0])
+            return
+        replicas = [party for party in self._hub.parties.values() if party.complete]
+        if self._disagree(replicas) or len(replicas) < min(self._receivers, 1 if self._number else self._receivers):
+            return
+        first = pushes[0]
+        if self._gone and first["lost"] != "drop":
+            words = "; ".join(self._gone.values())
+            self._gone.clear()
+            self._refuse("PeerLostError", words)
+            return
+        self._number += 1
+        given = first["version"]
+        version = given if given is not None else (self.version or 0) + 1
+        lost, self._gone = list(self._gone), {}
+        attempt = Attempt(self._number, version, self._deadline(), first["lost"] == "drop", [own, *replicas], lost=lost)
+        self._attempt = attempt
+        for member in attempt.members:
+            member.reached = ""
+            self._announce(member, attempt)
+
+    def _announce(self, member: Member, attempt: Attempt) -> None:
+        first = self._pushes[0]
+        self._hub.send(
+            member,
+            "announce",
+            number=attempt.number,
+            version=attempt.version,
+            checksum=first["checksum"],
+            delta=first["delta"],
+        )
+
+    def _disagree(self, replicas: list[Party]) -> bool:
+        """Refuses a push whose version does not grow, or differs among the ranks."""
+        versions = {rank: fields["version"] for rank, fields in self._pushes.items()}
+        if len(set(versions.values())) > 1:
+            each = ", ".join(f"rank {rank} passed {version}" for rank, version in sorted(versions.items()))
+            text = f"the ranks of the sender passed different versions to push: {each}; pass one"
+            self._number += 1
+            for member in (m for party in replicas for m in party.ranks):
+                self._hub.send(member, "announce", number=self._number, version=-1, checksum=False, delta=False)
+                self._hub.send(
+                    member, "abort", number=self._number, error="MismatchError", text=text, kept=self.version
+                )
+            self._refuse("MismatchError", text)
+            return True
+        given = versions[0]
+        if given is not None and self.version is not None and given <= self.version:
+            words = f"version {given} was passed to push, but version {self.version} has been pushed: versions grow"
+            self._refuse("UsageError", words)
+            return True
+        return False
+
+    def _all_ready(self, attempt: Attempt) -> None:
+        if attempt.key == self._key:
+            self._go(attempt)
+        else:
+            self._fit(attempt)
+
+    def _fit(self, attempt: Attempt) -> None:
+        self._key = None
+        self._lineups += 1
+        attempt.lineup, attempt.awaited = self._lineups, "fitted"
+        parties = [
+            {
+                "name": party.name,
+                "rules": party.rules if not party.sender else self._pushes[0]["rules"],
+                "mapped": party.mapped,
+                "layouts": [member.signature for member in party.ranks],
+                "who": [member.who for member in party.ranks],
+            }
+            for party in attempt.parties
+        ]
+        texts = {member.signature: member.text for member in attempt.members}
+        first = self._pushes[0]
+        settings = {key: first[key] for key in ("bucket", "backend", "port")}
+        for number, member in enumerate(attempt.members):
+            self._hub.send(
+                member,
+                "fit",
+                number=attempt.number,
+                lineup=attempt.lineup,
+                rank=number,
+                parties=parties,
+                texts=texts,
+                **settings,
+            )
+
+    def _all_fitted(self, attempt: Attempt) -> None:
+        self._key = attempt.key
+        self._go(attempt)
+
+    def _go(self, attempt: Attempt) -> None:
+        attempt.awaited = "moved"
+        tables = any(member.stats.get("tables") for member in self._hub.own.ranks)
+        bases = [member.bases for member in attempt.members]
+        for member in attempt.members:
+            self._hub.send(
+                member, "go", number=attempt.number, lineup=attempt.lineup, tables=tables, bases=bases,
+                left=attempt.deadline - time.monotonic(),
+            )  # fmt: skip
+
+    def _all_moved(self, attempt: Attempt) -> None:
+        """Decides."""
+        attempt.awaited, self.version = "shown", attempt.version
+        attempt.stats = [member.stats for party in attempt.replicas for member in party.ranks]
+        attempt.names = [party.name for party in attempt.replicas]
+        for party in attempt.replicas:
+            party.shows = None
+        sums = [[member.sums for member in party.ranks] for party in attempt.parties]
+        for party, parts in zip(attempt.parties, sums, strict=True):
+            others = sums[1:] if party.sender else [parts]
+            lengths = [[len(part) for part in each] for each in others]
+            data = b"".join(part for each in others for part in each) if party.sender or len(parts) > 1 else b""
+            for member in party.ranks:
+                self._hub.send(member, "decide", data, number=attempt.number, lengths=lengths)
+
+    def _all_shown(self, attempt: Attempt) -> None:
+        self._done(attempt)
+
+    def _done(self, attempt: Attempt) -> None:
+        """Reports the end of an update that was decided to the sender's ranks."""
+        self._attempt, self._pushes = None, {}
+        stats = attempt.stats
+        error, text = attempt.problems[0] if attempt.problems else ("", "")
+        for member in self._hub.own.ranks:
+            self._hub.send(
+                member,
+                "done",
+                number=attempt.number,
+                version=attempt.version,
+                error=error,
+                text=text,
+                receivers=[name for name in attempt.names if name not in attempt.lost],
+                lost=attempt.lost,
+                seconds=time.monotonic() - attempt.began,
+                nbytes=sum(each.get("nbytes", 0) for each in stats),
+                moved=sum(each.get("moved", 0) for each in stats),
+                tensors=max((each.get("tensors", 0) for each in stats), default=0),
+                skipped=max((each.get("skipped", 0) for each in stats), default=0),
+            )
+
+    # What goes wrong
+
+    def _failed(self, attempt: Attempt, member: Member, message: Message) -> None:
+        error, text = str(message["error"]), str(message["text"])
+        if not message.get("plain"):
+            text = f"{member} {text}"
+        if attempt.awaited == "shown":
+            attempt.problems.append((error or "UpdateError", text))
+            member.party.shows = None
+            member.reached = "shown"
+            if not attempt.missing():
+                self._done(attempt)
+        elif error:
+            self._abort(error, text, member)
+        elif message["lineup"] == attempt.lineup and attempt.suspicion is None:
+            attempt.suspicion = time.monotonic() + _CAUSE, text
+
+    def _abort(self, error: str, text: str, origin: Member | None = None, besides: Member | None = None) -> None:
+        """Gives the update up on all ranks but ``origin``, which knows; ``besides`` raises `CollectiveTimeout`."""
+        attempt = self._attempt
+        assert attempt is not None
+        self._attempt, self._pushes = None, {}
+        if attempt.awaited != "ready":
+            self._key = None
+        for member in attempt.members:
+            if member is not origin:
+                kind = "CollectiveTimeout" if member is besides else error
+                self._give_up(member, attempt, kind, text)
+
+    def _give_up(self, member: Member, attempt: Attempt, error: str, text: str) -> None:
+        self._hub.send(member, "abort", number=attempt.number, error=error, text=text, kept=self.version)
+
+    def _refuse(self, error: str, text: str) -> None:
+        """Ends a push of which nothing has been announced."""
+        pushes, self._pushes = self._pushes, {}
+        for rank, fields in pushes.items():
+            if rank in self._hub.own.members and not fields.get("error"):
+                self._hub.send(self._hub.own.members[rank], "refused", error=error, text=text)
+
+    def _late(self, attempt: Attempt, member: Member | None = None) -> None:
+        """The time of the push, or of ``member``'s pull, is over."""
+        missing = attempt.missing(besides=member)
+        words = "; ".join(f"{each} {doing(attempt, each)}" for each in missing) or "nobody else is late"
+        if attempt.awaited == "shown":
+            if member is None:
+                attempt.problems.append(("CollectiveTimeout", f"version {attempt.version} stands, but {words}"))
+                self._done(attempt)
+            return
+        waited = time.monotonic() - attempt.began
+        text = f"after {waited:.3g} s the update still waits: {words}"
+        if member is not None:
+            self._abort("UpdateError", text, besides=member)
+            return
+        own = self._hub.own.ranks
+        self._attempt, self._pushes = None, {}
+        if attempt.awaited != "ready":
+            self._key = None
+        for each in attempt.members:
+            self._give_up(each, attempt, "CollectiveTimeout" if each in own else "UpdateError", text)
+
+    def _nobody(self, now: float) -> str:
+        return nobody_pushes(self._hub, self._pushes, self._receivers, now - self._since, self._last)
+
+    def _status(self) -> str:
+        """Words for a replica that has waited in vain."""
+        own = self._hub.own
+        who = own.ranks[0] if own.ranks else own
+        if self._pushes and self._attempt is None:
+            waited = time.monotonic() - self._since
+            return (
+                f"{who} waits in push ({nobody_pushes(self._hub, self._pushes, self._receivers, waited, self._last)})"
+            )
+        pushed = f"its last version is {self.version}" if self.version is not None else "it has pushed nothing yet"
+        return f"{who} is there but has not called push; {pushed}"
+
+    def _left_late(self, attempt: Attempt, party: Party, words: str, clean: bool) -> None:
+        """A side left after the decision."""
+        if party.sender:
+            attempt.problems.append(("PeerLostError", words))
+        elif party.shows == attempt.version:
+            pass  # it has what it was to have
+        elif attempt.drop:
+            attempt.lost.append(party.name)
+        elif not clean:
+            attempt.problems.append(("PeerLostError", f"version {attempt.version} stands, but {words}"))
+        if not party.sender:
+            attempt.parties.remove(party)
+        if not attempt.missing():
+            self._done(attempt)
+
+    def _without(self, attempt: Attempt, party: Party) -> None:
+        """Goes on without a replica."""
+        attempt.parties.remove(party)
+        if not attempt.replicas and attempt.awaited == "ready" and not attempt.drop:
+            self._attempt = None
+            for member in attempt.members:
+                self._give_up(member, attempt, "", "")
+            self._begin()
+        elif attempt.awaited == "ready":
+            if not attempt.missing():
+                self._all_ready(attempt)
+        else:
+            for member in attempt.members:
+                member.reached = "ready"
+            attempt.suspicion = None
+            self._fit(attempt)
+
+    def end(self, words: str) -> None:
+        """The sender closes: nothing is under way any more."""
+        if self._attempt is not None:
+            self._abort("UpdateError", words)
+        elif self._pushes:
+            self._refuse("UsageError", words)

@@ -1,0 +1,145 @@
+"""The sides of a meeting as the sender's rank 0 sees them: its own side, and the replicas that have joined."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.units import name_ranks
+from unisono.weights.wire import Connection, Message, Who
+
+__all__ = ["Attempt", "Member", "Party", "read_hello"]
+
+PROTOCOL = 1
+_READING = 1.0  # s: how long a connection may take to end after its process
+
+
+@dataclass(eq=False)
+class Member:
+    """One rank of a side, at the other end of a connection."""
+
+    connection: Connection
+    party: "Party"
+    rank: int
+    who: Who
+    reached: str = ""
+    """What it has reported last in the update under way: ready, fitted, moved, shown."""
+    signature: str = ""
+    text: str = ""
+    """A digest of what it holds, and that as it describes it."""
+    bases: list[Any] = field(default_factory=list)
+    """The version it shows, and of which sender."""
+    stats: dict[str, Any] = field(default_factory=dict)
+    sums: bytes = b""
+
+    def describe(self, ready: Message) -> None:
+        """Keeps what a report says of what it holds: the description is sent with it only when it has changed."""
+        self.signature = str(ready["signature"])
+        self.text = ready.data.decode() or self.text
+
+    def __str__(self) -> str:
+        return f"{self.party} rank {self.rank} ({self.who})"
+
+
+@dataclass(eq=False)
+class Party:
+    """The ranks of one side. ``instance`` names its object: a replica that is started again has another."""
+
+    sender: bool
+    name: str
+    instance: str
+    world_size: int
+    rules: Any
+    mapped: bool
+    members: dict[int, Member] = field(default_factory=dict)
+    shows: int | None = None
+    lost: str = ""
+    """How a rank of it was lost; it can take part no more."""
+
+    def __str__(self) -> str:
+        return "sender" if self.sender else f"replica {self.name!r}"
+
+    @property
+    def complete(self) -> bool:
+        """True if all its ranks are there."""
+        return len(self.members) == self.world_size and not self.lost
+
+    @property
+    def ranks(self) -> list[Member]:
+        """Its members by rank."""
+        return [self.members[rank] for rank in sorted(self.members)]
+
+    def absence(self) -> str:
+        """Words on ranks that are not there."""
+        absent = [rank for rank in range(self.world_size) if rank not in self.members]
+        return self.lost or (f"{self} {name_ranks(absent)} has not come" if absent else "")
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One update under way. ``awaited``: what every member is to report next; ``lineup`` numbers the groups made."""
+
+    number: int
+    version: int
+    deadline: float
+    drop: bool
+    parties: list[Party]
+    awaited: str = "ready"
+    lineup: int = 0
+    lost: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    """The replicas for which it was decided."""
+    stats: list[dict[str, int]] = field(default_factory=list)
+    """What each of their ranks has taken."""
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """Errors after the decision: kind and text."""
+    suspicion: tuple[float, str] | None = None
+    """A failure of the group, whose cause may be known by then."""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def members(self) -> list[Member]:
+        """All ranks, senders first, then replica by replica."""
+        return [member for party in self.parties for member in party.ranks]
+
+    @property
+    def replicas(self) -> list[Party]:
+        """The receiving sides."""
+        return [party for party in self.parties if not party.sender]
+
+    def missing(self, besides: Member | None = None) -> list[Member]:
+        """The members that have not reported what is awaited."""
+        return [m for m in self.members if m.reached != self.awaited and m is not besides]
+
+    @property
+    def key(self) -> list[tuple[str, int, str]]:
+        """Equal for two updates that the same processes can do by the same plan."""
+        return [(member.party.instance, member.rank, member.signature) for member in self.members]
+
+
+def read_hello(message: Message, knows: Any) -> tuple[dict[str, Any], str]:
+    """The checked fields of the first message of a connection, and words that refuse it, if so. Raises `ValueError`."""
+    if message.kind != "hello":
+        raise ValueError(message.kind)
+    given = message.fields
+    if given.get("protocol") != PROTOCOL:
+        return {}, "runs another version of unisono than the sender: give all ranks one installation"
+    try:
+        found = {
+            "sender": bool(given["sender"]),
+            "name": str(given["name"])[:200],
+            "instance": str(given["instance"])[:64],
+            "rank": int(given["rank"]),
+            "world_size": int(given["world_size"]),
+            "who": Who.of(given["who"]),
+            "rules": given["rules"],
+            "mapped": bool(given["mapped"]),
+            "bases": list(given["bases"]),
+        }
+        word = str(given["word"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(str(error)) from None
+    if not 0 <= found["rank"] < found["world_size"] <= 1 << 16:
+        raise ValueError("rank")
+    if not knows(word):
+        return {}, "does not know the word of the meeting: the file or store has been replaced meanwhile"
+    return found, ""

@@ -1,0 +1,138 @@
+"""One copy of a version for all mapped replicas of a host: their tensors are private, copy-on-write views of it.
+
+The copy lies in an anonymous memory file. The first sender makes it, or takes one that no replica shows any more; all
+senders write their parts; replicas open it through ``/proc/<pid>/fd`` and map it privately. It lives as long as it is
+mapped anywhere, whatever becomes of the sender. Each byte is checked by one of the replicas that share it.
+"""
+
+import mmap
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unisono.errors import UsageError
+from unisono.transport.inference import outside_inference
+from unisono.transport.layout import MEMORY_NAME
+from unisono.transport.shared_heap import MAP_NORESERVE
+from unisono.weights.fit import Fit
+from unisono.weights.layout import Layout, whole_part
+from unisono.weights.wire import Who
+
+__all__ = ["Copies", "File", "Place", "check_mappable"]
+
+
+_MOST = 4  # files that are kept for another version
+
+
+class Place(NamedTuple):
+    """Where a whole tensor lies in the file."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def places_in(fit: Fit) -> tuple[dict[str, Place], int]:
+    """The places of all tensors of a replica, and the bytes of the file."""
+    found, end = {}, 0
+    for name, value in fit.tensors.items():
+        start = -(-end // 64) * 64
+        found[name] = Place(start, value.shape, value.dtype)
+        end = start + prod(value.shape) * value.dtype.itemsize
+    return found, max(end, 1)
+
+
+def check_mappable(
+    name: str, fit: Fit, layout: Layout, own: int, tensors: Mapping[str, Tensor], free: set[str]
+) -> None:
+    """Raises `UsageError` if a tensor of a replica's rank can not be a view of a published copy."""
+    for each in fit.tensors:
+        tensor = tensors.get(each)
+        problem = ""
+        if tensor is None or layout[each].parts[own] not in (whole_part(layout[each].shape), ()):
+            problem = "is cut over the ranks of the replica"
+        elif tensor.device.type != "cpu":
+            problem = f"is on {tensor.device}"
+        elif each not in free and tensor.numel():
+            problem = "shares its memory with another tensor, or does not fill it"
+        if problem:
+            raise UsageError(f"replica {name!r} can not be mapped: {each} {problem}; leave mapped=True out")
+
+
+class File:
+    """A memory file, mapped: shared by those who write it, privately by those who show it."""
+
+    @outside_inference
+    def __init__(self, fd: int, nbytes: int, nonce: int, shared: bool) -> None:
+        self.fd, self.nonce = fd, nonce
+        flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | MAP_NORESERVE
+        self.bytes = torch.frombuffer(mmap.mmap(fd, nbytes, flags), dtype=torch.uint8)
+
+    def tensors(self, places: Mapping[str, Place]) -> dict[str, Tensor]:
+        """The tensors in the file."""
+        made = {}
+        for name, (start, shape, dtype) in places.items():
+            nbytes = prod(shape) * dtype.itemsize
+            made[name] = self.bytes[start : start + nbytes].view(dtype).view(shape)
+        return made
+
+
+class Copies:
+    """The files of one kind of replica, at a sender's rank; the first of them makes them."""
+
+    def __init__(self, fit: Fit) -> None:
+        self.places, self.nbytes = places_in(fit)
+        self._made: dict[int, File] = {}
+        self._shown: dict[int, set[int]] = {}  # by nonce: the ranks that map it, or once did and have not let go
+
+    def next(self, ranks: Sequence[int], shown: Mapping[int, int]) -> File:
+        """A file that nobody shows; ``shown``: the nonces that the ranks of the line-up show now."""
+        for nonce, users in self._shown.items():
+            users -= {rank for rank, other in shown.items() if other != nonce}
+        free = next((nonce for nonce, users in self._shown.items() if not users), None)
+        while free is None and len(self._made) >= _MOST:  # shown by ranks that will not say when they let go
+            oldest = next(iter(self._made))
+            os.close(self._made.pop(oldest).fd)
+            del self._shown[oldest]
+        if free is None:
+            fd = os.memfd_create(f"{MEMORY_NAME}published weights", os.MFD_CLOEXEC)
+            os.fchmod(fd, 0o600)
+            os.ftruncate(fd, self.nbytes)
+            free = secrets.randbits(62) | 1
+            self._made[free] = File(fd, self.nbytes, free, shared=True)
+        self._shown[free] = set(ranks)
+        return self._made[free]
+
+    def made(self, nonce: int) -> File:
+        """The file of a number."""
+        return self._made[nonce]
+
+    def open(self, who: Who, fd: int, nonce: int, writes: bool) -> File:
+        """The file that the first sender has made; of one that this rank ``writes`` there is one mapping.
+
+        Raises `OSError` or `ValueError` if that is gone.
+        """
+        if writes and nonce in self._made:
+            return self._made[nonce]
+        own = os.open(f"/proc/{who.pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            found = File(own, self.nbytes, nonce, shared=writes)
+        except BaseException:
+            os.close(own)
+            raise
+        if writes:
+            self._made[nonce] = found
+        else:
+            os.close(own)
+        return found
+
+    def close(self) -> None:
+        """Lets the files go; those that are mapped elsewhere stay there."""
+        for file in self._made.values():
+            os.close(file.fd)
+        self._made.clear()

@@ -1,0 +1,277 @@
+"""What a rank of a replica does in an update: fit, move into the engine, check, show."""
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from unisono.errors import CollectiveTimeout, CorruptionError, UsageError
+from unisono.weights.checksum import show_checksum
+from unisono.weights.engine import ModuleEngine, as_engine
+from unisono.weights.hold import Holds
+from unisono.weights.holdings import signature_of
+from unisono.weights.layout import Sharding
+from unisono.weights.movement import Movement
+from unisono.weights.participant import Participant, marked
+from unisono.weights.plan import Plan
+from unisono.weights.published import check_mappable
+from unisono.weights.target import Arrival, Target
+from unisono.weights.terms import Terms
+from unisono.weights.update import Report
+from unisono.weights.wire import Message
+
+__all__ = ["Receiving"]
+
+
+class Receiving(Participant):
+    """A replica's rank."""
+
+    def __init__(self, engine: Any, shard: Sharding | None, name: str, mapped: bool) -> None:
+        """Raises `UsageError` for what is no engine."""
+        super().__init__()
+        self.engine = as_engine(engine, shard)
+        self._module = self.engine if isinstance(self.engine, ModuleEngine) else None
+        if mapped and (self._module is None or self._module.in_place):
+            raise UsageError("mapped=True shows views of a published copy: give a module, or a ModuleEngine that swaps")
+        self.name = name
+        self.holds_of = Holds()
+        self.plan: Plan | None = None
+        self._mapped = mapped
+        self._copy = self._next_copy = 0  # of published copies: that which is shown, that which is to be
+        self._target: Target | None = None
+        self._described: tuple[str, str] = ("", "")
+        self._loading: list[str] = []
+        self._writing = False
+        self._arrival: Arrival | None = None
+        self._shown_by = ""  # the sender of the version shown
+        self._names: list[str] = []
+        self._ties: Mapping[str, str] = {}
+        self._parts = self._sums = np.zeros(0, dtype=np.uint64)  # checksums, of this rank's parts and of the whole
+        self._checked = False
+        self.bound = 0.0
+        self._report: Report | None = None
+
+    # As `Participant` asks
+
+    def holds(self) -> tuple[str, str]:
+        """Looks at the engine's tensors."""
+        if self._module is not None and type(self._module).layout is ModuleEngine.layout:
+            holdings = self._module.look()
+            return holdings.signature, holdings.text
+        if self.lineup is None or not self._described[0]:
+            text = self.engine.layout().to_text()
+            self._described = signature_of(text), text
+        return self._described
+
+    def fitted(self, movement: Movement) -> None:
+        """A new line-up."""
+        self.plan, self._target, self.bound = movement.plan, Target(movement), movement.plan.bound()
+        if self._mapped:
+            lineup = movement.lineup
+            if movement.publishing is None or not lineup.here:
+                raise UsageError(f"replica {self.name!r} can not be mapped: the sender is on another host")
+            assert self._module is not None
+            fit, own = movement.plan.fits[lineup.replica], lineup.own
+            check_mappable(self.name, fit, self._target.layout, own, self._module.live, self._module.free)
+
+    def move(self, terms: Terms, announced: Message, bases: list[Any]) -> tuple[dict[str, int], bytes]:
+        """Moves the tensors into the engine, and checks them."""
+        target, module = self._target, self._module
+        assert target is not None
+        if self._mapped:
+            return self._reported(self._move_mapped(terms), terms)
+        standby: dict[str, Tensor] | None = None
+        live: Mapping[str, Tensor] = {}
+        if module is not None:
+            live = module.live
+            self._begin_in_place(terms)
+            if not module.in_place:
+                module.prepare(target.order)
+            standby = {name: module.standby[name] for name in target.order}
+        return self._reported(target.receive(standby, live, self._load, terms), terms)
+
+    def _move_mapped(self, terms: Terms) -> Arrival:
+        target, module = self._target, self._module
+        assert target is not None
+        assert module is not None
+        every = type(module).load is not ModuleEngine.load
+        arrival, tensors, self._next_copy = target.receive_published(self._load, terms, every)
+        module.adopt(tensors)
+        return arrival
+
+    def _reported(self, arrival: Arrival, terms: Terms) -> tuple[dict[str, int], bytes]:
+        """What is reported of what came; raises `CorruptionError`."""
+        target = self._target
+        assert target is not None
+        if arrival.wrong:
+            raise self._corrupted(arrival)
+        self._arrival = arrival
+        stats = {
+            "tensors": len(arrival.loaded),
+            "skipped": len(arrival.skipped),
+            "nbytes": arrival.nbytes,
+            "moved": arrival.moved,
+        }
+        return stats, target.share.tobytes() if terms.checksum else b""
+
+    def _begin_in_place(self, terms: Terms) -> None:
+        """Waits until nobody holds, where the tensors that serve are written."""
+        if self._module is not None and self._module.in_place and not self._writing:
+            if not self.holds_of.begin(terms.deadline):
+                raise CollectiveTimeout(
+                    "threads of this replica held a version all the time, and it is written in place"
+                )
+            self._writing = True
+
+    def _load(self, bucket: dict[str, Tensor]) -> None:
+        module = self._module
+        if module is None or type(module).load is not ModuleEngine.load:
+            self._loading = list(bucket)
+            self.engine.load(bucket)
+            self._loading = []
+        if module is not None:
+            module.arrived(bucket)
+
+    def _corrupted(self, arrival: Arrival) -> CorruptionError:
+        listed = [
+            f"{name} (checksum {show_checksum(found)}, sent {show_checksum(sent)})"
+            for name, sent, found in arrival.wrong[:10]
+        ]
+        more = f" and {len(arrival.wrong) - 10} more" if len(arrival.wrong) > 10 else ""
+        words = f"found other bits than were sent in {', '.join(listed)}{more}"
+        error = CorruptionError(f"replica {self.name!r} {words}")
+        error.for_others = words  # type: ignore[attr-defined]
+        return error
+
+    def doing(self) -> str:
+        """Words on what this rank was at."""
+        shown = ", ".join(self._loading[:5]) + (" …" if len(self._loading) > 5 else "")
+        return f", while {shown} was loaded" if self._loading else ""
+
+    def forget(self) -> None:
+        """The update is off."""
+        self._loading = []
+        try:
+            self.engine.commit(None)
+        finally:
+            if self._writing:
+                self._writing = False
+                self.holds_of.version = None
+                self.holds_of.done()
+
+    def show(self, announced: Message, decided: Message, deadline: float) -> None:
+        """Shows the version as soon as nobody holds the one before."""
+        version = announced["version"]
+
+        def commit() -> None:
+            self._commit(version, announced, decided)
+
+        def late() -> None:
+            try:
+                commit()
+                self.send("shown", number=announced["number"], version=version)
+            except Exception as error:
+                self.report_failure(announced["number"], error)
+
+        if not self._writing and not self.holds_of.begin(deadline, late):
+            words = f"version {version} stands, but threads of replica {self.name!r} still hold the version before"
+            raise marked(CollectiveTimeout(f"{words}: it is shown as soon as they leave"))
+        try:
+            commit()
+        finally:
+            self._writing = False
+            self.holds_of.done()
+
+    def _commit(self, version: int, announced: Message, decided: Message) -> None:
+        try:
+            self.engine.commit(version)
+        except BaseException:
+            self.holds_of.version = None
+            raise
+        target = self._target
+        assert target is not None
+        self.holds_of.version, self._shown_by, self._copy = version, self.instance, self._next_copy
+        self._checked = announced["checksum"]
+        if not self._checked:
+            return
+        self._parts = target.sums
+        self._sums = target.share
+        if decided.data:
+            lengths = decided["lengths"][0]
+            parts = np.frombuffer(decided.data, dtype=np.uint64).reshape(len(lengths), -1)
+            self._sums = parts.sum(axis=0, dtype=np.uint64)
+        self._names, self._ties = target.names, target.ties
+
+    def kept(self) -> str:
+        """Words on the version that stays."""
+        if self._writing:
+            return "part of it was written in place, so no version is shown until the next whole one"
+        version = self.holds_of.version
+        return f"version {version} is kept" if version is not None else "no version is shown yet"
+
+    # As `Receiver` asks
+
+    def bases(self) -> list[Any]:
+        """The sender and the version of what is shown."""
+        version = self.holds_of.version
+        return [self._shown_by, version, self._copy] if version is not None else []
+
+    def report(self, announced: Message, seconds: float) -> Report:
+        """What a pull returns."""
+        arrival, target, lineup = self._arrival, self._target, self.lineup
+        assert arrival is not None
+        assert target is not None
+        assert lineup is not None
+        self._report = Report(
+            announced["version"],
+            tuple(lineup.names),
+            (),
+            len(arrival.loaded),
+            len(arrival.skipped),
+            arrival.nbytes,
+            arrival.moved,
+            0,
+            seconds,
+            self.bound,
+            announced["checksum"],
+        )
+        return self._report
+
+    def last_report(self, version: int) -> Report:
+        """The report of the version shown."""
+        report = self._report
+        return report if report is not None and report.version == version else Report(version, (self.name,))
+
+    def totals(self) -> dict[str, int]:
+        """The checksums of the whole tensors of the version shown, by name."""
+        self._check_checked()
+        sums = dict(zip(self._names, self._sums.tolist(), strict=True))
+        return sums | {other: sums[first] for other, first in self._ties.items()}
+
+    def _check_checked(self) -> None:
+        if self.holds_of.version is None:
+            raise UsageError("no version is shown yet: there are no checksums")
+        if not self._checked:
+            raise UsageError("this version came from a sender with checksum=False: it has no checksums")
+
+    def verify(self) -> None:
+        """Compares the live tensors with the version shown."""
+        self._check_checked()
+        if self._module is None or self._target is None:
+            raise UsageError("verify reads a module's tensors; this engine has its own")
+        live = self._module.look().local
+        names = [name for name in self._target.order if name in live]
+        found = self._target.checker(names, live).sums()
+        parts = dict(zip(self._names, self._parts.tolist(), strict=True))
+        wrong = [name for name in names if found.get(name, 0) != parts[name]]
+        if wrong:
+            listed = ", ".join(
+                f"{n} (checksum {show_checksum(found[n])}, of the version {show_checksum(parts[n])})" for n in wrong
+            )
+            raise CorruptionError(
+                f"replica {self.name!r} (pid {os.getpid()} on {socket.gethostname()}) shows version "
+                f"{self.holds_of.version}, but these tensors have been changed since: {listed}"
+            )

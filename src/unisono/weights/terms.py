@@ -1,0 +1,91 @@
+"""What the parts of a movement share: terms of an update, calls of its group, what is bound to memory, tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unisono.weights.windows import Window
+
+__all__ = [
+    "PACKED",
+    "SLOTS",
+    "UNCHANGED",
+    "Bound",
+    "GroupFailed",
+    "Numbers",
+    "Terms",
+    "call",
+    "half_of",
+    "rows_in",
+]
+
+PACKED, UNCHANGED = -1, -2
+_KEPT = 2  # bindings: to the model and to a snapshot, or to two standbys
+
+SLOTS = 8
+"""Parts of a bucket, used in turn: a line that another core has just read is slow to write again."""
+T = TypeVar("T")
+Numbers = NDArray[np.int64]
+
+
+class GroupFailed(Exception):
+    """A call of the group failed: the sign of something that went wrong at some rank."""
+
+
+class Terms(NamedTuple):
+    """What the ranks have agreed on for one update: whether tables go first, what is checked, until when."""
+
+    tables: bool
+    checksum: bool
+    deadline: float
+
+
+def call(group: Any, what: str, *given: Any, seconds: float = 0.0) -> None:
+    """A small collective of the group. Raises `GroupFailed`."""
+    try:
+        if what == "gather":
+            group.allgather([given[0]], [given[1]]).wait()
+        elif what == "meet":
+            options = dist.BarrierOptions()
+            options.asyncOp = False
+            options.timeout = timedelta(seconds=max(seconds, 0.0) + 0.5)
+            group.barrier(options)
+        else:
+            chosen = dist.AllreduceOptions()
+            chosen.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN if what == "least" else dist.ReduceOp.MAX)
+            group.allreduce([given[0]], chosen).wait()
+    except RuntimeError as error:
+        raise GroupFailed(f"{type(error).__name__}: {error}") from error
+
+
+class Bound(Generic[T]):
+    """Things made for tensors where they lie, kept while they may lie there again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, ...], T] = {}
+
+    def of(self, tensors: Mapping[str, Tensor], make: Callable[[], T]) -> T:
+        """What was made for these tensors, or is now."""
+        key = tuple(map(Tensor.data_ptr, tensors.values()))
+        if key not in self._kept:
+            while len(self._kept) >= _KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = make()
+        return self._kept[key]
+
+
+def rows_in(heap: Tensor, start: int, count: int) -> Numbers:
+    """A table in a source's heap."""
+    rows: Numbers = heap[start : start + 16 * count].view(torch.int64).view(count, 2).numpy()
+    return rows
+
+
+def half_of(windows: Sequence[Window]) -> int:
+    """Bytes of half of the bucket for these windows."""
+    return max(-(-max(window.nbytes for window in windows) // 64) * 64, 64)
