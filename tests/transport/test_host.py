@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from unisono.transport import host
-from unisono.transport.host import Host, HostMap, Place, address_towards, barred, unseen
+from unisono.transport.host import Host, HostMap, Place, barred, unseen
 
 HERE = Host("boot", 1, 2, 3)
 
@@ -33,11 +33,6 @@ def test_the_map_of_hosts() -> None:
 def test_a_host_with_more_ranks_than_cores_counts_for_all() -> None:
     assert not HostMap(places("a", "b", "b"), 0).oversubscribed
     assert HostMap([*places("a"), *(place._replace(cores=1) for place in places("b", "b"))], 0).oversubscribed
-
-
-def test_the_address_on_the_way_to_a_peer() -> None:
-    assert address_towards("127.0.0.1") == "127.0.0.1"
-    assert address_towards("no such name.invalid") == "127.0.0.1"
 
 
 def test_pids_are_looked_up_in_one_namespace_of_one_kernel() -> None:
