@@ -88,12 +88,19 @@ class Mesh:
         for channel in self._channels:
             channel.end()
         shut_down(self._sockets)  # no thread may wait in Gloo when Python ends
-        for thread in (flushing, *(thread for channel in self._channels for thread in channel.threads)):
+        threads = [flushing, *(thread for channel in self._channels for thread in channel.threads)]
+        for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(_ENDING)
+        if any(thread.is_alive() for thread in threads):
+            self.disown()
+            return
+        for channel in self._channels:
+            channel.forget()
+        self.gloo = None  # now, not when Python ends
 
     def disown(self) -> None:
-        """In a forked child: the threads of Gloo are the parent's, so nothing of it may end here."""
+        """Keeps Gloo for good: in a forked child its threads are the parent's, so nothing of it may end there."""
         for channel in self._channels:
             channel.ended = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.gloo))
@@ -142,6 +149,7 @@ class Channel:
         self._mesh, self.peer, self._tag, self._deliver = mesh, peer, 2 * tag, deliver
         self._sending = threading.RLock()
         self._sent: deque[Any] = deque()
+        self._posted: deque[Any] = deque()
         self._buffers = [torch.zeros(mesh.frame_nbytes, dtype=torch.uint8) for _ in range(_AHEAD)]
         self._thread = OwnThread(target=self._run, name=f"unisono from rank {peer}", daemon=True)
         self._leaving = _Waiter(f"unisono data to rank {peer}", self._fail)
@@ -159,6 +167,11 @@ class Channel:
         self.ended = True
         self._leaving.end()
         self._coming.end()
+
+    def forget(self) -> None:
+        """Drops the messages that were posted; no thread waits for them any more."""
+        self._posted.clear()
+        self._sent.clear()
 
     def send_data(self, tensors: Sequence[torch.Tensor], done: Callable[[], None]) -> None:
         """Sends tensors that the peer expects (`expect_data`); calls ``done`` once they may be written again."""
@@ -182,7 +195,7 @@ class Channel:
     def start(self) -> None:
         """Posts the first receives and begins to wait for them."""
         gloo = self._mesh.gloo
-        self._posted = deque(gloo.recv([buffer], self.peer, self._tag) for buffer in self._buffers)
+        self._posted.extend(gloo.recv([buffer], self.peer, self._tag) for buffer in self._buffers)
         self._thread.start()
 
     def send(self, kind: int, body: bytes | bytearray | memoryview, more: Sequence[torch.Tensor] = ()) -> None:
@@ -190,6 +203,8 @@ class Channel:
 
         Nothing is waited for but frames sent long before. A peer that is lost is reported, not raised.
         """
+        if self.ended:
+            return
         frame = torch.zeros(self._mesh.frame_nbytes, dtype=torch.uint8)
         view: Any = frame.numpy().data
         _HEAD.pack_into(view, 0, kind, len(body))
