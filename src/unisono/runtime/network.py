@@ -145,6 +145,10 @@ class Network:
         """True if the rank is on another host."""
         return self.hosts.of[rank] != self.hosts.mine
 
+    def proxy(self, rank: int) -> int:
+        """The rank of this host that lays down what a rank of another one sends for meetings."""
+        return self.hosts.proxy(rank, self.hosts.mine)
+
     def who(self, rank: int, name: int) -> str:
         """The rank, of global rank ``name``, in words."""
         place = self.hosts.places[rank]

@@ -115,7 +115,17 @@ def lateness(
     doing = {rank: now(segment.identity(rank), answers[rank]) for rank in there}
     if segment.elsewhere is not None:
         doing |= segment.elsewhere.activities(missing, 2 * patience)
+        missing = [*missing, *_stopped_proxies(segment, missing)]
+        doing |= {rank: now(segment.identity(rank), "") for rank in missing if rank not in doing}
     return "".join(f"\n  {_late(segment, rank, global_ranks[rank], doing.get(rank))}" for rank in missing)
+
+
+def _stopped_proxies(segment: Segment, missing: Sequence[int]) -> list[int]:
+    """The ranks of this host that are stopped, and lay down what missing ranks of other hosts send."""
+    elsewhere = segment.elsewhere
+    assert elsewhere is not None
+    proxies = {elsewhere.proxy(rank) for rank in missing if rank in elsewhere}
+    return [rank for rank in sorted(proxies - set(missing)) if stopped(segment.identity(rank))]
 
 
 def activity(segment: Segment, own: OwnPage, rank: int, patience: float) -> str:
