@@ -6,11 +6,17 @@ BIN := .venv/bin
 # tells about it (verify, simulate, draw, select, plan), numbers, tables, texts, and the shape of the house. Two halves
 # of about equal length, side by side. Add a path here when it needs neither; `unit` runs everything.
 QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule runtime/test_over_transport.py)
-QUICK_OTHERS := $(addprefix tests/,drawing selection simulation verification test_layers.py test_units.py) \
+QUICK_OTHERS := $(addprefix tests/,drawing selection simulation topo verification test_layers.py test_units.py) \
 	$(patsubst %,tests/cli/test_%.py,draw common list main pipeline plan simulate verify) \
 	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values)
 
-.PHONY: run test quick quick-proofs quick-others test-frameworks test-hosts install lint types unit docs soak bench format clean
+# All tests, in halves of about equal length: what starts ranks that fail, hang and end, and mostly waits; and the rest,
+# where a new test is by itself. Side by side, but for what measures time, which comes after them with nothing beside it.
+UNIT_FAILING := $(addprefix tests/,hangs watch backend frameworks test_launch.py)
+UNIT_MEASURING := $(addprefix tests/,bench traces)
+IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_MEASURING))
+
+.PHONY: run test unit-failing unit-others quick quick-proofs quick-others test-frameworks test-hosts install lint types unit docs soak bench format clean
 
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
@@ -32,8 +38,15 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-unit: install
-	$(BIN)/python -m pytest
+unit: install           ## all tests; each half shows what it did when it ends
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync unit-failing unit-others
+	$(BIN)/python -m pytest $(UNIT_MEASURING)
+
+unit-failing:
+	$(BIN)/python -m pytest $(UNIT_FAILING)
+
+unit-others:
+	$(BIN)/python -m pytest $(IGNORED)
 
 quick: install          ## the tests that start no ranks, in less than a minute
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync quick-proofs quick-others
@@ -61,10 +74,11 @@ test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in 
 		-e ".[dev,frameworks]"
 	touch $@
 
-test-hosts: install     ## groups over hosts made of network namespaces, as root (about 3 minutes)
+test-hosts: install     ## several hosts, made of namespaces on this machine; needs root and iproute2
 	$(BIN)/python -m pytest tests/hosts -m hosts -rs
 
-soak: install           ## 100,000 random calls on 4 ranks, every value checked (about 5 minutes)
+soak: install           ## the tests marked soak; 100,000 random calls on 4 ranks, every value checked (about 8 minutes)
+	$(BIN)/python -m pytest -m soak
 	$(BIN)/python benchmarks/soak/soak.py
 
 bench: install          ## measure every claim on this machine, write the records in benchmarks/ (about 20 minutes)

@@ -26,8 +26,8 @@ ROOMS = [
     ["backend"],
     ["parallel"],
     ["train"],
-    ["bench", "tune"],
-    ["trace"],
+    ["bench", "tune", "topo"],
+    ["trace", "doctor"],
     ["cli"],
     ["front door"],
 ]

@@ -110,7 +110,7 @@ def _normaliser() -> object:
     return normalise
 
 
-_patches.normaliser.append(_normaliser)
+_patches.normaliser = _normaliser
 
 if _os.environ.get("UNISONO_TRACE"):
     from unisono.trace.arm import arm as _arm

@@ -3,6 +3,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from unisono.algorithms import build
 from unisono.algorithms.pipelines import SCHEDULES, build_pipeline
 from unisono.drawing import draw
 from unisono.errors import UsageError
@@ -44,7 +45,13 @@ def test_text_at_a_given_width_keeps_the_kinds() -> None:
     drawn = str(draw(build_pipeline("1f1b", 2, 3), width=32)).splitlines()[3:]
     assert drawn[0] == "rank 0  F━F━····BW━━F━BW━━··BW━━"
     assert drawn[1] == "rank 1  ··F━BW━━F━BW━━F━BW━━····"
-    assert " ".join(drawn[4:]) == "stage, kind, microbatch, F forward, BW both gradients, · idle"
+    assert " ".join(drawn[4:]) == (
+        "stage, kind, microbatch, F forward, BW both gradients, · idle "
+        "names are cut where they do not fit: 68 columns show all"
+    )
+    whole = str(draw(build_pipeline("1f1b", 2, 3), width=68))
+    assert "names are cut" not in whole
+    assert all(name in whole for name in ("0F0", "0F1", "0F2", "1BW0", "1BW1", "1BW2"))
 
 
 def test_actions_that_take_no_time_do_not_stretch_the_picture() -> None:
@@ -70,6 +77,14 @@ def test_the_trace_has_every_action_on_the_track_of_its_rank() -> None:
     events = [event for event in json.loads(str(draw(line, "trace")))["traceEvents"] if event["ph"] == "X"]
     found = [(event["pid"], event["name"], event["ts"] / 1e6, event["dur"] / 1e6) for event in events]
     assert found == [(r, str(a), s, e - s) for r, row in enumerate(line.slots) for a, s, e in row]
+
+
+@pytest.mark.parametrize("format", ["text", "svg", "trace"])
+def test_costs_of_what_is_no_pipeline_are_refused(format: str) -> None:
+    schedule = build("ring", "all_reduce", 3)
+    for subject in (schedule, simulate(schedule), simulate(build_pipeline("1f1b", 2, 2))):
+        with pytest.raises(UsageError, match=r"^costs are what the schedule of a pipeline is simulated with: leave"):
+            draw(subject, format, costs=PipelineCosts())
 
 
 @pytest.mark.parametrize("option", [{"style": "circle"}, {"topology": "nvlink"}, {"nbytes": "1MiB"}])

@@ -102,13 +102,20 @@ def blamed(printed: str) -> tuple[int, int]:
 
 
 CASES = [
-    *((way, "raise", recorded) for way in WAYS for recorded in ("record", "plain")),
+    ("raise", "raise", "record"),
+    ("raise", "raise", "plain"),
+    ("exit", "raise", "plain"),
+    ("_exit", "raise", "record"),
+    ("kill", "raise", "plain"),
     ("kill", "exit", "plain"),
     ("kill", "translate", "record"),
+    ("thread", "raise", "record"),
 ]
+OTHERS = [(way, "raise", recorded) for way in WAYS for recorded in ("record", "plain")]
+SOAKED = [pytest.param(*case, marks=pytest.mark.soak) for case in OTHERS if case not in CASES]
 
 
-@pytest.mark.parametrize(("way", "how", "recorded"), CASES)
+@pytest.mark.parametrize(("way", "how", "recorded"), [*CASES, *SOAKED])
 def test_torchrun(way: str, how: str, recorded: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     options = "--standalone --nproc-per-node 3 --monitor-interval 0.7"

@@ -29,7 +29,7 @@ def test_two_thousand_small_calls() -> None:
     assert min(calls for calls, _, _ in results) > 500
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_long_waits_are_no_deadlocks(seed: int) -> None:
     """Sleeps so long that the others look for a cycle, again and again, while all are blocked but one."""
     results = ranks(4).run(walks, 24, seed, (0.15, 1.0), LARGE, timeout=100)

@@ -1,5 +1,7 @@
 """A transformer over a mesh against the same transformer in one process, for every way to factor the ranks."""
 
+from itertools import product
+from math import prod
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +14,6 @@ from ranks import ranks
 from unisono.algorithms.pipelines import usual_stages_per_rank
 from unisono.errors import MismatchError, UsageError
 from unisono.parallel.mesh import MeshTransformer, ParallelDims
-from unisono.parallel.parallel_dims import factorisations
 
 
 class Case(NamedTuple):
@@ -29,8 +30,13 @@ class Case(NamedTuple):
         return max(2, self.shape.pp * usual_stages_per_rank(self.schedule))
 
 
-FOUR = [Case(shape) for shape in factorisations(4, axes=4)]
-EIGHT = [Case(shape) for shape in factorisations(8)]
+def meshes(world_size: int, axes: int) -> list[ParallelDims]:
+    """All meshes of so many ranks over the first ``axes`` of dp, tp, pp, sp."""
+    return [ParallelDims(*n) for n in product(range(1, world_size + 1), repeat=axes) if prod(n) == world_size]
+
+
+FOUR = [Case(shape) for shape in meshes(4, axes=4)]  # ten
+EIGHT = [Case(shape) for shape in meshes(8, axes=3)]  # ten
 OTHER_SCHEDULES = [
     Case(ParallelDims(tp=2, pp=2), "zb-v", 6),
     Case(ParallelDims(dp=2, pp=2), "interleaved", 6),

@@ -2,7 +2,6 @@ import pytest
 
 from unisono.errors import UsageError
 from unisono.parallel.mesh import ParallelDims
-from unisono.parallel.parallel_dims import factorisations
 
 MODEL = {"layers": 4, "heads": 4, "context": 16, "vocabulary": 19}
 
@@ -12,14 +11,6 @@ def test_places_count_tp_fastest_and_pp_slowest() -> None:
     assert shape.place(5) == {"pp": 1, "dp": 0, "sp": 0, "tp": 1}
     found = [tuple(ParallelDims(dp=2, tp=3, pp=2, sp=2).place(rank).values()) for rank in range(24)]
     assert found == sorted(set(found))
-
-
-def test_every_factorisation_once() -> None:
-    assert [str(shape) for shape in factorisations(4)] == ["pp4", "tp2 pp2", "tp4", "dp2 pp2", "dp2 tp2", "dp4"]
-    assert len(set(factorisations(8))) == 10
-    assert len(set(factorisations(4, axes=4))) == 10
-    assert all(shape.world_size == 8 for shape in factorisations(8, axes=4))
-    assert [str(shape) for shape in factorisations(1)] == ["dp1"]
 
 
 @pytest.mark.parametrize(

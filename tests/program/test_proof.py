@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from program.default_tables import default_tables, prove_default
 from unisono.algorithms import build, list_algorithms
 from unisono.algorithms.registry import AlgorithmInfo
 from unisono.errors import ScheduleError, UsageError
@@ -31,7 +32,7 @@ from unisono.program.bind import (
     Bases,
 )
 from unisono.program.defaults import _ANY, TABLE, Default
-from unisono.program.proof import KINDS, Call, Proof, default_tables, prove, prove_calls, prove_default
+from unisono.program.proof import KINDS, Call, Proof, prove, prove_calls
 from unisono.program.proof_play import Play
 from unisono.schedule import Schedule
 from unisono.schedule.collectives import ROOTED

@@ -229,10 +229,11 @@ def on_the_board(rank: int, world_size: int, plan: tuple[Line, ...]) -> tuple[li
     return found, wrong
 
 
+@pytest.mark.parametrize("examples", [3, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_the_same_bits_everywhere(world_size: int) -> None:
+def test_the_same_bits_everywhere(world_size: int, examples: int) -> None:
     @settings(
-        max_examples=5,
+        max_examples=examples,
         deadline=None,
         derandomize=True,
         database=None,

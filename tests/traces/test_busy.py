@@ -1,8 +1,10 @@
 import os
+import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,14 @@ def test_another_thread_can_read_it() -> None:
     thread.join()
 
 
+def share_counted(clock: Callable[[], int]) -> float:
+    """The part of the elapsed time that the clock has counted over 20 ms of computing."""
+    began, since = clock(), time.monotonic_ns()
+    compute(0.02)
+    passed = time.monotonic_ns() - since  # first: this thread may lose its core between the two
+    return (clock() - began) / passed
+
+
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not tell who waits for a core")
 def test_waiting_for_a_core_counts() -> None:
     cores = os.sched_getaffinity(0)
@@ -57,10 +67,10 @@ def test_waiting_for_a_core_counts() -> None:
     try:
         assert rival.stdout is not None
         rival.stdout.readline()
-        clock = busy_clock(threading.current_thread())
-        began, since = clock(), time.monotonic_ns()
-        compute(0.03)
-        assert clock() - began >= 0.8 * (time.monotonic_ns() - since)
+        shares = [share_counted(busy_clock(threading.current_thread())) for _ in range(5)]
+        # On average the rival has half the time. The median, for the host of a virtual machine may take a core away
+        # for tens of milliseconds, which its kernel counts as neither on a core nor waiting for one.
+        assert statistics.median(shares) >= 0.8, shares
     finally:
         rival.kill()
         rival.communicate()

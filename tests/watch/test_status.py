@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -124,7 +125,7 @@ def _member(rank: int, moments: list[int], completed: int) -> Member:
 def test_delays_are_taken_over_the_calls_that_all_ranks_still_know() -> None:
     early = _member(0, [1_000_000 * k for k in range(1, 21)], 19)
     late = _member(1, [1_000_000 * k + 500_000 for k in range(1, 20)], 18)
-    memory = SegmentView("the default group", (early, late))
+    memory = SegmentView("the default group", (early, late), 0)
     compared, delays = memory.lateness()
     assert compared == 15  # calls 5 to 19: the first rank has forgotten call 4, the second has not issued call 20
     assert delays == {0: 0.0, 1: 0.0005}
@@ -132,14 +133,21 @@ def test_delays_are_taken_over_the_calls_that_all_ranks_still_know() -> None:
     assert early.since == early.issued_at(20) == 20_000_000
 
 
+def test_the_pace_is_that_of_the_moment_at_which_the_memory_was_read() -> None:
+    """However long ago that was: who reads may have waited for a core since."""
+    member = _member(0, [20_000_000 * k for k in range(1, 11)], 10)
+    assert SegmentView("the default group", (member,), 220_000_000).pace() == pytest.approx(50)
+    assert SegmentView("the default group", (member,), 1_300_000_000).pace() == 0  # idle for more than a second then
+
+
 def test_jobs_are_groups_that_share_processes() -> None:
     a, b, c = (_member(rank, [1], 1) for rank in range(3))
     pair, whole, other = (
-        SegmentView("g [0, 1]", (a, b)),
-        SegmentView("the default group", (a, b, c)),
+        SegmentView("g [0, 1]", (a, b), 0),
+        SegmentView("the default group", (a, b, c), 0),
         _member(0, [1], 1),
     )
-    stranger = SegmentView("the default group", (Member(**{**vars(other), "who": Identity(99, 2)}),))
+    stranger = SegmentView("the default group", (Member(**{**vars(other), "who": Identity(99, 2)}),), 0)
     found = status._together([pair, stranger, whole])
     assert [[m.label for m in job] for job in found] == [["the default group"], ["the default group", "g [0, 1]"]]
     assert snapshot(find=lambda: Findings((stranger,), {})) == []  # none of its processes lives

@@ -15,19 +15,18 @@ import errno
 import json
 import os
 import socket
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from torch._C._distributed_c10d import PrefixStore
-
-from unisono.backend.stores import chain_of
+from unisono.backend.job_store import JobStore
+from unisono.backend.rendezvous_watch import ABSENT_SECONDS, log_absent
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.runtime.monitor import Loss
 from unisono.transport.host import Host, HostMap, barred, unseen
-from unisono.transport.keepalive import keep_alive, sockets
 from unisono.transport.layout import ABSENT, EXIT_NOTE, JOINED, LEFT, PID, Layout
 from unisono.transport.process import Identity, alive, fate, ticks
 from unisono.transport.segment import Segment, StoreLike
@@ -36,7 +35,7 @@ from unisono.watch.exit_notes import lost, read_exit_note
 from unisono.watch.peer_state import REPLACED
 from unisono.watch.status_page import own_page
 
-__all__ = ["JobStore", "MemberRegistry", "SeveralHosts", "default_nonce"]
+__all__ = ["MemberRegistry", "SeveralHosts", "default_nonce"]
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC}
 _default: "MemberRegistry | None" = None  # of the default group, where every process of the job is known
@@ -50,75 +49,6 @@ class SeveralHosts(Exception):
     def __init__(self, nonce: str) -> None:
         super().__init__(nonce)
         self.nonce = nonce
-
-
-class JobStore:
-    """The store that the job's ranks share, under a prefix; its failures have a remedy in their text."""
-
-    def __init__(self, store: StoreLike, prefix: str) -> None:
-        self._store: StoreLike | None = store
-        self._prefix = prefix
-
-    def set(self, key: str, value: str) -> None:
-        """Stores a value."""
-        with self._open() as store:
-            store.set(f"{self._prefix}/{key}", value)
-
-    def get(self, key: str) -> bytes:
-        """The value, once there is one."""
-        with self._open() as store:
-            return store.get(f"{self._prefix}/{key}")
-
-    def add(self, key: str, value: int) -> int:
-        """Adds to a counter; returns the sum."""
-        with self._open() as store:
-            return store.add(f"{self._prefix}/{key}", value)
-
-    def check(self, keys: list[str]) -> bool:
-        """True if all these keys have values."""
-        with self._open() as store:
-            return store.check([f"{self._prefix}/{key}" for key in keys])
-
-    @contextmanager
-    def _open(self) -> Iterator[StoreLike]:
-        if self._store is None:
-            raise PeerLostError("this rank has left the group, and with it the job's store")
-        try:
-            yield self._store
-        except RuntimeError as error:
-            raise _gone(error) from None
-
-    def under(self, prefix: str) -> "JobStore":
-        """The same store under a further prefix."""
-        with self._open() as store:
-            return JobStore(store, f"{self._prefix}/{prefix}")
-
-    def plain(self, prefix: str) -> Any:
-        """The same store under a further prefix, as torch's classes take it."""
-        with self._open() as store:
-            return PrefixStore(f"{self._prefix}/{prefix}", store)  # type: ignore[arg-type]  # it is one of torch's
-
-    def keep_alive(self, limit: float) -> None:
-        """Ends the connection to the store, with an error of the call under way, if that is silent for ``limit`` s."""
-        with self._open() as store:
-            if port := getattr(chain_of(store)[-1], "port", 0):
-                keep_alive(sockets(port), limit)
-
-    def release(self) -> None:
-        """Drops the reference to the store, so that it can end, and its server with it."""
-        self._store = None
-
-
-def _gone(error: Exception) -> PeerLostError | OSError:
-    """The error of a failed store; `OSError` if this process is at its own limits."""
-    words = str(error).partition("\n")[0]
-    for number in (errno.EMFILE, errno.ENFILE):
-        if os.strerror(number) in words:
-            return OSError(number, os.strerror(number))
-    return PeerLostError(
-        f"the job's store does not answer ({words}): it lives in the process of rank 0 (or of the launcher), which has "
-        "left; keep that process until all ranks have finished"
-    )
 
 
 def default_nonce() -> str:
@@ -190,6 +120,7 @@ class MemberRegistry:
         self._title = title
         self._global_ranks, self._rank, self._label = list(global_ranks), rank, label
         self.counted = counted
+        self._silent_until = time.monotonic() + ABSENT_SECONDS
         number = _made[epoch, tuple(global_ranks)] if counted else 0
         _made[epoch, tuple(global_ranks)] += counted
         self._epoch = JobStore(store, f"unisono/{epoch}")
@@ -323,6 +254,32 @@ class MemberRegistry:
         """Raises `SeveralHosts`: the first rank has made its memory, of this ``nonce``, on another host."""
         raise SeveralHosts(nonce)
 
+    def check_claim(self) -> None:
+        """Raises `UsageError` if another process was announced as this rank since; in that one, too, if it waits."""
+        note, mine = self._note(self._rank), Identity.mine()
+        if note is None:
+            return
+        here = (mine, Host.mine().to_text())
+        twice = f"twice/{self._rank}/{note.pid}/{note.started}/{note.place}"
+        if (note.who, note.place) != here:
+            self.store.set(twice, json.dumps([mine.pid, socket.gethostname()]))
+            pid, hostname = note.pid, note.hostname
+        elif (other := self._read(self.store, twice)) is not None:
+            pid, hostname = other
+        else:
+            return
+        raise UsageError(
+            f"rank {self._global_ranks[self._rank]} of {self._title} is claimed twice: by pid {mine.pid} on "
+            f"{socket.gethostname()} and by pid {pid} on {hostname}; give every process its own rank"
+        )
+
+    def report_absent(self) -> None:
+        """Logs once, some seconds after a default group began to be made, which ranks have not come."""
+        if not self.counted and self._silent_until and time.monotonic() > self._silent_until:
+            self._silent_until = 0.0
+            me = f"rank {self._rank} of {len(self._global_ranks)} (pid {os.getpid()} on {socket.gethostname()})"
+            log_absent(me, self.absent(), ABSENT_SECONDS)
+
     def absent(self) -> list[int]:
         """The global ranks that have not made this group."""
         return [name for rank, name in enumerate(self._global_ranks) if self._note(rank) is None]
@@ -335,6 +292,8 @@ class MemberRegistry:
         first = self.gone(0)
         if words := self.mismatch():
             raise MismatchError(words)
+        self.check_claim()
+        self.report_absent()
         if first.words:
             me = self._global_ranks[self._rank]
             causes = self._reasons_not_to_join() or [first]

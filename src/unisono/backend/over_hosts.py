@@ -8,11 +8,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
-import torch
-
-from unisono.backend.member_registry import JobStore, MemberRegistry
+from unisono.backend.job_store import JobStore
+from unisono.backend.member_registry import MemberRegistry
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.runtime.network import Network
 from unisono.transport.host import Host, HostMap, Place
@@ -26,14 +24,6 @@ __all__ = ["OverHosts"]
 _FLUSH = 10.0  # s that a rank which leaves waits for what it has sent to be on its way
 _KNOWN = "known"  # in the place of a nonce: the default group knows the hosts
 _PAUSE = 0.01  # s
-
-
-def _versions() -> str:
-    try:
-        mine = version("unisono")
-    except PackageNotFoundError:
-        mine = "of a source tree"
-    return f"unisono {mine}, torch {torch.__version__.partition('+')[0]}"
 
 
 class OverHosts:
@@ -85,8 +75,8 @@ class OverHosts:
     def _find(self, nonce: str, deadline: float) -> HostMap | None:
         """Publishes where this rank is and returns where all are; None if ``nonce`` proves to be of an earlier birth.
 
-        Raises `CollectiveTimeout` naming the ranks that have not come by ``deadline`` (``time.monotonic``),
-        `UsageError` if their versions differ, and what `MemberRegistry.check` raises.
+        Raises `CollectiveTimeout` naming the ranks that have not come by ``deadline`` (``time.monotonic``), and what
+        `MemberRegistry.check` raises.
         """
         store, size = self._members.store.under(f"places/{nonce}"), len(self._global_ranks)
         if store.add(f"came/{self._rank}", 1) > 1:
@@ -94,7 +84,7 @@ class OverHosts:
             return None
         self._check_interface()
         mine = Place.mine(os.environ.get("MASTER_ADDR", ""))
-        store.set(str(self._rank), json.dumps([*mine, _versions()]))
+        store.set(str(self._rank), json.dumps(mine))
         begun = time.monotonic()
         while missing := [rank for rank in range(size) if not store.check([str(rank)])]:
             if self._outdated(nonce):
@@ -108,9 +98,7 @@ class OverHosts:
             self._members.check()
             self._members.check_reasons()
             time.sleep(_PAUSE)
-        found = [json.loads(store.get(str(rank))) for rank in range(size)]
-        places = [Place(*each[:-1]) for each in found]
-        _check_versions([each[-1] for each in found], places)
+        places = [Place(*json.loads(store.get(str(rank)))) for rank in range(size)]
         self._birth = nonce
         self.hosts = self._members.hosts = HostMap(places, self._rank)
         return self.hosts
@@ -119,8 +107,7 @@ class OverHosts:
         """Raises `UsageError` if another process of this host is this rank; else the place is of an earlier birth."""
         if not store.check([str(self._rank)]):
             return
-        *found, _ = json.loads(store.get(str(self._rank)))
-        there = Place(*found)
+        there = Place(*json.loads(store.get(str(self._rank))))
         if there.host == Host.mine().to_text() and there.pid != os.getpid() and start_time(there.pid):
             raise UsageError(
                 f"rank {self._rank} of {self._label} is claimed twice: by pid {there.pid} and by pid {os.getpid()} on "
@@ -173,13 +160,3 @@ class OverHosts:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _check_versions(versions: list[str], places: list[Place]) -> None:
-    if len(set(versions)) == 1:
-        return
-    lines = [
-        f"{words} on {', '.join(sorted({places[k].hostname for k, each in enumerate(versions) if each == words}))}"
-        for words in sorted(set(versions))
-    ]
-    raise UsageError(f"the hosts of a group run different versions: {'; '.join(lines)}: install one on all")

@@ -4,10 +4,22 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["Chunks", "Collective", "Hosts", "LinkTime", "Microbatches", "PerRank", "Ranks", "Root", "Source", "Times"]
+__all__ = [
+    "Chunks",
+    "Collective",
+    "Hosts",
+    "LinkTime",
+    "Microbatches",
+    "PerRank",
+    "Ranks",
+    "Root",
+    "Source",
+    "Times",
+]
 
 DEFAULT = "default"
 """In place of an algorithm: the one that runs if none is asked for."""
+NAMED_SOURCE = f"An algorithm, a pipeline schedule, {DEFAULT} for what runs, a file, or - for standard input."
 COLLECTIVE, RANKS, MICROBATCHES = "all_reduce", 4, 8
 
 
@@ -20,7 +32,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="NAME|FILE",
-        help=f"An algorithm, a pipeline schedule, {DEFAULT} for what runs, a file, or - for standard input.",
+        help=NAMED_SOURCE,
     ),
 ]
 Collective = Annotated[str | None, typer.Argument(help="What the algorithm is to do.", show_default=COLLECTIVE)]

@@ -76,8 +76,8 @@ def plan(
         unisono plan pipeline --ranks 4 --microbatches 16
     """
     if collective == PIPELINE:
-        given = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts, "--model": model or None}
-        refuse(given | {"--default": by_default or None}, "is of collectives: leave it out")
+        given = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts, "--oversubscribed": oversubscribed}
+        refuse(given | {"--model": model or None, "--default": by_default or None}, "is of collectives: leave it out")
         _pipelines(_RANKS if ranks is None else ranks, 8 if microbatches is None else microbatches, times, link)
         return
     refuse({"--microbatches": microbatches, "--times": times, "--link": link}, "is of pipelines: leave it out")
@@ -89,7 +89,7 @@ def plan(
     if oversubscribed is not None:
         raise UsageError("--oversubscribed and --no-oversubscribed are for the defaults: give --default as well")
     if collective is None:
-        raise UsageError("Missing argument 'COLLECTIVE'.")
+        raise UsageError("which collective? E.g. `unisono plan all_reduce`, or --default for all of them")
     table = Measured.load() if topology is None and not model else None
     known = topology is not None and topology not in PRESETS
     where = topology_of(topology or "shared_memory", _RANKS if ranks is None and not known else ranks, hosts)

@@ -97,6 +97,10 @@ class Asked:
         options = {"hosts": self.hosts} if knows else {}
         return build(self.source, collective, self.world_size, self.root or 0, chunks, **options)
 
+    def find_sized(self, nbytes: int) -> Schedule | PipelineSchedule:
+        """As `find`; ``default`` is the schedule that runs for this size."""
+        return self.find_placed(nbytes)[0].schedule if self.source == DEFAULT else self.find()
+
     def find_placed(self, nbytes: int) -> list[Placed]:
         """The schedule of a collective as the backend places it; ``default`` is the one for this size.
 
@@ -147,16 +151,16 @@ class Asked:
 
 
 def find_on(
-    asked: Sequence[Asked], topology: str | None, hosts: str | None
+    asked: Sequence[Asked], topology: str | None, hosts: str | None, nbytes: int
 ) -> tuple[list[Schedule | PipelineSchedule], Topology]:
     """The schedules, algorithms built for the hosts of the topology, and the topology, by default as many ranks need.
 
-    Raises UsageError as `Asked.find` and `topology_of` do.
+    ``nbytes``: of the default. Raises UsageError as `Asked.find` and `topology_of` do.
     """
     first = asked[0]
     ranks, known = first.ranks, topology is not None and topology not in PRESETS
     if not first.is_name or first.source in SCHEDULES:
-        found = [each.find() for each in asked]
+        found = [each.find_sized(nbytes) for each in asked]
         ranks = found[0].world_size
     elif ranks is None and not known:
         ranks = RANKS
@@ -167,7 +171,8 @@ def find_on(
     cut = show_hosts(where.ranks_of_hosts) if where.hosts > 1 else None
     if first.is_name and first.source not in SCHEDULES:
         ranks = where.world_size
-        found = [(replace(each, ranks=ranks, hosts=cut) if each.source in names() else each).find() for each in asked]
+        placed = [replace(each, ranks=ranks, hosts=cut) if each.source in names() else each for each in asked]
+        found = [each.find_sized(nbytes) for each in placed]
     return found, where
 
 

@@ -29,13 +29,13 @@ _Topology = Annotated[
         show_default="nvlink; cluster from 9 ranks on",
     ),
 ]
+_Path = Annotated[
+    int | None, typer.Option("--path", min=0, help="Messages of the critical path to print.", show_default="12")
+]
 
 
 def simulate_command(
-    source: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME|FILE]", help="An algorithm, a pipeline schedule, a file, or - for input."),
-    ] = None,
+    source: Annotated[str | None, typer.Argument(metavar="[NAME|FILE]", help=options.NAMED_SOURCE)] = None,
     collective: options.Collective = None,
     ranks: options.Ranks = None,
     nbytes: Annotated[
@@ -51,7 +51,7 @@ def simulate_command(
     eager: Annotated[
         bool, typer.Option("--eager", help="Latency is spent on the wire and keeps no rank busy.")
     ] = False,
-    lines: Annotated[int, typer.Option("--path", min=0, help="Messages of the critical path to print.")] = 12,
+    lines: _Path = None,
     microbatches: options.Microbatches = None,
     per_rank: options.PerRank = None,
     times: options.Times = None,
@@ -70,11 +70,13 @@ def simulate_command(
     if (source is None) == (compare is None):
         raise UsageError("give one schedule (`unisono simulate ring -n 8`), or several algorithms with --compare")
     named = [str(source)] if compare is None else [name.strip() for name in compare.split(",")]
+    size = parse_nbytes(nbytes or ("1MiB" if compare is None else "4"))
     asked = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank) for name in named]
-    found, where = find_on(asked, topology, hosts)
+    found, where = find_on(asked, topology, hosts, size)
     pipelines = [each for each in found if isinstance(each, PipelineSchedule)]
     if pipelines:
-        _no_mixture(found, pipelines, {"--bytes": nbytes, "--topology": topology, "--hosts": hosts})
+        others: dict[str, object] = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts}
+        _no_mixture(found, pipelines, others | {"--eager": eager or None, "--path": lines})
         runs = [simulate(each, costs=pipeline_costs(each, times, link)) for each in pipelines]
         if compare is None:
             _report_pipeline(runs[0], times, link)
@@ -84,9 +86,11 @@ def simulate_command(
     refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
     collectives = [each for each in found if isinstance(each, Schedule)]
     if compare is not None:
-        _compare([simulate(each, where, nbytes or "4") for each in collectives])
+        refuse({"--eager": eager or None}, "is a column of --compare anyway: leave it out")
+        refuse({"--path": lines}, "is of one schedule, and --compare is a table of several: leave it out")
+        _compare([simulate(each, where, size) for each in collectives])
     else:
-        _report(simulate(collectives[0], where, parse_nbytes(nbytes or "1MiB"), eager=eager), lines)
+        _report(simulate(collectives[0], where, size, eager=eager), 12 if lines is None else lines)
 
 
 def _no_mixture(

@@ -58,7 +58,7 @@ def draw(
             left to right).
         topology: what a collective is simulated on, for gantt and trace; nvlink by default.
         nbytes: its bytes there; 1 MiB by default.
-        costs: what a pipeline is simulated with.
+        costs: what the schedule of a pipeline is simulated with.
         hosts: which ranks of a collective share a host, e.g. "2x4" (schedule/hosts.py): boxes around their rows, in
             text a line over their columns; and style "rows".
         width: characters per line of text, 20 or more; what does not fit is left out, with a note.
@@ -73,6 +73,8 @@ def draw(
     if style is not None and style not in _STYLES:
         raise UsageError(f"unknown style {style!r}: expected one of {', '.join(STYLES)}")
     width, max_steps = max(width, _NARROWEST), max(max_steps, _SHORTEST)
+    if costs is not None and not isinstance(subject, PipelineSchedule):
+        raise UsageError("costs are what the schedule of a pipeline is simulated with: leave them out here")
     if isinstance(subject, PipelineSchedule):
         for what, value in (("style", style), ("topology", topology), ("nbytes", nbytes), ("hosts", hosts)):
             if value is not None:

@@ -11,7 +11,6 @@ The axes are in this order, tp last: ranks that talk most have neighbouring numb
 With dp2 tp2 pp2 rank 5 = 1·4 + 0·2 + 1 is in the second stage, has the first rows and the second half of the heads.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from unisono.errors import UsageError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["AXES", "ParallelDims", "factorisations"]
+__all__ = ["AXES", "ParallelDims"]
 
 AXES = ("pp", "dp", "sp", "tp")
 
@@ -127,17 +126,3 @@ class ParallelDims:
     def __str__(self) -> str:
         named = [f"{axis}{size}" for axis in ("dp", "tp", "pp", "sp") if (size := getattr(self, axis)) != 1]
         return " ".join(named) or "dp1"
-
-
-def factorisations(world_size: int, axes: int = 3) -> Iterator[ParallelDims]:
-    """All meshes of so many ranks over the first `axes` of dp, tp, pp, sp: ten of 8 ranks over three axes."""
-    yield from (ParallelDims(*sizes) for sizes in _factors(world_size, axes))
-
-
-def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    if count == 1:
-        yield (number,)
-        return
-    for first in range(1, number + 1):
-        if number % first == 0:
-            yield from ((first, *rest) for rest in _factors(number // first, count - 1))

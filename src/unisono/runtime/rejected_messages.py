@@ -31,9 +31,6 @@ class RejectedMessages:
         self, segment: Segment, rank: int, global_ranks: Sequence[int], label: str, out: Sequence[Ring]
     ) -> None:
         self._segment, self._rank, self._global_ranks, self._label, self._out = segment, rank, global_ranks, label, out
-        at = segment.field(rank, REFUSED)
-        self.word = segment.longs[at : at + 1]
-        """One word, not 0 once a peer has refused a message of this rank: then `take` returns the error."""
         self._taking = threading.RLock()
         self._counts = [0] * len(out)
         self._unraised: deque[tuple[int, int, MismatchError]] = deque(maxlen=_KEPT)
@@ -44,7 +41,7 @@ class RejectedMessages:
         wanted = _CODES.get(name_of_dtype(call.dtype), 0)
         sent = _CODES.get(arriving.dtype, 0)
         ring.refuse(Refusal(arriving.number, message.tag, arriving.numel, sent, call.numel, wanted))
-        self._segment.longs[self._segment.field(source, REFUSED)] = 1
+        self._mark(source, 1)
         return MismatchError(
             f"rank {self._global_ranks[self._rank]} expects {call.describe()} ({call.numel} elements) from rank "
             f"{self._global_ranks[source]}, which sent {arriving.numel} elements of {arriving.dtype} "
@@ -57,7 +54,7 @@ class RejectedMessages:
         if self._taking._is_owned():  # type: ignore[attr-defined]  # a handler that interrupts this
             return None
         with self._taking:
-            self.word[0] = 0  # first: a later rejection sets it again
+            self._mark(self._rank, 0)  # first: a later rejection sets it again
             for rank, ring in enumerate(self._out):
                 count, last = ring.refusal()
                 if count > self._counts[rank]:
@@ -69,8 +66,12 @@ class RejectedMessages:
             found = next((each for each in self._unraised if each[:2] == (peer, number)), self._unraised[0])
             self._unraised.remove(found)
             if self._unraised:
-                self.word[0] = 1
+                self._mark(self._rank, 1)
             return found[2], found[:2] == (peer, number)
+
+    def _mark(self, rank: int, value: int) -> None:
+        """Sets the word of a rank that its queues poll as `refused`: 1 if `take` may return an error."""
+        self._segment.longs[self._segment.field(rank, REFUSED)] = value
 
     def _error(self, peer: int, refusal: Refusal, more: int) -> MismatchError:
         sender, receiver = self._global_ranks[self._rank], self._global_ranks[peer]

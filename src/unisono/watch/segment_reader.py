@@ -7,6 +7,7 @@ written, no process is asked. Never imports torch.
 import os
 import re
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -73,10 +74,11 @@ class Member:
 
 @dataclass(frozen=True)
 class SegmentView:
-    """One group: its label and its members, by group rank."""
+    """One group: its label and its members, by group rank, as they were at ``read_at`` (``time.monotonic_ns``)."""
 
     label: str
     members: tuple[Member, ...]
+    read_at: int
 
     @property
     def global_ranks(self) -> list[int]:
@@ -101,10 +103,10 @@ class SegmentView:
         scale = 1e-9 / len(numbers)
         return len(numbers), {m.rank: (sum(map(m.issued_at, numbers)) - start) * scale for m in here}
 
-    def pace(self, now: int) -> float:
-        """Calls per second over the last calls of the first member; 0 if it has made none in a while."""
+    def pace(self) -> float:
+        """Calls per second over the last calls of the first member; 0 if it had made none in a while."""
         times = sorted(filter(None, self.members[0].issue_times))
-        if len(times) < 2 or now - times[-1] > max(1e9, 4 * max(b - a for a, b in pairwise(times))):
+        if len(times) < 2 or self.read_at - times[-1] > max(1e9, 4 * max(b - a for a, b in pairwise(times))):
             return 0.0
         return (len(times) - 1) / max(1e-9, (times[-1] - times[0]) / 1e9)
 
@@ -182,6 +184,7 @@ def _read(fd: int, label: str) -> SegmentView | None:
     layout = Layout(world_size)
     if magic != MAGIC or mark != layout.mark:
         return None
+    read_at = time.monotonic_ns()  # here, for the reader itself may wait for a core before it looks at the times
     data = os.pread(fd, layout.RECORD * world_size, layout.records)
     global_ranks = _global_ranks(label, world_size)
     words = struct.Struct(f"<{layout.RECORD // 8}Q")
@@ -206,4 +209,4 @@ def _read(fd: int, label: str) -> SegmentView | None:
                 exit_note=exit_note,
             )
         )
-    return SegmentView(label, tuple(members))
+    return SegmentView(label, tuple(members), read_at)

@@ -101,7 +101,7 @@ def _together(memories: Iterable[SegmentView]) -> list[list[SegmentView]]:
 
 
 def _job(memories: Sequence[SegmentView], pages: dict[Identity, PageView]) -> Job:
-    now = time.monotonic_ns()
+    now = max(memory.read_at for memory in memories)
     main = memories[0]
     compared, late = main.lateness()
     late = late if compared >= _ENOUGH else {}
@@ -109,11 +109,11 @@ def _job(memories: Sequence[SegmentView], pages: dict[Identity, PageView]) -> Jo
     ranks = [_rank(seats[name], memories, pages.get(seats[name].who), late, now) for name in sorted(seats)]
     identities = {name: seats[name].who for name in sorted(seats) if seats[name].who.pid}
     first = next(iter(identities.values()), Identity(0, 0))
-    groups = tuple(_group(memory, now) for memory in memories)
+    groups = tuple(_group(memory) for memory in memories)
     return Job(first.pid, _command(first.pid), _age(first), tuple(ranks), groups, _remarks(ranks, compared), identities)
 
 
-def _group(memory: SegmentView, now: int) -> GroupStatus:
+def _group(memory: SegmentView) -> GroupStatus:
     here = [member for member in memory.members if member.who.pid]
     compared, late = memory.lateness()
     return GroupStatus(
@@ -121,7 +121,7 @@ def _group(memory: SegmentView, now: int) -> GroupStatus:
         tuple(memory.global_ranks),
         min((member.completed for member in here), default=0),
         max((member.issued for member in here), default=0),
-        memory.pace(now),
+        memory.pace(),
         compared,
         late,
     )
@@ -167,11 +167,11 @@ def _doing(seat: Member, memories: Sequence[SegmentView], page: PageView | None,
             state=rank.state or "waiting",
             call=f"{message[1]} {message[2]} {message[3]}",
             group=message[6],
-            seconds=(now - page.since()) / 1e9,
+            seconds=max(0.0, (now - page.since()) / 1e9),
             waits_for=(int(message[4]),) if message[4] else (),
         )
     memory, member = min(under_way, key=lambda pair: pair[1].since, default=max(mine, key=lambda pair: pair[1].since))
-    seconds = (now - member.since) / 1e9 if member.since else -1.0
+    seconds = max(0.0, (now - member.since) / 1e9) if member.since else -1.0
     away = not under_way or (not wait and seconds > _AWAY)
     return replace(
         rank,
