@@ -1,43 +1,48 @@
 """What hosts and links do to a job on two hosts: every loss is named, on every host, and short ones lose nothing."""
 
+import json
 import os
 import re
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from hangs.job import attempt
-from hosts.namespaces import CannotMakeHosts, Hosts, RankOfHost
+from hosts.conftest import Network
 
-pytestmark = pytest.mark.hosts
 WHERE = (0, 0, 1, 1)
 LIMIT = 15.0  # s after which a host that does not answer is lost
 
 
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    try:
-        made = Hosts(2)
-    except CannotMakeHosts as error:
-        pytest.skip(f"no hosts here: {error}")
-    with made:
-        yield made
+class Job:
+    """Four ranks, two on each of two hosts, that run a function of this module (rank.py)."""
 
+    def __init__(self, net: Network, function: Callable[..., Any], folder: Path) -> None:
+        self.net, self.hosts = net, net.hosts
+        call = json.dumps([function.__module__, function.__name__, [str(folder)]])
+        argv = [sys.executable, "-u", "-m", "hosts.rank", call]
+        variables = [{"RANK": f"{rank}", "WORLD_SIZE": "4"} for rank in range(4)]
+        self.ranks = [net.start(host, argv, each) for host, each in zip(WHERE, variables, strict=True)]
+        deadline = time.monotonic() + 100.0
+        while len(list(folder.glob("ready-*"))) < len(WHERE):
+            assert time.monotonic() < deadline, [rank.text for rank in self.ranks]
+            time.sleep(0.05)
 
-def start(hosts: Hosts, function: Callable[..., Any], folder: Path, *given: Any) -> list[RankOfHost]:
-    """The ranks, once all of them have said that they are ready."""
-    ranks = [hosts.rank(host, function, rank, 4, str(folder), *given) for rank, host in enumerate(WHERE)]
-    deadline = time.monotonic() + 100.0
-    while len(list(folder.glob("ready-*"))) < len(WHERE):
-        assert time.monotonic() < deadline, [rank.result(0.1) for rank in ranks]
-        time.sleep(0.05)
-    return ranks
+    def signal(self, rank: int, number: int) -> None:
+        """Signals a rank."""
+        self.hosts.kill(WHERE[rank], self.ranks[rank].running.pid, number)
+
+    def results(self, seconds: float, count: int = 4) -> list[Any]:
+        """What the first ranks return."""
+        found = [rank.end(seconds)[1].strip().splitlines() for rank in self.ranks[:count]]
+        assert all(lines and lines[-1].startswith("result ") for lines in found), found
+        return [json.loads(lines[-1].removeprefix("result ")) for lines in found]
 
 
 def values(rank: int, world_size: int, folder: str) -> list[bool]:
@@ -53,9 +58,8 @@ def values(rank: int, world_size: int, folder: str) -> list[bool]:
     return [torch.equal(x, total), y.tolist() == [0.0, 1.0, 2.0, 3.0], bool((z == (rank + 2) % 4).all())]
 
 
-def test_values(hosts: Hosts, tmp_path: Path) -> None:
-    answers = [rank.result(60.0) for rank in start(hosts, values, tmp_path)]
-    assert answers == [[True] * 3] * 4
+def test_values(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    assert Job(make_hosts(), values, tmp_path).results(60.0) == [[True] * 3] * 4
 
 
 def loops(rank: int, world_size: int, folder: str) -> tuple[str, str, float]:
@@ -78,39 +82,39 @@ def loops(rank: int, world_size: int, folder: str) -> tuple[str, str, float]:
     return fault.kind, fault.text, time.time()
 
 
-def test_a_killed_rank_is_named_within_a_second(hosts: Hosts, tmp_path: Path) -> None:
-    ranks = start(hosts, loops, tmp_path)
+def test_a_killed_rank_is_named_within_a_second(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    job = Job(make_hosts(), loops, tmp_path)
     killed = time.time()
-    ranks[3].signal(signal.SIGKILL)
-    for kind, text, at in [rank.result(30.0) for rank in ranks[:3]]:
+    job.signal(3, signal.SIGKILL)
+    for kind, text, at in job.results(30.0, 3):
         assert kind == "PeerLostError"
         assert re.search(r"rank 3 \(pid \d+ on host1\) is (dead|lost)", text)
         assert at < killed + 1.0 + os.getloadavg()[0]
 
 
-def test_a_lost_host_is_named(hosts: Hosts, tmp_path: Path) -> None:
-    ranks = start(hosts, loops, tmp_path)
+def test_a_lost_host_is_named(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    job = Job(make_hosts(), loops, tmp_path)
     unplugged = time.time()
-    hosts.unplug(1)
-    for rank, (kind, text, at) in enumerate(rank.result(60.0) for rank in ranks):
+    job.hosts.unplug(1)
+    for rank, (kind, text, at) in enumerate(job.results(60.0)):
         assert kind == "PeerLostError"
         assert f"on host{1 - WHERE[rank]}) is lost" in text
         assert at < unplugged + LIMIT + 5.0
 
 
-def test_a_cable_that_is_out_for_a_while_loses_nothing(hosts: Hosts, tmp_path: Path) -> None:
-    ranks = start(hosts, loops, tmp_path)
-    hosts.unplug(1)
+def test_a_cable_that_is_out_for_a_while_loses_nothing(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    job = Job(make_hosts(), loops, tmp_path)
+    job.hosts.unplug(1)
     time.sleep(3.0)
-    hosts.plug(1)
+    job.hosts.plug(1)
     time.sleep(2.0)
     (tmp_path / "stop").touch()
-    assert [rank.result(60.0)[0] for rank in ranks] == [""] * 4
+    assert [kind for kind, _, _ in job.results(60.0)] == [""] * 4
 
 
-def test_a_stopped_rank_is_named_at_the_timeout(hosts: Hosts, tmp_path: Path) -> None:
-    ranks = start(hosts, loops, tmp_path)
-    ranks[3].signal(signal.SIGSTOP)
-    for kind, text, _ in [rank.result(60.0) for rank in ranks[:3]]:
+def test_a_stopped_rank_is_named_at_the_timeout(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    job = Job(make_hosts(), loops, tmp_path)
+    job.signal(3, signal.SIGSTOP)
+    for kind, text, _ in job.results(60.0, 3):
         assert kind == "CollectiveTimeout"
         assert re.search(r"rank 3 \(pid \d+ on host1\) last completed call no. \d+ all_reduce.*it is stopped", text)
