@@ -55,19 +55,16 @@ def trainer(rank: int, world_size: int, folder: str, queues: list[Any], curve: A
             optimizer.zero_grad()
             (-advantage.flatten() * policy(questions).log_softmax(1).gather(1, answers).flatten()).mean().backward()
             optimizer.step()
-            curve.put(float(groups.mean()) if rank == 0 else None)
             if rank == 0 and report.version % 20 == 0:
                 print(f"step {report.version}: samples of {versions}, reward {groups.mean():.2f}", flush=True)
+            curve.put(float(groups.mean()) if rank == 0 else None)
     if world_size > 1:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    context, folder, trainers = (
-        multiprocessing.get_context("forkserver"),
-        tempfile.mkdtemp(),
-        1 + ("--fsdp" in sys.argv),
-    )
+    context, folder = multiprocessing.get_context("forkserver"), tempfile.mkdtemp()
+    trainers = 2 if "--fsdp" in sys.argv else 1
     context.set_forkserver_preload(["unisono.weights", "torch._dynamo", "torch.distributed.fsdp", "matplotlib.figure"])
     queues, told = [context.Queue() for _ in range(GENERATORS)], context.Queue()
     jobs = [context.Process(target=trainer, args=(i, trainers, folder, queues, told)) for i in range(trainers)]
