@@ -6,7 +6,7 @@ BIN := .venv/bin
 # tells about it (verify, simulate, draw, select, plan), numbers, tables, texts, and the shape of the house. Two halves
 # of about equal length, side by side. Add a path here when it needs neither; `unit` runs everything.
 QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule runtime/test_over_transport.py)
-QUICK_OTHERS := $(addprefix tests/,drawing selection simulation verification test_layers.py test_units.py) \
+QUICK_OTHERS := $(addprefix tests/,drawing selection simulation topo verification test_layers.py test_units.py) \
 	$(patsubst %,tests/cli/test_%.py,draw common list main pipeline plan simulate verify) \
 	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values)
 
@@ -16,7 +16,7 @@ UNIT_FAILING := $(addprefix tests/,hangs watch backend frameworks test_launch.py
 UNIT_MEASURING := $(addprefix tests/,bench traces)
 IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_MEASURING))
 
-.PHONY: run test unit-failing unit-others quick quick-proofs quick-others test-frameworks install lint types unit docs soak bench format clean
+.PHONY: run test unit-failing unit-others quick quick-proofs quick-others test-frameworks test-hosts install lint types unit docs soak bench format clean
 
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
@@ -73,6 +73,9 @@ test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in 
 	DS_BUILD_OPS=0 .venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e ".[dev,frameworks]"
 	touch $@
+
+test-hosts: install     ## several hosts, made of namespaces on this machine; needs root and iproute2
+	$(BIN)/python -m pytest tests/hosts -m hosts -rs
 
 soak: install           ## the tests marked soak; 100,000 random calls on 4 ranks, every value checked (about 8 minutes)
 	$(BIN)/python -m pytest -m soak

@@ -33,7 +33,7 @@ def public_modules() -> list[str]:
 def reference() -> Iterator[tuple[str, str]]:
     """Path and Markdown of each page of the API reference; what two modules export is on the first one's page."""
     seen: set[int] = set()
-    contents = ["# API", "", "| import from | names |", "| --- | --- |"]
+    rows: dict[str, str] = {}
     for name in public_modules():
         module = import_module(name)
         names = [one for one in module.__all__ if not one.startswith("__")]
@@ -42,9 +42,10 @@ def reference() -> Iterator[tuple[str, str]]:
         if not own:
             continue
         page = f"{name}.md"
-        contents.append(f"| [`{name}`]({page}) | {', '.join(f'`{one}`' for one in own)} |")
+        rows[name] = f"| [`{name}`]({page}) | {', '.join(f'[`{one}`]({page}#{name}.{one})' for one in own)} |"
         about = f"# {name}\n\n::: {name}\n    options: {ABOUT}\n"
         yield f"api/{page}", "\n".join([about, *(f"::: {name}.{one}\n" for one in own)])
+    contents = ["# API", "", "| import from | names |", "| --- | --- |", *(rows[name] for name in sorted(rows))]
     yield "api/index.md", "\n".join([*contents, ""])
 
 

@@ -39,8 +39,11 @@ __all__ = ["BACKEND", "FORKS", "RankFailure", "Ranks", "ranks"]
 FORKS = multiprocessing.get_context("forkserver")
 """Where every test gets its processes from: the one server has imported what takes long, and the processes share it."""
 FORKS.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed", "pytest", "unisono.runtime.loaded", "unisono.train.job"]
-)
+    [
+        "torch._dynamo", "torch.distributed", "pytest", "unisono.runtime.loaded", "unisono.backend.process_group",
+        "unisono.train.job",
+    ]
+)  # fmt: skip
 
 BACKEND = "unisono"
 TIMEOUT = 60.0  # seconds one run() may take, unless it says otherwise

@@ -27,8 +27,8 @@ ROOMS = [
     ["parallel"],
     ["weights"],
     ["train"],
-    ["bench", "tune"],
-    ["trace"],
+    ["bench", "tune", "topo"],
+    ["trace", "doctor"],
     ["cli"],
     ["front door"],
 ]

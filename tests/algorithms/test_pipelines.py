@@ -96,9 +96,9 @@ def test_formulas_keep_to_where_they_hold() -> None:
     ("arguments", "message"),
     [
         (("2f2b", 2, 2), "unknown pipeline schedule '2f2b': expected one of gpipe, 1f1b, interleaved, zb-h1, zb-v"),
-        (("gpipe", 0, 2), "at least one of its ranks, got 0"),
-        (("zb-v", 2, 0), "at least one of its microbatches, got 0"),
-        (("interleaved", 2, 2, -1), "at least one of its stages per rank, got -1"),
+        (("gpipe", 0, 2), "at least one rank, got 0"),
+        (("zb-v", 2, 0), "at least one microbatch, got 0"),
+        (("interleaved", 2, 2, -1), "at least one stage per rank, got -1"),
         (("1f1b", 2, 2, 2), "1f1b has 1 stage on a rank, not 2: use interleaved"),
         (("zb-v", 2, 2, 3), "zb-v has 2 stages on a rank, not 3: use interleaved"),
     ],

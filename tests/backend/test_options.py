@@ -45,6 +45,15 @@ def test_more_ranks_than_cores_are_not_pinned(tmp_path) -> None:
     assert found == [(sorted(os.sched_getaffinity(0)), 64, 3.0 * many)] * many
 
 
+@pytest.mark.parametrize("text", ["rong", "all_reduce=rong"])
+def test_a_wrong_algorithm_of_the_environment_is_refused_by_the_variable(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("UNISONO_ALGORITHM", text)
+    with pytest.raises(UsageError, match=f"UNISONO_ALGORITHM is '{text}': .*'?rong'?"):
+        from_environment()
+
+
 @pytest.mark.parametrize("name", ["UNISONO_PIN", "UNISONO_DETERMINISTIC"])
 def test_a_switch_is_0_or_1(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("UNISONO_ALGORITHM", "ring")

@@ -1,4 +1,4 @@
-"""What unisono changes in torch: nothing when it is imported, three things at the first group, each with a switch."""
+"""What unisono changes in torch: how ranks of launchers meet, three things at the first group, each with a switch."""
 
 import json
 import os
@@ -26,6 +26,8 @@ def places():
                 found[name] = found[f"distributed_c10d.{name}"] = cell.cell_contents
     found["SyncBatchNorm.forward"] = torch.nn.SyncBatchNorm.forward
     found["DDP"] = DistributedDataParallel._passing_sync_batchnorm_handle
+    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    found |= {f"{scheme}://": handler for scheme, handler in handlers.items()}
     found["excepthook"] = sys.excepthook
     for cell in getattr(sys.excepthook, "__closure__", None) or ():  # torch wraps what it finds with one of its own
         if hasattr(cell.cell_contents, "__code__"):
@@ -70,6 +72,7 @@ PATCHED = {
 }
 
 
+AT_TORCH = ["env://", "launcher://"]  # the switch is read when a rank without a number comes: test_launchers.py
 UNKNOWN = "objects,pickles"
 APPLIED = {
     None: list(PATCHED),
@@ -102,13 +105,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, Done]:
 
 
 @pytest.mark.parametrize("patches", APPLIED)
-def test_nothing_at_import_and_what_is_wanted_at_the_first_group(
+def test_launchers_at_import_and_what_is_wanted_at_the_first_group(
     patches: str | None, done: dict[str | None, Done]
 ) -> None:
     assert done[patches].code == 0, done[patches].errors
     at_torch, at_import, at_group = json.loads(done[patches].output)
-    assert (at_torch, at_import) == ([], [])
-    assert at_group == sorted(place for name in APPLIED[patches] for place in PATCHED[name])
+    assert at_torch == at_import == AT_TORCH
+    assert at_group == sorted(AT_TORCH + [place for name in APPLIED[patches] for place in PATCHED[name]])
 
 
 def test_an_unknown_patch_is_refused(done: dict[str | None, Done]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from unisono.backend.launchers import MPI_RANKS
 from unisono.bench.cases import Case
 from unisono.bench.mpi_calls import MpiCaller, mpi_caller
-from unisono.bench.mpiexec import RANK_VARIABLES
 from unisono.bench.settings import COLLECTIVES, IN_PLACE, MPI_DTYPES, MPI_OPS, REDUCING, Contender, Settings
 from unisono.bench.values import Tables
 
@@ -48,6 +48,6 @@ def walk(rank: int, ranks: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    rank = next(int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ)
+    rank = next(int(os.environ[name]) for name in MPI_RANKS if name in os.environ)
     Path(sys.argv[1], str(rank)).write_text(json.dumps(walk(rank, int(sys.argv[2]))))
     os._exit(0)

@@ -10,7 +10,7 @@ import pytest
 
 from ranks import ranks
 from unisono.bench.result import Row
-from unisono.bench.weights import WeightSettings, header, line, parse_reshard, parse_tensors
+from unisono.bench.weights import WeightSettings, line, parse_reshard, parse_tensors
 from unisono.bench.weights_rank import measure_weights
 from unisono.errors import UsageError
 

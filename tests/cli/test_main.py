@@ -47,7 +47,19 @@ def test_an_unknown_command_is_one_line() -> None:
     result = CliRunner().invoke(main.app, ["trian"])
     assert result.exit_code == 2
     assert result.stderr.startswith("unisono: No such command 'trian'")
+    assert "The commands are train, draw, verify, " in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_an_unknown_option_says_where_options_are_explained() -> None:
+    assert CliRunner().invoke(main.app, ["--versio"]).stderr.endswith(" See `unisono --help`.\n")
+    assert CliRunner().invoke(main.app, ["list", "--fast"]).stderr.endswith(" See `unisono list --help`.\n")
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in main.COMMANDS)])
+def test_help_has_a_short_option(command: list[str]) -> None:
+    short, long = (CliRunner().invoke(main.app, [*command, option]) for option in ("-h", "--help"))
+    assert (short.exit_code, short.stdout) == (0, long.stdout)
 
 
 def test_our_errors_are_one_line_and_exit_code_2(failing: typer.Typer) -> None:
@@ -71,3 +83,8 @@ def test_every_command_has_help() -> None:
         result = CliRunner().invoke(main.app, [name, "--help"])
         assert result.exit_code == 0
         assert name in result.stdout
+
+
+def test_help_is_broken_by_the_terminal_not_by_the_source() -> None:
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(main.app, ["trace", "--help"]).stdout
+    assert "on this host, and its exit code is this command's." in shown

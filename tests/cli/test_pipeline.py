@@ -114,8 +114,8 @@ def test_writes_pictures_and_traces(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["draw", "2f2b"], f"of pipelines {', '.join(SCHEDULES)}"),
-        (["draw", "1f1b", "-n", "0"], "at least one of its ranks, got 0"),
-        (["draw", "1f1b", "-m", "0"], "at least one of its microbatches, got 0"),
+        (["draw", "1f1b", "-n", "0"], "at least one rank, got 0"),
+        (["draw", "1f1b", "-m", "0"], "at least one microbatch, got 0"),
         (["draw", "1f1b", "--per-rank", "2"], "1f1b has 1 stage on a rank, not 2: use interleaved"),
         (["draw", "1f1b", "--chunks", "2"], "--chunks is of collectives, and 1f1b is a pipeline schedule"),
         (["draw", "1f1b", "all_reduce"], "1f1b is a pipeline schedule: leave all_reduce out"),
@@ -136,6 +136,7 @@ def test_writes_pictures_and_traces(tmp_path: Path) -> None:
         (["draw", "-"], "standard input: empty schedule"),
         (["draw", "1f1b", "--svg", "/nowhere/x.svg"], "cannot write /nowhere/x.svg"),
         (["plan", "pipeline", "--topology", "pcie"], "--topology is of collectives: leave it out"),
+        (["plan", "pipeline", "--oversubscribed"], "--oversubscribed is of collectives: leave it out"),
         (["plan", "all_reduce", "-m", "2"], "--microbatches is of pipelines: leave it out"),
     ],
 )

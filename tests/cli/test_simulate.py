@@ -73,6 +73,11 @@ def test_a_small_comparison_makes_no_announcement() -> None:
     assert "180 times" not in result.stdout
 
 
+def test_default_is_what_runs_for_the_size() -> None:
+    assert _simulate("default", "--bytes", "4").stdout.startswith("one_shot all_reduce of 4 B over 4 ranks: ")
+    assert _simulate("default", "--bytes", "1MiB").stdout.startswith("two_phase all_reduce of 1 MiB over 4 ranks: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -81,10 +86,14 @@ def test_a_small_comparison_makes_no_announcement() -> None:
         (["--compare", "ring,nope"], "no algorithm and no file is called 'nope'"),
         (["--compare", "ring,1f1b"], "--compare takes algorithms, or pipeline schedules (gpipe, "),
         (["1f1b", "--topology", "pcie"], "--topology is of collectives, and 1f1b is a pipeline schedule"),
+        (["--compare", "ring,tree", "--eager"], "--eager is a column of --compare anyway"),
+        (["--compare", "ring,tree", "--path", "3"], "--path is of one schedule"),
+        (["1f1b", "--path", "3"], "--path is of collectives"),
+        (["1f1b", "--eager"], "--eager is of collectives"),
         (["ring", "--link", "1"], "--link is of pipelines: leave it out"),
         (["1f1b", "--times", "1,2"], "--times is '1,2', expected three numbers such as 1,1,1"),
         (["1f1b", "--times", "-1,1,1"], "forward must not be below zero"),
-        (["1f1b", "-m", "0"], "at least one of its microbatches, got 0"),
+        (["1f1b", "-m", "0"], "at least one microbatch, got 0"),
         (["1f1b", "--per-rank", "2"], "1f1b has 1 stage on a rank, not 2: use interleaved"),
         (["nope"], "no algorithm and no file is called 'nope'"),
         (["ring", "-n", "0"], "world_size must be at least 1"),

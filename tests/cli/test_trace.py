@@ -16,9 +16,11 @@ from unisono.cli.main import app
 
 PROGRAM = """
 import sys
-import torch, torch.distributed as dist
+import torch, torch.distributed as dist, unisono
 dist.init_process_group("unisono", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 dist.all_reduce(torch.ones(4))
+kept = unisono.prepare("barrier")  # and with it the group, until the interpreter ends
+dist.destroy_process_group()
 sys.exit(int(sys.argv[2]))
 """
 
@@ -112,6 +114,7 @@ def test_a_signal_reaches_the_program_and_nothing_stays(tmp_path: Path, number: 
         ([], "give a program to run after --, or --from DIR"),
         (["--from", ".", "--", "true"], "give a program to run after --, or --from DIR"),
         (["--from", "."], "no rank has left a record"),
+        (["--from", "nowhere"], "there is no directory nowhere: expected the one that UNISONO_TRACE named"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(

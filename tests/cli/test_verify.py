@@ -113,6 +113,7 @@ def test_a_reader_that_leaves_does_not_change_the_verdict() -> None:
             ["default", "--bytes", "100GiB"],
             "rows to play, expected up to 500,000: prove a smaller size, or fewer ranks",
         ),
+        (["ring", "--bytes", "4"], "--bytes is of what ranks execute: give --program as well"),
         (["in_network", "--program"], "in_network all_reduce needs a switch that sums"),
     ],
 )

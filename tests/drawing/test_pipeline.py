@@ -45,7 +45,13 @@ def test_text_at_a_given_width_keeps_the_kinds() -> None:
     drawn = str(draw(build_pipeline("1f1b", 2, 3), width=32)).splitlines()[3:]
     assert drawn[0] == "rank 0  F━F━····BW━━F━BW━━··BW━━"
     assert drawn[1] == "rank 1  ··F━BW━━F━BW━━F━BW━━····"
-    assert " ".join(drawn[4:]) == "stage, kind, microbatch, F forward, BW both gradients, · idle"
+    assert " ".join(drawn[4:]) == (
+        "stage, kind, microbatch, F forward, BW both gradients, · idle "
+        "names are cut where they do not fit: 68 columns show all"
+    )
+    whole = str(draw(build_pipeline("1f1b", 2, 3), width=68))
+    assert "names are cut" not in whole
+    assert all(name in whole for name in ("0F0", "0F1", "0F2", "1BW0", "1BW1", "1BW2"))
 
 
 def test_actions_that_take_no_time_do_not_stretch_the_picture() -> None:

@@ -19,9 +19,20 @@ def whole_of(**shapes: tuple[int, ...]) -> Layout:
     return whole_layout({name: torch.empty(shape) for name, shape in shapes.items()})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_layout_to_any_other(data: st.DataObject) -> None:
+    check_any_layout_to_any_other(data)
+
+
+@pytest.mark.soak
+@settings(max_examples=5000, deadline=None)
+@given(st.data())
+def test_any_layout_to_any_other_for_long(data: st.DataObject) -> None:
+    check_any_layout_to_any_other(data)
+
+
+def check_any_layout_to_any_other(data: st.DataObject) -> None:
     whole = data.draw(wholes())
     sender = data.draw(layouts_of(whole))
     receivers = data.draw(st.lists(layouts_of(whole), min_size=1, max_size=3))

@@ -156,10 +156,10 @@ def _keep(row: Iterable[Action], num_microbatches: int) -> _Row:
 
 
 def _check(world_size: int, num_microbatches: int, stages_per_rank: int = 1) -> None:
-    named = {"ranks": world_size, "microbatches": num_microbatches, "stages per rank": stages_per_rank}
+    named = {"rank": world_size, "microbatch": num_microbatches, "stage per rank": stages_per_rank}
     for name, value in named.items():
         if value < 1:
-            raise UsageError(f"a pipeline needs at least one of its {name}, got {value}")
+            raise UsageError(f"a pipeline needs at least one {name}, got {value}")
 
 
 SCHEDULES: dict[str, Callable[..., PipelineSchedule]] = {

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from unisono.backend import exit_hooks
+from unisono.backend.birth import check_versions, publish_versions
 from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
@@ -170,8 +171,10 @@ class Group:
         Whatever it raises, the group is left.
         """
         try:
+            publish_versions(self._store, self.rank)
             self.join()
             self._wait_for_all()
+            check_versions(self._store, self.global_ranks, self.label)
         except BaseException as error:
             self.close(f"could not join it ({type(error).__name__}: {error})")
             raise
@@ -207,6 +210,8 @@ class Group:
             raise lost(f"{self.label} can not be joined", losses)
         if words := self._members.mismatch():
             raise MismatchError(words)
+        self._members.check_claim()
+        self._members.report_absent()
 
     def _forget_fd(self) -> None:
         if self._fd >= 0:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from unisono.backend.rendezvous_watch import ABSENT_SECONDS, log_absent
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.runtime.monitor import Loss
 from unisono.transport.host import Host, barred, unseen
@@ -164,6 +165,7 @@ class MemberRegistry:
         self._title = title
         self._global_ranks, self._rank, self._label = list(global_ranks), rank, label
         self.counted = counted
+        self._silent_until = time.monotonic() + ABSENT_SECONDS
         number = _made[epoch, tuple(global_ranks)] if counted else 0
         _made[epoch, tuple(global_ranks)] += counted
         self._epoch = JobStore(store, f"unisono/{epoch}")
@@ -291,6 +293,32 @@ class MemberRegistry:
                 time.sleep(_READING)
                 raise UsageError(f"group {self._label} {self._global_ranks}: {words}" if self.counted else words)
 
+    def check_claim(self) -> None:
+        """Raises `UsageError` if another process was announced as this rank since; in that one, too, if it waits."""
+        note, mine = self._note(self._rank), Identity.mine()
+        if note is None:
+            return
+        here = (mine, Host.mine().to_text())
+        twice = f"twice/{self._rank}/{note.pid}/{note.started}/{note.place}"
+        if (note.who, note.place) != here:
+            self.store.set(twice, json.dumps([mine.pid, socket.gethostname()]))
+            pid, hostname = note.pid, note.hostname
+        elif (other := self._read(self.store, twice)) is not None:
+            pid, hostname = other
+        else:
+            return
+        raise UsageError(
+            f"rank {self._global_ranks[self._rank]} of {self._title} is claimed twice: by pid {mine.pid} on "
+            f"{socket.gethostname()} and by pid {pid} on {hostname}; give every process its own rank"
+        )
+
+    def report_absent(self) -> None:
+        """Logs once, some seconds after a default group began to be made, which ranks have not come."""
+        if not self.counted and self._silent_until and time.monotonic() > self._silent_until:
+            self._silent_until = 0.0
+            me = f"rank {self._rank} of {len(self._global_ranks)} (pid {os.getpid()} on {socket.gethostname()})"
+            log_absent(me, self.absent(), ABSENT_SECONDS)
+
     def absent(self) -> list[int]:
         """The global ranks that have not made this group."""
         return [name for rank, name in enumerate(self._global_ranks) if self._note(rank) is None]
@@ -304,6 +332,8 @@ class MemberRegistry:
         self.check_host()  # whatever kept the first rank away, this explains it
         if words := self.mismatch():
             raise MismatchError(words)
+        self.check_claim()
+        self.report_absent()
         if first.words:
             me = self._global_ranks[self._rank]
             causes = self._reasons_not_to_join() or [first]

@@ -132,7 +132,9 @@ def from_environment() -> Options | None:
         raise UsageError(f"UNISONO_SELECT is {how!r}, expected default or measured")
     if not text:
         return Options(deterministic=exact, select=how) if how == "measured" else None
-    if "=" not in text:
-        return Options(text.strip(), exact)
     pairs = [part.partition("=") for part in text.split(",")]
-    return Options({collective.strip(): name.strip() for collective, _, name in pairs}, exact)
+    named = {collective.strip(): name.strip() for collective, _, name in pairs} if "=" in text else text.strip()
+    try:
+        return Options(named, exact)
+    except UsageError as problem:
+        raise UsageError(f"UNISONO_ALGORITHM is {text!r}: {problem}") from None

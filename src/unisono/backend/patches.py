@@ -1,9 +1,16 @@
-"""All that unisono changes in torch and in the interpreter: nothing at import, these at a process's first group.
+"""All that unisono changes in torch and in the interpreter: these at a process's first group.
 
     objects          six torch.distributed functions: an object that can not be pickled is an error on every rank
     sync_batch_norm  nn.SyncBatchNorm.forward, and DDP's check for it: torch refuses CPU tensors before any backend is
                      asked
     excepthook       sys.excepthook: peers read which exception has ended this rank
+
+and this when the backend is registered, for it decides where the first group meets:
+
+    launchers        torch.distributed's env:// rendezvous, where it would fail: RANK is unset, and there are the
+                     variables of mpiexec or srun. Any backend is served. torch has a public way to add a scheme, and
+                     launcher:// is there too, but none to add to what init_process_group does without one. For
+                     unisono's groups a line in the log says who is missing where ranks wait for each other
 
 ``UNISONO_PATCHES`` names those that are applied, separated by commas, or is ``none``; unset or empty, all are. Groups
 of other backends go through torch's own code, as before. A name that a program has imported before its first group
@@ -21,20 +28,22 @@ torch is imported inside the functions: `import unisono` stays light.
 """
 
 import functools
+import importlib
 import inspect
 import io
 import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 from unisono.errors import UsageError
 
-__all__ = ["apply", "at_first_group", "call_before_excepthook", "normaliser", "replace_gloo"]
+__all__ = ["apply", "at_first_group", "call_before_excepthook", "normaliser", "replace_gloo", "serve_launchers"]
 
 VARIABLE, GLOO = "UNISONO_PATCHES", "UNISONO_REPLACES"
+_LAUNCHERS = "launchers"
 at_first_group: list[Callable[[], object]] = []
 """Called, each once, when this process makes its first group, after the patches."""
 normaliser: Callable[[], Any] | None = None
@@ -47,11 +56,12 @@ def _wanted(name: str) -> bool:
     """True if a patch is applied. Raises `UsageError` for a value of the variable that names another."""
     text = os.environ.get(VARIABLE)
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
-    names = [part for part in parts if part != "none"] if parts else list(_PATCHES)
-    if unknown := set(names) - _PATCHES.keys():
+    known = [*_PATCHES, _LAUNCHERS]
+    names = [part for part in parts if part != "none"] if parts else known
+    if unknown := set(names) - set(known):
         raise UsageError(
             f"{VARIABLE} is {text!r}, which names {', '.join(sorted(unknown))}: expected none, or some of "
-            f"{', '.join(_PATCHES)}, separated by commas"
+            f"{', '.join(known)}, separated by commas"
         )
     return name in names and name not in _applied
 
@@ -295,6 +305,41 @@ def _patch_excepthook() -> None:
 _PATCHES = {
     "objects": _patch_objects, "sync_batch_norm": _patch_sync_batch_norm, "excepthook": _patch_excepthook
 }  # fmt: skip
+
+
+# Launchers
+
+
+def serve_launchers() -> None:
+    """Makes ``launcher://`` known to torch, and has ``env://`` serve ranks of mpiexec and srun; called once."""
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of that name
+    rendezvous.register_rendezvous_handler("launcher", _launcher_handler)
+    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
+    if "env" in handlers:
+        handlers["env"] = _env_handler(handlers["env"])
+
+
+def _launcher_handler(url: str, timeout: Any = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    from unisono.backend.launchers import by_scheme
+
+    return by_scheme(url, timeout)
+
+
+def _env_handler(original: _Function) -> _Function:
+    @functools.wraps(original)
+    def handler(url: str, timeout: Any = None, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        from unisono.backend.rendezvous_watch import for_our_group, watched
+
+        ours = for_our_group()
+        given = kwargs if timeout is None else {"timeout": timeout, **kwargs}
+        met: Iterator[tuple[Any, int, int]] = original(url, **given)
+        if "RANK" not in os.environ and "rank=" not in url and _wanted(_LAUNCHERS):
+            from unisono.backend.launchers import launched, rendezvous
+
+            met = rendezvous(place, timeout) if (place := launched()) is not None else met
+        return watched(met) if ours else met
+
+    return handler
 
 
 # Gloo's name

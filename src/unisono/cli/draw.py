@@ -25,15 +25,17 @@ _NBYTES, _TOPOLOGY = "1MiB", "nvlink"
 
 _Text = Annotated[bool, typer.Option("--text", help="Print the text form, which `unisono verify -` reads.")]
 _Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture.")]
-_Style = Annotated[str | None, typer.Option(help=f"Of the picture: {' or '.join(STYLES)}.", show_default=STYLES[0])]
+_Style = Annotated[str | None, typer.Option(help=f"Style of --svg: {' or '.join(STYLES)}.", show_default=STYLES[0])]
 _Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page that plays the schedule.")]
 _Timeline = Annotated[bool, typer.Option("--timeline", help="Print when what happens, simulated.")]
 _Gantt = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the timeline as a picture.")]
 _Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the timeline for Perfetto, as JSON.")]
-_Topology = Annotated[str | None, typer.Option(help=f"Of the timeline: {', '.join(PRESETS)}.", show_default=_TOPOLOGY)]
+_Topology = Annotated[
+    str | None, typer.Option(help=f"Where it is simulated: {', '.join(PRESETS)}.", show_default=_TOPOLOGY)
+]
 _Bytes = Annotated[
     str | None,
-    typer.Option("--bytes", metavar="SIZE", help="Of the timeline, the default, --bound.", show_default=_NBYTES),
+    typer.Option("--bytes", metavar="SIZE", help="Size of the call that is drawn.", show_default=_NBYTES),
 ]
 _Width = Annotated[int | None, typer.Option(min=20, help="Characters per line.", show_default="the terminal's")]
 
@@ -98,20 +100,32 @@ def draw(
     files = {"svg": svg, "html": html, "gantt": gantt, "trace": trace}
     if program:
         others = {f"--{name}": path for name, path in files.items()} | {"--timeline": timeline or None}
-        refuse(others, "is of a schedule, and --program draws text")
+        refuse(others | {"--style": style, "--topology": topology}, "is of a schedule, and --program draws text")
         sized = size if bind or (bind is None and nbytes is not None and not text) else None
         _draw_programs(console, asked.find_placed(size)[0], placement, rank, text, sized)
         return
     refuse({"--placement": placement, "--rank": rank, "--bound": bind}, "is of the programs: give --program as well")
-    schedule = asked.find_placed(size)[0].schedule if source == options.DEFAULT else asked.find()
+    schedule = asked.find_sized(size)
     if isinstance(schedule, PipelineSchedule):
         collectives = {"--style": style, "--topology": topology, "--bytes": nbytes}
         refuse(collectives, f"is of collectives, and {schedule.name} is a pipeline schedule: leave it out")
         how: dict[str, Any] = {"costs": pipeline_costs(schedule, times, link)}
     else:
         refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
+        _refuse_unused(files, timeline, style, topology, None if source == options.DEFAULT else nbytes)
         how = {"topology": topology or _TOPOLOGY, "nbytes": nbytes and size}
     _draw_schedule(console, schedule, text, timeline, style, files, how)
+
+
+def _refuse_unused(
+    files: dict[str, Path | None], timeline: bool, style: str | None, topology: str | None, nbytes: str | None
+) -> None:
+    """Raises UsageError for an option of the picture, or of what is simulated, where nothing of the kind is drawn."""
+    if not files["svg"]:
+        refuse({"--style": style}, "is of the picture: give --svg as well")
+    if not (timeline or files["gantt"] or files["trace"]):
+        unused = {"--topology": topology, "--bytes": nbytes}
+        refuse(unused, "is of the timeline: give --timeline, --gantt or --trace as well")
 
 
 def _draw_schedule(

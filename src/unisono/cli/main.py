@@ -7,12 +7,28 @@ torch inside their function, so that `unisono --help` answers at once.
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from inspect import getdoc
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import bench, bench_weights, draw, list_, plan, ps, simulate, trace, train, tune, verify, weights
+from unisono.cli import (
+    bench,
+    bench_weights,
+    doctor,
+    draw,
+    list_,
+    plan,
+    ps,
+    simulate,
+    topo,
+    trace,
+    train,
+    tune,
+    verify,
+    weights,
+)
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
@@ -31,6 +47,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "trace": trace.trace,
     "list": list_.list_,
     "ps": ps.ps,
+    "topo": topo.topo,
+    "doctor": doctor.doctor,
 }
 GROUPS: dict[str, typer.Typer] = {"weights": weights.app}
 """Commands that have commands of their own."""
@@ -61,8 +79,18 @@ class _OneLineErrors(TyperGroup):
             describe = getattr(error, "format_message", None)  # what every error of the option parser carries
             if describe is None:
                 raise
-            raise SystemExit(_complain(describe())) from None
+            raise SystemExit(_complain(describe().strip() + _remedy(error))) from None
         raise SystemExit(result if isinstance(result, int) else 0)
+
+
+def _remedy(error: Exception) -> str:
+    """The commands there are, or where the options of this one are explained."""
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return ""
+    if isinstance(context.command, TyperGroup) and not str(error).startswith("No such option"):
+        return f" The commands are {', '.join(context.command.commands)}."
+    return f" See `{context.command_path} --help`."
 
 
 def _complain(message: str) -> int:
@@ -77,7 +105,13 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(cls=_OneLineErrors, name="unisono", add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_OneLineErrors,
+    name="unisono",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -92,9 +126,17 @@ def _root(
         typer.echo(context.get_help())
 
 
+def _help(command: Callable[..., None]) -> str:
+    """The docstring, a line per paragraph and per example: the terminal's width breaks them, not the source's."""
+    paragraphs = (getdoc(command) or "").split("\n\n")
+    return "\n\n".join(" ".join(line.strip() for line in paragraph.splitlines()) for paragraph in paragraphs)
+
+
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, help=_help(_command))(_command)
 for _name, _group in GROUPS.items():
+    for _each in _group.registered_commands:
+        _each.help = _help(_each.callback) if _each.callback else None
     app.add_typer(_group, name=_name)
 
 

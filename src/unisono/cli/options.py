@@ -4,10 +4,22 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["Chunks", "Collective", "LinkTime", "Microbatches", "PerRank", "Ranks", "Root", "Source", "Times"]
+__all__ = [
+    "Chunks",
+    "Collective",
+    "Hosts",
+    "LinkTime",
+    "Microbatches",
+    "PerRank",
+    "Ranks",
+    "Root",
+    "Source",
+    "Times",
+]
 
 DEFAULT = "default"
 """In place of an algorithm: the one that runs if none is asked for."""
+NAMED_SOURCE = f"An algorithm, a pipeline schedule, {DEFAULT} for what runs, a file, or - for standard input."
 COLLECTIVE, RANKS, MICROBATCHES = "all_reduce", 4, 8
 
 
@@ -20,13 +32,14 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="NAME|FILE",
-        help=f"An algorithm, a pipeline schedule, {DEFAULT} for what runs, a file, or - for standard input.",
+        help=NAMED_SOURCE,
     ),
 ]
 Collective = Annotated[str | None, typer.Argument(help="What the algorithm is to do.", show_default=COLLECTIVE)]
 Ranks = Annotated[int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(RANKS))]
 Root = Annotated[int | None, typer.Option(help="Root of a broadcast, reduce, gather or scatter.", show_default="0")]
 Chunks = Annotated[int | None, typer.Option(help="Pieces per block, for pipelining.", show_default="1")]
+Hosts = Annotated[int | None, typer.Option(help="Hosts of a cluster.", show_default="8 ranks per host")]
 Microbatches = Annotated[
     int | None, _of_pipelines("--microbatches", "-m", help="Microbatches of a step.", show_default=str(MICROBATCHES))
 ]

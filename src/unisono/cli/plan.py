@@ -50,7 +50,7 @@ def plan(
         str | None,
         typer.Option(help=f"One of {', '.join(PRESETS)}.", show_default="this machine: measured, or shared_memory"),
     ] = None,
-    hosts: Annotated[int | None, typer.Option(help="Hosts of a cluster.", show_default="8 ranks per host")] = None,
+    hosts: options.Hosts = None,
     model: Annotated[bool, typer.Option("--model", help="By the model, even if this machine was measured.")] = False,
     by_default: _Default = False,
     oversubscribed: _Oversubscribed = None,
@@ -71,8 +71,8 @@ def plan(
         unisono plan pipeline --ranks 4 --microbatches 16
     """
     if collective == PIPELINE:
-        given = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts, "--model": model or None}
-        refuse(given | {"--default": by_default or None}, "is of collectives: leave it out")
+        given = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts, "--oversubscribed": oversubscribed}
+        refuse(given | {"--model": model or None, "--default": by_default or None}, "is of collectives: leave it out")
         _pipelines(_RANKS if ranks is None else ranks, 8 if microbatches is None else microbatches, times, link)
         return
     refuse({"--microbatches": microbatches, "--times": times, "--link": link}, "is of pipelines: leave it out")
@@ -84,7 +84,7 @@ def plan(
     if oversubscribed is not None:
         raise UsageError("--oversubscribed and --no-oversubscribed are for the defaults: give --default as well")
     if collective is None:
-        raise UsageError("Missing argument 'COLLECTIVE'.")
+        raise UsageError("which collective? E.g. `unisono plan all_reduce`, or --default for all of them")
     table = Measured.load() if topology is None and not model else None
     where = topology_of(topology or "shared_memory", _RANKS if ranks is None else ranks, hosts)
     selector = Selector(collective, where, table)

@@ -73,6 +73,10 @@ class Asked:
         microbatches = MICROBATCHES if self.microbatches is None else self.microbatches
         return build_pipeline(self.source, self.world_size, microbatches, self.per_rank)
 
+    def find_sized(self, nbytes: int) -> Schedule | PipelineSchedule:
+        """As `find`; ``default`` is the schedule that runs for this size."""
+        return self.find_placed(nbytes)[0].schedule if self.source == DEFAULT else self.find()
+
     def find_placed(self, nbytes: int) -> list[Placed]:
         """The schedule of a collective as the backend places it; ``default`` is the one for this size.
 

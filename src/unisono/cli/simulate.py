@@ -21,11 +21,13 @@ __all__ = ["compare_pipelines", "simulate_command"]
 _ANNOUNCED = "NVIDIA's announcement of double trees (NCCL 2.4, 2019) shows up to 180 times lower latency than rings"
 
 
+_Path = Annotated[
+    int | None, typer.Option("--path", min=0, help="Messages of the critical path to print.", show_default="12")
+]
+
+
 def simulate_command(
-    source: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME|FILE]", help="An algorithm, a pipeline schedule, a file, or - for input."),
-    ] = None,
+    source: Annotated[str | None, typer.Argument(metavar="[NAME|FILE]", help=options.NAMED_SOURCE)] = None,
     collective: options.Collective = None,
     ranks: options.Ranks = None,
     nbytes: Annotated[
@@ -34,7 +36,7 @@ def simulate_command(
     topology: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(PRESETS)}.", show_default="nvlink; cluster from 9 ranks on")
     ] = None,
-    hosts: Annotated[int | None, typer.Option(help="Hosts of a cluster.", show_default="8 ranks per host")] = None,
+    hosts: options.Hosts = None,
     compare: Annotated[
         str | None, typer.Option(metavar="NAMES", help="What to compare, by comma; without --bytes, latency.")
     ] = None,
@@ -43,7 +45,7 @@ def simulate_command(
     eager: Annotated[
         bool, typer.Option("--eager", help="Latency is spent on the wire and keeps no rank busy.")
     ] = False,
-    lines: Annotated[int, typer.Option("--path", min=0, help="Messages of the critical path to print.")] = 12,
+    lines: _Path = None,
     microbatches: options.Microbatches = None,
     per_rank: options.PerRank = None,
     times: options.Times = None,
@@ -62,10 +64,12 @@ def simulate_command(
     if (source is None) == (compare is None):
         raise UsageError("give one schedule (`unisono simulate ring -n 8`), or several algorithms with --compare")
     named = [str(source)] if compare is None else [name.strip() for name in compare.split(",")]
-    found = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank).find() for name in named]
+    size = parse_nbytes(nbytes or ("1MiB" if compare is None else "4"))
+    found = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank).find_sized(size) for name in named]
     pipelines = [each for each in found if isinstance(each, PipelineSchedule)]
     if pipelines:
-        _no_mixture(found, pipelines, {"--bytes": nbytes, "--topology": topology, "--hosts": hosts})
+        others: dict[str, object] = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts}
+        _no_mixture(found, pipelines, others | {"--eager": eager or None, "--path": lines})
         runs = [simulate(each, costs=pipeline_costs(each, times, link)) for each in pipelines]
         if compare is None:
             _report_pipeline(runs[0], times, link)
@@ -77,9 +81,11 @@ def simulate_command(
     count = collectives[0].world_size
     where = topology_of(topology or ("nvlink" if count <= 8 else "cluster"), count, hosts)
     if compare is not None:
-        _compare([simulate(each, where, nbytes or "4") for each in collectives])
+        refuse({"--eager": eager or None}, "is a column of --compare anyway: leave it out")
+        refuse({"--path": lines}, "is of one schedule, and --compare is a table of several: leave it out")
+        _compare([simulate(each, where, size) for each in collectives])
     else:
-        _report(simulate(collectives[0], where, None if nbytes is None else parse_nbytes(nbytes), eager=eager), lines)
+        _report(simulate(collectives[0], where, nbytes and size, eager=eager), 12 if lines is None else lines)
 
 
 def _no_mixture(

@@ -90,8 +90,9 @@ def train(
 
         unisono train --dp 2 --tp 2 --pp 2
 
-    Under torchrun each process joins as the rank it is given_world_size to be: torchrun --nproc-per-node 4 -m
-    unisono.cli train
+    Under torchrun each process is the rank that torchrun makes it:
+
+        torchrun --nproc-per-node 4 -m unisono.cli train
     """
     rank, given_world_size = torchrun_rank(ranks)
     mesh = _mesh({"dp": dp, "tp": tp, "pp": pp, "sp": sp}, given_world_size, schedule, microbatches)

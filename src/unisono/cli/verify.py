@@ -10,7 +10,7 @@ from rich.text import Text
 from unisono.cli import options
 from unisono.cli.common import show
 from unisono.cli.programs import Placed, prove_placed
-from unisono.cli.schedules import Asked
+from unisono.cli.schedules import Asked, refuse
 from unisono.errors import UsageError
 from unisono.program.proof import Proof
 from unisono.schedule import PipelineSchedule
@@ -39,7 +39,10 @@ def verify(
     program: Annotated[
         bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {options.DEFAULT}.")
     ] = False,
-    nbytes: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Of the default, of programs.")] = "1MiB",
+    nbytes: Annotated[
+        str | None,
+        typer.Option("--bytes", metavar="SIZE", help=f"Of {options.DEFAULT}, of --program.", show_default="1MiB"),
+    ] = None,
 ) -> None:
     """Prove that a schedule does what it says, or show everything that is wrong with it; the same for programs.
 
@@ -54,7 +57,9 @@ def verify(
         unisono verify default all_reduce -n 4 --bytes 1MiB
     """
     console = Console(highlight=False)
-    asked, size = Asked(source, collective, ranks, root, chunks, microbatches, per_rank), parse_nbytes(nbytes)
+    asked, size = Asked(source, collective, ranks, root, chunks, microbatches, per_rank), parse_nbytes(nbytes or "1MiB")
+    if not program and source != options.DEFAULT:
+        refuse({"--bytes": nbytes}, "is of what ranks execute: give --program as well")
     content = "" if asked.is_name else asked.read()
     if content.startswith("program "):
         _conclude(console, [prove(asked.parse_programs(content), in_place=in_place)])

@@ -17,6 +17,7 @@ __all__ = ["Bar", "Chart", "Row", "Track", "gantt_svg", "gantt_text"]
 
 _LEFT, _TOP, _ROW = 76.0, 70.0, 30.0
 _MAX_LINES = 32
+_ANY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class Row:
 class Chart:
     """Rows from `begin` to `until`, which `unit` puts into words; `wide` is the width of the picture's time axis.
 
-    `columns`: characters of the time axis on which every name fits. `legend`: (colour, words) for the picture, with no
-    colour for what is words alone; `signs` is the same for text, `idle` fills its gaps.
+    `columns`: characters of the time axis on which every name fits, if that is known. `legend`: (colour, words) for the
+    picture, with no colour for what is words alone; `signs` is the same for text, `idle` fills its gaps.
     """
 
     heading: str
@@ -70,7 +71,7 @@ class Chart:
     legend: list[tuple[str, str]]
     signs: str
     wide: float = 1000.0
-    columns: int = 1 << 30
+    columns: int = _ANY
     idle: str = " "
 
 
@@ -141,6 +142,8 @@ def gantt_text(chart: Chart, width: int) -> Drawing:
     axis = Text(f"{'':{left}}0{chart.unit(chart.until - chart.begin):>{columns - 1}}", "dim")
     hidden = len(chart.rows) - len(shown)
     notes = [Text(f"ranks {_MAX_LINES - 1} to {_MAX_LINES - 2 + hidden} not shown", "italic")] if hidden else []
+    if columns < chart.columns < _ANY:
+        notes.append(Text(f"names are cut where they do not fit: {left + chart.columns} columns show all", "italic"))
     heading = Text(chart.heading, "bold")
     body = Group(heading, Text(), *lines, axis, Text(), Text(chart.signs, "dim"), *notes)
     return Drawing("text", body, max(width, left + columns))

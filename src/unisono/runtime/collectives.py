@@ -337,10 +337,13 @@ class CollectiveQueue(CallQueue):
             self._fail(task, CollectiveTimeout(self.explain(task, words)))
 
     def _needs(self, task: Task) -> list[Identity]:
-        """The missing processes that have not issued the call at the head of the queue."""
+        """The missing processes that have not issued the call at the head of the queue.
+
+        Not this one, where it is two ranks of a group: another thread of it may issue the call.
+        """
         board, number = self._board, self.calls + 1
         missing = [r for r in board.missing() if self._longs[board.segment.field(r, ISSUED)] < number]
-        return [board.segment.identity(rank) for rank in missing]
+        return [who for rank in missing if (who := board.segment.identity(rank)) != Identity.mine()]
 
     def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
         """Describes a call that did not end; see `CallQueue`."""

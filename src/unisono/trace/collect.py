@@ -234,6 +234,10 @@ class Collector:
 
         The first time in the thread that has started the profiler stops that, and writes its events too.
         """
+        if (
+            sys.is_finalizing()
+        ):  # a group that something has kept until the end: it has been written, at exit at the latest
+            return
         with self._writing:
             self.keep()
             if self.entries:

@@ -10,9 +10,13 @@ __all__ = ["report_page"]
 
 _STYLE = """
 :root { --ink: #1b2430; --dim: #667080; --line: #e3e7ec; --compute: #dfe4ea; --overlap: #7fb59b; --work: #2f6fc4;
-  --wait: #e08a3c; --reduce: #8a5cc2; --bad: #c2410c; }
+  --wait: #e08a3c; --reduce: #8a5cc2; --bad: #c2410c; --paper: #fff; --faint: #f3f5f7; color-scheme: light dark; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e3e7ec; --dim: #9aa5b3; --line: #333c47; --compute: #3a444f; --bad: #f08a5d; --paper: #10151b;
+    --faint: #232a32; }
+}
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1080px; padding: 36px 28px 60px; color: var(--ink); background: #fff;
+body { margin: 0 auto; max-width: 1080px; padding: 36px 28px 60px; color: var(--ink); background: var(--paper);
   font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 16px; margin: 40px 0 4px; }
 p { margin: 4px 0 12px; overflow-wrap: anywhere; } .dim { color: var(--dim); }
@@ -25,10 +29,10 @@ code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 500; color: var(--dim); font-size: 13px; border-bottom: 1px solid var(--line); }
 th, td { padding: 6px 14px 6px 0; vertical-align: middle; } td.n, th.n { text-align: right; white-space: nowrap; }
-tr + tr td { border-top: 1px solid #f0f2f5; } td:last-child, th:last-child { padding-right: 0; }
+tr + tr td { border-top: 1px solid var(--faint); } td:last-child, th:last-child { padding-right: 0; }
 .bar { display: flex; height: 16px; border-radius: 3px; overflow: hidden; background: var(--compute); }
 .bar i { display: block; height: 100%; } .thin .bar { height: 10px; min-width: 110px; }
-.clear .bar { background: #f3f5f7; }
+.clear .bar { background: var(--faint); }
 .compute { background: var(--compute); } .overlap { background: var(--overlap); } .work { background: var(--work); }
 .wait { background: var(--wait); } .reduce { background: var(--reduce); }
 .legend { display: flex; gap: 4px 20px; flex-wrap: wrap; font-size: 13px; color: var(--dim); margin: 2px 0 12px; }

@@ -118,8 +118,10 @@ def read(folder: Path) -> list[list[RankRecord]]:
     """The ranks whose records are in the folder, by rank: a list for each launch, the first one first.
 
     Ranks that were in a group together are of one launch; one that was started anew, by torchrun for example, is of
-    another. Raises UsageError if there are no records.
+    another. Raises UsageError if there are no records, or no such folder.
     """
+    if not folder.is_dir():
+        raise UsageError(f"there is no directory {folder}: expected the one that UNISONO_TRACE named")
     files = sorted(file for file in folder.glob("rank-*.json") if not file.name.endswith(".compute.json"))
     launches: list[tuple[set[str], list[RankRecord]]] = []
     for record in map(_rank, files):

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from unisono.train.picture import save_figure
 from unisono.train.settings import MeshReport, MeshSettings, Outcome, Settings, StepRecord
-from unisono.units import show_nbytes, show_ranks
+from unisono.units import show_count, show_nbytes, show_ranks
 
 __all__ = ["Display", "comparison", "printable", "save_plot", "show_holdings", "show_traffic", "summary"]
 
@@ -68,7 +68,9 @@ def summary(outcome: Outcome) -> Table:
     """One run in numbers."""
     settings = outcome.settings
     table = Table(
-        "", settings.backend, title=f"{outcome.text_name}, {show_ranks(settings.ranks)}, {settings.steps} steps"
+        "",
+        settings.backend,
+        title=f"{outcome.text_name}, {show_ranks(settings.ranks)}, {show_count(settings.steps, 'step')}",
     )
     table.columns[1].justify = "right"
     for name, value, _ in _rows(outcome):
@@ -82,7 +84,7 @@ def comparison(first: Outcome, second: Outcome) -> Table:
     The speed-up is how many times faster the first is than the second.
     """
     settings = first.settings
-    title = f"{first.text_name}, {show_ranks(settings.ranks)}, {settings.steps} steps"
+    title = f"{first.text_name}, {show_ranks(settings.ranks)}, {show_count(settings.steps, 'step')}"
     table = Table("", settings.backend, second.settings.backend, "difference", title=title)
     for column in table.columns[1:]:
         column.justify = "right"

@@ -1,5 +1,6 @@
 """Everything in which a receiver's tensors differ from what is sent, in words, with nearest names and the remedy."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -11,7 +12,7 @@ from unisono.weights.layout import dtype_name
 __all__ = ["Difference", "show_differences"]
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
-_CANDIDATES, _NEAREST, _WIDEST = 64, 2, 60
+_CANDIDATES, _COMPARED, _NEAREST, _WIDEST = 64, 8, 2, 60
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,29 @@ class Difference:
 def show_differences(found: Sequence[Difference], sent: Sequence[str], wanted: Sequence[str], who: str) -> str:
     """All differences, a line each."""
     missing, unexpected = _names(found, "missing"), _names(found, "unexpected")
-    near_missing, near_unexpected = _Nearest(unexpected or sent), _Nearest(missing or wanted)
+    partners = _partners(missing, unexpected) | _partners(unexpected, missing)
+    near_missing = _Nearest([name for name in unexpected or sent if name not in partners])
+    near_unexpected = _Nearest([name for name in missing or wanted if name not in partners])
     lines = []
     width = min(max(len(each.name) for each in found), _WIDEST)
     for each in found:
         near = {"missing": near_missing, "unexpected": near_unexpected}.get(each.what)
-        names = near.to(each.name) if near else []
+        names = [partners[each.name]] if each.name in partners else near.to(each.name) if near else []
         lines.append(f"  {each.what:<10}  {each.name:<{width}}  {_words(each, names)}")
     count = f"{len(found)} difference{'s' * (len(found) > 1)}"
     return f"what is sent does not fit {who}: {count}\n" + "\n".join(lines)
+
+
+def _partners(short: Sequence[str], long: Sequence[str]) -> dict[str, str]:
+    """Names of `short` that are names of `long` without what stands before a point, and those of `long`."""
+    known, partners = set(short), dict[str, str]()
+    for name in long:
+        rest = name.partition(".")[2]
+        while rest and rest not in known:
+            rest = rest.partition(".")[2]
+        if rest and rest not in partners:
+            partners |= {rest: name, name: rest}
+    return partners
 
 
 def _names(found: Sequence[Difference], what: str) -> list[str]:
@@ -98,30 +113,24 @@ def _prefix_rule(old: str, new: str) -> str:
 
 
 class _Nearest:
-    """The names most like another: those that end alike first, then by letters."""
+    """The names most like another: of those that share its rarest words, by letters."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
-        self.by_end: dict[str, list[str]] = {}
+        self.by_word: dict[str, list[str]] = {}
         for name in names:
-            for count in (1, 2):
-                self.by_end.setdefault(_end(name, count), []).append(name)
+            for word in _words_of(name):
+                self.by_word.setdefault(word, []).append(name)
 
     def to(self, name: str) -> list[str]:
         """At most two names, the nearest first."""
-        near = self.by_end.get(_end(name, 2)) or self.by_end.get(_end(name, 1)) or self.names
-        near = [other for other in near if other != name]
-        near = sorted(near, key=lambda other: _common_end(name, other), reverse=True)[:_CANDIDATES]
-        rated = sorted(((SequenceMatcher(None, name, other).ratio(), other) for other in near), reverse=True)
+        words = _words_of(name)
+        lists = sorted((self.by_word[word] for word in words if word in self.by_word), key=len) or [list(self.names)]
+        near = dict.fromkeys(other for found in lists[:2] for other in found[:_CANDIDATES] if other != name)
+        alike = sorted(near, key=lambda other: len(words.keys() & _words_of(other)), reverse=True)[:_COMPARED]
+        rated = sorted(((SequenceMatcher(None, name, other).ratio(), other) for other in alike), reverse=True)
         return [other for ratio, other in rated[:_NEAREST] if ratio > 0.4]
 
 
-def _end(name: str, count: int) -> str:
-    return ".".join(name.split(".")[-count:])
-
-
-def _common_end(a: str, b: str) -> int:
-    count = 0
-    while count < min(len(a), len(b)) and a[-1 - count] == b[-1 - count]:
-        count += 1
-    return count
+def _words_of(name: str) -> dict[str, None]:
+    return dict.fromkeys(re.findall(r"[^._]+", name))

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -27,6 +28,7 @@ class Holdings:
         self._objects: list[Any] = []
         self._pointers: tuple[int, ...] = ()
         self._shapes: list[Any] = []
+        self._shared: bool | None = None
         self.named: dict[str, Tensor] = {}
         self.own: dict[str, Tensor] = {}
         """The same, of a DTensor the tensor that has this rank's memory."""
@@ -55,8 +57,10 @@ class Holdings:
     @property
     def shared(self) -> bool:
         """True if any of the tensors lies where other processes can read it."""
-        low, high = BOUNDS
-        return bool(high) and any(low <= pointer < high for pointer in self._pointers)
+        if self._shared is None:
+            low, high = BOUNDS
+            self._shared = bool(high) and any(low <= pointer < high for pointer in self._pointers)
+        return self._shared
 
     def like(self, local: Mapping[str, Tensor]) -> "Holdings":
         """The same, of other memory."""
@@ -75,11 +79,12 @@ class Holdings:
         self.own = {name: _own(tensor) for name, tensor in self.named.items()}
         self._pointers = tuple(map(Tensor.data_ptr, self.own.values()))
         self._shapes = [tensor.shape for tensor in self.own.values()]
+        self._shared = None
 
     def _unchanged(self) -> bool:
         if any(len(each) != count for each, count in self._places):
             return False
-        objects = (value for each, _ in self._places for value in each.values())
+        objects = chain.from_iterable([each.values() for each, _ in self._places])
         return (
             all(map(is_, objects, self._objects))
             and tuple(map(Tensor.data_ptr, self.own.values())) == self._pointers

@@ -9,7 +9,7 @@ rank reads why; after it the version stands, whatever happens.
 import time
 from typing import TYPE_CHECKING, Any
 
-from unisono.units import name_ranks, show_count
+from unisono.weights.lateness import doing, nobody_pushes
 from unisono.weights.parties import Attempt, Member, Party
 from unisono.weights.wire import Message
 
@@ -52,7 +52,10 @@ class Lead:
         attempt = self._attempt
         if attempt is None:
             if self._pushes and now >= self._deadline():
-                self._refuse("CollectiveTimeout", self._nobody(now))
+                self._refuse(
+                    "CollectiveTimeout",
+                    self._nobody(now),
+                )
         elif now >= attempt.deadline:
             self._late(attempt)
         elif attempt.suspicion and now >= attempt.suspicion[0]:
@@ -110,7 +113,10 @@ class Lead:
             self._late(attempt, member)
         elif message.get("lineup", attempt.lineup) == attempt.lineup and message.kind == attempt.awaited:
             member.reached = message.kind
-            getattr(self, f"_on_{message.kind}")(attempt, member, message)
+            if message.kind == "ready":
+                member.bases, member.stats = message["bases"], {"tables": bool(message.get("tables"))}
+            elif message.kind == "moved":
+                member.stats, member.sums = dict(message["stats"]), message.data
             if not attempt.missing():
                 getattr(self, f"_all_{message.kind}")(attempt)
 
@@ -188,9 +194,6 @@ class Lead:
             return True
         return False
 
-    def _on_ready(self, attempt: Attempt, member: Member, message: Message) -> None:
-        member.bases, member.stats = message["bases"], {"tables": bool(message.get("tables"))}
-
     def _all_ready(self, attempt: Attempt) -> None:
         if attempt.key == self._key:
             self._go(attempt)
@@ -226,9 +229,6 @@ class Lead:
                 **settings,
             )
 
-    def _on_fitted(self, attempt: Attempt, member: Member, message: Message) -> None:
-        pass
-
     def _all_fitted(self, attempt: Attempt) -> None:
         self._key = attempt.key
         self._go(attempt)
@@ -242,9 +242,6 @@ class Lead:
                 member, "go", number=attempt.number, lineup=attempt.lineup, tables=tables, bases=bases,
                 left=attempt.deadline - time.monotonic(),
             )  # fmt: skip
-
-    def _on_moved(self, attempt: Attempt, member: Member, message: Message) -> None:
-        member.stats, member.sums = dict(message["stats"]), message.data
 
     def _all_moved(self, attempt: Attempt) -> None:
         """Decides."""
@@ -260,9 +257,6 @@ class Lead:
             data = b"".join(part for each in others for part in each) if party.sender or len(parts) > 1 else b""
             for member in party.ranks:
                 self._hub.send(member, "decide", data, number=attempt.number, lengths=lengths)
-
-    def _on_shown(self, attempt: Attempt, member: Member, message: Message) -> None:
-        pass
 
     def _all_shown(self, attempt: Attempt) -> None:
         self._done(attempt)
@@ -331,14 +325,14 @@ class Lead:
     def _late(self, attempt: Attempt, member: Member | None = None) -> None:
         """The time of the push, or of ``member``'s pull, is over."""
         missing = attempt.missing(besides=member)
-        doing = "; ".join(f"{each} {self._doing(attempt, each)}" for each in missing) or "nobody else is late"
+        words = "; ".join(f"{each} {doing(attempt, each)}" for each in missing) or "nobody else is late"
         if attempt.awaited == "shown":
             if member is None:
-                attempt.problems.append(("CollectiveTimeout", f"version {attempt.version} stands, but {doing}"))
+                attempt.problems.append(("CollectiveTimeout", f"version {attempt.version} stands, but {words}"))
                 self._done(attempt)
             return
         waited = time.monotonic() - attempt.began
-        text = f"after {waited:.3g} s the update still waits: {doing}"
+        text = f"after {waited:.3g} s the update still waits: {words}"
         if member is not None:
             self._abort("UpdateError", text, besides=member)
             return
@@ -349,42 +343,27 @@ class Lead:
         for each in attempt.members:
             self._give_up(each, attempt, "CollectiveTimeout" if each in own else "UpdateError", text)
 
-    def _doing(self, attempt: Attempt, member: Member) -> str:
-        """What a member does instead of reporting."""
-        activity = member.who.activity()
-        if activity != "it runs":
-            return f"has not come: {activity}"
-        if attempt.awaited == "ready":
-            return "has not called " + ("push" if member.party.sender else "pull")
-        if attempt.awaited == "shown":
-            return "still holds the version before"
-        return f"has not finished ({member.reached or 'announced'}); {activity}"
-
     def _nobody(self, now: float) -> str:
-        """Words on who has not come to a push."""
-        own, waited = self._hub.own, now - self._since
-        absent = [rank for rank in range(own.world_size) if rank not in self._pushes]
-        if absent:
-            return f"after {waited:.3g} s {name_ranks(absent)} of the sender has not called push"
-        there = [str(party) for party in self._hub.parties.values() if party.complete]
-        part = [party.absence() for party in self._hub.parties.values() if not party.complete]
-        words = f"{show_count(len(there), 'replica')} of {max(self._receivers, 1)} joined in {waited:.3g} s"
-        words += f" ({', '.join([*there, *part])})" if there or part else ""
-        last = f"; {self._last} was there last" if self._last and not there else ""
-        return f"{words} at {self._hub.address}{last}: start receivers with this address"
+        return nobody_pushes(self._hub, self._pushes, self._receivers, now - self._since, self._last)
 
     def _status(self) -> str:
         """Words for a replica that has waited in vain."""
         own = self._hub.own
-        pushed = f"its last version is {self.version}" if self.version is not None else "it has pushed nothing yet"
+        who = own.ranks[0] if own.ranks else own
         if self._pushes and self._attempt is None:
-            return f"{own.ranks[0] if own.ranks else own} waits in push ({self._nobody(time.monotonic())})"
-        return f"{own.ranks[0] if own.ranks else own} is there but has not called push; {pushed}"
+            waited = time.monotonic() - self._since
+            return (
+                f"{who} waits in push ({nobody_pushes(self._hub, self._pushes, self._receivers, waited, self._last)})"
+            )
+        pushed = f"its last version is {self.version}" if self.version is not None else "it has pushed nothing yet"
+        return f"{who} is there but has not called push; {pushed}"
 
     def _left_late(self, attempt: Attempt, party: Party, words: str, clean: bool) -> None:
         """A side left after the decision."""
         if party.sender:
             attempt.problems.append(("PeerLostError", words))
+        elif party.shows == attempt.version:
+            pass  # it has what it was to have
         elif attempt.drop:
             attempt.lost.append(party.name)
         elif not clean:

@@ -145,13 +145,15 @@ class _File(_Noted):
             return None
         except OSError as error:
             raise UsageError(f"{self.address} can not be read: {error.strerror}{_owner(self.path)}") from None
-        with os.fdopen(fd, "rb") as file:
-            about = os.fstat(file.fileno())
+        try:
+            about = os.fstat(fd)
             if not stat.S_ISREG(about.st_mode):
                 raise UsageError(f"{self.address} is no file: give the path of one, which may be missing")
             if about.st_uid not in (os.geteuid(), 0):
                 raise UsageError(f"{self.address} is another user's{_owner(self.path)}: use a file of your own")
-            text = file.read(1 << 16)
+            text = os.read(fd, 1 << 16)
+        finally:
+            os.close(fd)
         if not text:
             return None
         try:

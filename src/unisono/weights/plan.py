@@ -186,7 +186,7 @@ def plan(
     wrong: list[str] = []
     for i, each in enumerate(layouts):
         try:
-            alike = next((k for k in range(len(found)) if layouts[k] == each), None)
+            alike = next((k for k in range(i) if not wrong and layouts[k] == each), None)
             found.append(fit(sender, each, rules, _named(i, len(layouts))) if alike is None else found[alike])
         except MismatchError as problem:
             wrong.append(str(problem))

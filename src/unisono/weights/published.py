@@ -9,9 +9,9 @@ import mmap
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +43,7 @@ def places_in(fit: Fit) -> tuple[dict[str, Place], int]:
     for name, value in fit.tensors.items():
         start = -(-end // 64) * 64
         found[name] = Place(start, value.shape, value.dtype)
-        end = start + int(np.prod(value.shape, dtype=np.int64)) * value.dtype.itemsize
+        end = start + prod(value.shape) * value.dtype.itemsize
     return found, max(end, 1)
 
 
@@ -77,7 +77,7 @@ class File:
         """The tensors in the file."""
         made = {}
         for name, (start, shape, dtype) in places.items():
-            nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            nbytes = prod(shape) * dtype.itemsize
             made[name] = self.bytes[start : start + nbytes].view(dtype).view(shape)
         return made
 

@@ -48,13 +48,12 @@ class Publishing:
         movement, source = self._movement, self.source
         assert source is not None
         packing = source.packing(tensors, scales)
-        files = self._files(shown)
+        made = {kind: file.tensors(self._copies[kind].places) for kind, file in self._files(shown).items()}
         for window in source.windows:
             packing.packers[window.number].pack(source.bucket[0])
             for kind in {movement.lineup.kind_of(replica) for replica in self._mapped_targets(window)}:
-                made = files[kind].tensors(self._copies[kind].places)
                 for item in window.items:
-                    into = box_of(made[item.name], item)
+                    into = box_of(made[kind][item.name], item)
                     raw = source.bucket[0][item.start : item.start + item.nbytes].view(into.dtype)
                     into.copy_(raw.view(into.shape))
             if terms.checksum:

@@ -47,8 +47,9 @@ class Receiving(Participant):
         self._writing = False
         self._arrival: Arrival | None = None
         self._shown_by = ""  # the sender of the version shown
-        self._parts: dict[str, int] = {}  # checksums of this rank's parts of the version shown
-        self._sums: dict[str, int] = {}  # of whole tensors
+        self._names: list[str] = []
+        self._ties: Mapping[str, str] = {}
+        self._parts = self._sums = np.zeros(0, dtype=np.uint64)  # checksums, of this rank's parts and of the whole
         self._checked = False
         self.bound = 0.0
         self._report: Report | None = None
@@ -108,11 +109,10 @@ class Receiving(Participant):
         if arrival.wrong:
             raise self._corrupted(arrival)
         self._arrival = arrival
-        nbytes = sum(target.layout[name].nbytes_of(target.own) for name in arrival.loaded)
         stats = {
             "tensors": len(arrival.loaded),
             "skipped": len(arrival.skipped),
-            "nbytes": nbytes,
+            "nbytes": arrival.nbytes,
             "moved": arrival.moved,
         }
         return stats, target.share.tobytes() if terms.checksum else b""
@@ -197,14 +197,13 @@ class Receiving(Participant):
         self._checked = announced["checksum"]
         if not self._checked:
             return
-        self._parts = dict(zip(target.names, target.sums.tolist(), strict=True))
-        total = target.share
+        self._parts = target.sums
+        self._sums = target.share
         if decided.data:
             lengths = decided["lengths"][0]
             parts = np.frombuffer(decided.data, dtype=np.uint64).reshape(len(lengths), -1)
-            total = parts.sum(axis=0, dtype=np.uint64)
-        sums = dict(zip(target.names, total.tolist(), strict=True))
-        self._sums = sums | {other: sums[first] for other, first in target.ties.items()}
+            self._sums = parts.sum(axis=0, dtype=np.uint64)
+        self._names, self._ties = target.names, target.ties
 
     def kept(self) -> str:
         """Words on the version that stays."""
@@ -226,14 +225,13 @@ class Receiving(Participant):
         assert arrival is not None
         assert target is not None
         assert lineup is not None
-        nbytes = sum(target.layout[name].nbytes_of(target.own) for name in arrival.loaded)
         self._report = Report(
             announced["version"],
             tuple(lineup.names),
             (),
             len(arrival.loaded),
             len(arrival.skipped),
-            nbytes,
+            arrival.nbytes,
             arrival.moved,
             0,
             seconds,
@@ -250,7 +248,8 @@ class Receiving(Participant):
     def totals(self) -> dict[str, int]:
         """The checksums of the whole tensors of the version shown, by name."""
         self._check_checked()
-        return self._sums
+        sums = dict(zip(self._names, self._sums.tolist(), strict=True))
+        return sums | {other: sums[first] for other, first in self._ties.items()}
 
     def _check_checked(self) -> None:
         if self.holds_of.version is None:
@@ -266,11 +265,11 @@ class Receiving(Participant):
         live = self._module.look().local
         names = [name for name in self._target.order if name in live]
         found = self._target.checker(names, live).sums()
-        wrong = [name for name in names if found.get(name, 0) != self._parts[name]]
+        parts = dict(zip(self._names, self._parts.tolist(), strict=True))
+        wrong = [name for name in names if found.get(name, 0) != parts[name]]
         if wrong:
             listed = ", ".join(
-                f"{n} (checksum {show_checksum(found[n])}, of the version {show_checksum(self._parts[n])})"
-                for n in wrong
+                f"{n} (checksum {show_checksum(found[n])}, of the version {show_checksum(parts[n])})" for n in wrong
             )
             raise CorruptionError(
                 f"replica {self.name!r} (pid {os.getpid()} on {socket.gethostname()}) shows version "

@@ -8,25 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono import errors
-from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
+from unisono.errors import UnisonoError, UsageError
 from unisono.weights.checksum import show_checksum
 from unisono.weights.coordinator import Coordinator
-from unisono.weights.holdings import Holdings, fresh_like
+from unisono.weights.holdings import Holdings
 from unisono.weights.layout import Sharding
 from unisono.weights.meeting import Listener, Note, connect, place_at
-from unisono.weights.movement import Movement
-from unisono.weights.participant import Again, Participant
+from unisono.weights.participant import Again
 from unisono.weights.plan import Plan
 from unisono.weights.rules import Rule, rules_to_text
+from unisono.weights.sending import Sending
 from unisono.weights.side import Side
-from unisono.weights.source import Source as SourceOfMovement
-from unisono.weights.terms import Terms
 from unisono.weights.update import Report, Update
 from unisono.weights.wire import Broken, Connection, Message, Who
 
@@ -88,7 +85,7 @@ class Sender:
             "backend": backend,
             "port": 0,
         }
-        self._part = _Part(shard)
+        self._part = Sending(shard)
         self._coordinator: Coordinator | None = None
         self._store: Any = None
         self._closed = ""
@@ -252,7 +249,7 @@ class Sender:
             raise UsageError("this sender was made with checksum=False: it has none to show")
         if self._part.version is None:
             raise UsageError("nothing has been pushed yet: there are no checksums")
-        return {name: show_checksum(value) for name, value in self._part.sums.items()}
+        return {name: show_checksum(value) for name, value in self._part.totals().items()}
 
     def close(self) -> None:
         """Leaves the address; receivers wait for the next sender."""
@@ -275,7 +272,7 @@ class Sender:
         self.close()
 
 
-def _leave(coordinator: Coordinator | None, part: "_Part") -> None:
+def _leave(coordinator: Coordinator | None, part: "Sending") -> None:
     """Ends a sender, at the latest with its process."""
     if coordinator is not None:
         coordinator.close("the sender has closed")
@@ -289,141 +286,3 @@ def _error_of(message: Message) -> UnisonoError:
     kind = getattr(errors, message["error"], errors.UpdateError)
     error: UnisonoError = kind(message["text"])
     return error
-
-
-class _Part(Participant):
-    """What a rank of the sender does in an update."""
-
-    def __init__(self, shard: Sharding | None) -> None:
-        super().__init__()
-        self._holdings = Holdings(shard)
-        self._shard = shard
-        self._snapshot: Holdings | None = None
-        self.current = self._holdings
-        self.version: int | None = None
-        self.plan: Plan | None = None
-        self.bound = 0.0
-        self.sums: dict[str, int] = {}
-        self._base: list[Any] = []  # the version that all replicas had been given last, and the checksums of its items
-        self._known: dict[Any, int] = {}
-
-    def look(self, source: Any) -> Holdings:
-        """What this rank holds now."""
-        self._holdings.look(source() if callable(source) and not isinstance(source, nn.Module) else source)
-        return self._holdings
-
-    def snapshot(self, holdings: Holdings) -> tuple[Holdings, int]:
-        """A copy of what this rank holds, in memory that is kept for the next."""
-        once = {name: t for name, t in holdings.local.items() if holdings.layout and name not in holdings.layout.ties}
-        kept = self._snapshot
-        if kept is None or kept.signature != holdings.signature:
-            kept = self._snapshot = holdings.like(fresh_like(once, holdings.shared))
-        with torch.inference_mode(False), torch.no_grad():
-            torch._foreach_copy_([kept.local[name] for name in once], list(once.values()))
-        return kept, sum(tensor.nbytes for tensor in once.values())
-
-    def serve(self, store: Any) -> None:
-        """This rank has the store itself."""
-        self._store = store
-
-    def lost(self) -> Exception:
-        """The error of a rank 0 that is gone."""
-        words = self.lead.end() if self.lead is not None else ""
-        return errors.PeerLostError(f"sender rank 0 ({self.lead}): {words}; {self.kept()}")
-
-    def next_message(self, deadline: float) -> Message:
-        """The lead's next message."""
-        assert self.connection is not None
-        message = self.connection.wait(deadline)
-        if message is None:
-            doing = self.lead.activity() if self.lead is not None else ""
-            raise CollectiveTimeout(f"sender rank 0 ({self.lead}) does not answer: {doing}; {self.kept()}")
-        if message.kind == "bye":
-            raise UsageError("rank 0 of this sender has closed: make another")
-        return message
-
-    def tables(self, delta: bool) -> bool:
-        """True if the targets need this rank's table ahead of the data."""
-        return delta or self.current.shared
-
-    def holds(self) -> tuple[str, str]:
-        return self.current.signature, self.current.text
-
-    def fitted(self, movement: Movement) -> None:
-        self.plan, self.bound = movement.plan, movement.plan.bound()
-
-    def move(self, terms: Terms, announced: Message, bases: list[Any]) -> tuple[dict[str, int], bytes]:
-        source = self._own_source()
-        compare = self._compare(bases) if announced["delta"] else None
-        shown = {rank: base[2] for rank, base in enumerate(bases) if base}
-        source.send(self.current.local, terms, compare, shown)
-        return {}, b""
-
-    def _own_source(self) -> SourceOfMovement:
-        assert self.movement is not None
-        source = self.movement.source
-        assert source is not None
-        return source
-
-    def _compare(self, bases: list[Any]) -> Callable[[Any], Any]:
-        """Which items all their targets have already, by their checksums."""
-        assert self.plan is not None
-        source, chunks = self._own_source(), self.plan.chunks
-        base, known = self._base, self._known
-        fresh = [
-            bool(base) and all(bases[target][:2] == base for target in chunks[window.chunk].targets)
-            for window in source.windows
-            for _ in window.items
-        ]
-        before = np.array([known.get(item[:3], -1) for item in source.items], dtype=np.int64)
-        there = np.array([item[:3] in known for item in source.items], dtype=np.bool_)
-
-        def compare(sums: Any) -> Any:
-            return np.array(fresh, dtype=np.bool_) & there & (sums == before)
-
-        return compare
-
-    def forget(self) -> None:
-        """Nothing was changed here."""
-
-    def show(self, announced: Message, decided: Message, deadline: float) -> None:
-        if announced["checksum"]:
-            assert self.plan is not None
-            self.sums = _totals(self.plan, decided)
-        if announced["delta"]:
-            source = self._own_source()
-            self._base = [self.instance, announced["version"]]
-            self._known = dict(zip((item[:3] for item in source.items), source.table[:, 1].tolist(), strict=True))
-
-    def kept(self) -> str:
-        return f"version {self.version} is kept" if self.version is not None else "no version was shown before"
-
-    def report(self, done: Message, announced: Message, snapshot: int) -> Report:
-        """What a push returns."""
-        return Report(
-            done["version"],
-            tuple(done["receivers"]),
-            tuple(done["lost"]),
-            done["tensors"],
-            done["skipped"],
-            done["nbytes"],
-            done["moved"],
-            snapshot,
-            done["seconds"],
-            self.bound,
-            announced["checksum"],
-        )
-
-
-def _totals(plan: Plan, decided: Message) -> dict[str, int]:
-    """The checksums of all whole tensors, by the names of all replicas."""
-    found: dict[str, int] = {}
-    at = 0
-    for fit, lengths in zip(plan.fits, decided["lengths"], strict=True):
-        total = np.zeros(len(fit.tensors), dtype=np.uint64)
-        for length in lengths:
-            total += np.frombuffer(decided.data[at : at + length], dtype=np.uint64)
-            at += length
-        sums: dict[str, int] = dict(zip(fit.tensors, total.tolist(), strict=True))
-        found |= sums | {other: sums[first] for other, first in fit.ties.items()}
-    return found

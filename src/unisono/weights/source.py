@@ -153,7 +153,7 @@ class Source:
 
     def sum(self, items: Numbers, addresses: Numbers) -> None:
         """Writes the checksums of items, in order, which lie at ``addresses`` (of all items), into the table."""
-        for run in np.split(items, np.flatnonzero(np.diff(items) != 1) + 1) if len(items) else ():
+        for run in _runs(items):
             first, stop = int(run[0]), int(run[-1]) + 1
             low, high = int(self._bounds[first]), int(self._bounds[stop])
             owners = self._owners[low:high]
@@ -162,6 +162,13 @@ class Source:
             total = np.zeros(stop - first, dtype=np.uint64)
             np.add.at(total, owners - first, self._sums.sums[low:high])
             self.table[first:stop, 1] = total.view(np.int64)
+
+
+def _runs(items: Numbers) -> list[Numbers]:
+    """Numbers in order, cut where some are left out."""
+    if not len(items) or items[-1] - items[0] == len(items) - 1:
+        return [items] if len(items) else []
+    return np.split(items, np.flatnonzero(np.diff(items) != 1) + 1)
 
 
 def rebased(moves: Sequence[Move]) -> list[Move]:

@@ -21,10 +21,14 @@ Key = tuple[int, int]  # a source and the number of its window
 
 
 class Arrival(NamedTuple):
-    """What came: names that were loaded, of others that were unchanged, bytes, and what a checksum did not fit."""
+    """What came: names that were loaded, others that were unchanged, their bytes, and what a checksum did not fit.
+
+    ``nbytes``: of the tensors loaded; ``moved``: from process to process.
+    """
 
     loaded: list[str]
     skipped: list[str]
+    nbytes: int
     moved: int
     wrong: list[tuple[str, int, int]]
     """Name, the checksum that was sent, that of what came."""
@@ -48,6 +52,7 @@ class Target:
         self.ties = plan.fits[lineup.replica].ties
         self.layout = plan.receivers[lineup.replica]
         self.own = lineup.own
+        self._nbytes = {name: self.layout[name].nbytes_of(self.own) for name in self.names}
         self.number = {name: number for number, name in enumerate(self.names)}
         self.windows = {
             (source, window.number): window
@@ -185,22 +190,20 @@ class Target:
     def _arrival(self, reader: "Reader", terms: Terms) -> Arrival:
         loaded = reader.loaded
         given = dict.fromkeys(loaded)
+        nbytes = sum(map(self._nbytes.__getitem__, loaded))
         skipped = [name for name in self.order if name not in given]
         if not terms.checksum:
-            return Arrival(loaded, skipped, reader.moved, [])
+            return Arrival(loaded, skipped, nbytes, reader.moved, [])
         sums, share = np.zeros_like(self.sums), np.zeros_like(self.share)
         for source, window, numbers, first in self._items:
-            sent = self._tables[source][window.first : window.stop, 1].view(np.uint64)
-            np.add.at(sums, numbers, sent)
+            rows = self._tables[source][window.first : window.stop, 1].view(np.uint64)
+            np.add.at(sums, numbers, rows)
             if first:
-                np.add.at(share, numbers, sent)
+                np.add.at(share, numbers, rows)
         self.sums, self.share = sums, share
-        wrong = [
-            (name, int(sums[self.number[name]]), found)
-            for name, found in reader.found.items()
-            if found != sums[self.number[name]]
-        ]
-        return Arrival(loaded, skipped, reader.moved, wrong)
+        sent = dict(zip(self.names, sums.tolist(), strict=True))
+        wrong = [(name, sent[name], found) for name, found in reader.found.items() if found != sent[name]]
+        return Arrival(loaded, skipped, nbytes, reader.moved, wrong)
 
 
 class Reader:

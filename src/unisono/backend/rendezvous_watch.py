@@ -1,0 +1,139 @@
+"""A line in the log where ranks do not find each other, seconds after they began to, not at the timeout.
+
+torch's rendezvous waits for all ranks without a word, for half an hour by default. The wait itself is left alone: hosts
+may be started one after the other.
+"""
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from unisono.units import name_ranks
+
+__all__ = ["ABSENT_SECONDS", "for_our_group", "log_absent", "watched"]
+
+ABSENT_SECONDS = 8.0
+_CONNECT_SECONDS, _PAUSE = 1.5, 0.5
+_FRAMES = 16
+_log = logging.getLogger("unisono")
+_met: "weakref.ref[Any] | None" = None  # the store of the last rendezvous
+
+
+def for_our_group() -> bool:
+    """True if the caller is torch's `init_process_group`, for unisono: a rendezvous is told nothing of the backend."""
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame is None or frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if frame.f_code.co_name == "init_process_group":
+            return "unisono" in str(frame.f_locals.get("backend"))
+    return False
+
+
+def watched(met: Iterator[tuple[Any, int, int]]) -> Iterator[tuple[Any, int, int]]:
+    """torch's rendezvous ``met``, with a line in the log if its first result is late."""
+    global _met
+    with _reported_when_late():
+        store, rank, world_size = next(met)
+    _met = weakref.ref(store)
+    store.set(_key(rank), socket.gethostname())  # rank 0 may still wait, in torch
+    yield store, rank, world_size
+    yield from met
+
+
+def log_absent(me: str, absent: Sequence[int], seconds: float) -> None:
+    """Logs that ``absent`` ranks have not joined the default group, but for those that are still in torch's rendezvous.
+
+    ``me`` names this rank.
+    """
+    store = _met() if _met is not None else None
+    if absent := [rank for rank in absent if store is None or not store.check([_key(rank)])]:
+        _log.warning(
+            "%s: %s did not come within %g s: start them, with the same address, port and world size. It waits on; "
+            "`unisono doctor` on all hosts finds the cause",
+            *(me, name_ranks(absent), seconds),
+        )
+
+
+def _key(rank: int) -> str:
+    """Of a rank in the store where all meet; torchrun keeps one store over all attempts."""
+    return f"unisono/rendezvous/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
+
+
+@contextmanager
+def _reported_when_late() -> Iterator[None]:
+    watch = _Watch()
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.over.set()
+
+
+class _Watch(threading.Thread):
+    """Announces this rank beside torch's rendezvous, once that takes long, and logs who else has come."""
+
+    def __init__(self) -> None:
+        super().__init__(name="unisono watches the rendezvous", daemon=True)
+        self.over = threading.Event()
+        self._address, self._port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+        self._rank, self._size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        self._store: Any = None
+        self._why = "not tried"
+
+    def run(self) -> None:
+        deadline = time.monotonic() + ABSENT_SECONDS
+        while not self.over.wait(_PAUSE) and time.monotonic() < deadline:
+            if self._store is None and self._given():
+                self._connect()
+        if not self.over.is_set():
+            _log.warning("%s", self._words())
+
+    def _given(self) -> bool:
+        return bool(self._address) and all(text.isdecimal() for text in (self._port, self._rank, self._size))
+
+    def _connect(self) -> None:
+        """Tries a plain connection first: torch's store logs pages where it fails."""
+        from torch._C._distributed_c10d import TCPStore
+
+        try:
+            socket.create_connection((self._address, int(self._port)), _CONNECT_SECONDS).close()
+            limit = timedelta(seconds=_CONNECT_SECONDS)
+            self._store = TCPStore(self._address, int(self._port), None, False, limit, wait_for_workers=False)
+            self._store.set(_key(int(self._rank)), socket.gethostname())
+        except TimeoutError:
+            self._why = "timed out"
+        except OSError as error:
+            self._why = (error.strerror or str(error)).lower()
+        except RuntimeError as error:
+            self._why = str(error).partition("\n")[0]
+
+    def _words(self) -> str:
+        me = f"rank {self._rank or '?'} of {self._size or '?'} (pid {os.getpid()} on {socket.gethostname()})"
+        late = f"within {ABSENT_SECONDS:g} s"
+        if not self._given():
+            return f"{me}: the other ranks have not come {late}: are all started?"
+        place = f"rank 0's store at MASTER_ADDR {self._address}, port {self._port}"
+        if self._store is None:
+            return (
+                f"{me} can not reach {place} ({self._why}): is rank 0 started there, and the port open? It goes on "
+                "trying; `unisono doctor` on all hosts finds the cause"
+            )
+        try:
+            absent = [k for k in range(int(self._size)) if not self._store.check([_key(k)])]
+        except RuntimeError as error:
+            return f"{me}: {place} does not answer any more ({str(error).partition(chr(10))[0]})"
+        who = name_ranks(absent) if absent else "a rank that has the number of another one"
+        return (
+            f"{me}: {who} did not come to {place} {late}: start them, with this address, port and WORLD_SIZE. It waits "
+            "on; `unisono doctor` on all hosts finds the cause"
+        )

@@ -1,0 +1,120 @@
+"""What a message between two hosts costs, by pings and a flood over plain TCP. Never imports torch.
+
+A host serves `LinkServer`; another calls `measure_link`. The bytes mean nothing and are dropped.
+"""
+
+import socket
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+from types import TracebackType
+
+from unisono.topo.exchange import close, connect, listen
+from unisono.transport.process import OwnThread
+
+__all__ = ["GREETING", "LinkCost", "LinkServer", "measure_link"]
+
+GREETING = b"unisono\n"
+"""What the server sends first: a port that answers otherwise is somebody else's."""
+_PING, _FLOOD = b"p", b"f"
+_PINGS, _WARM, _PING_NBYTES = 60, 10, 64
+_FLOOD_SECONDS, _BLOCK = 0.4, 1 << 18
+_LIMIT = 10.0  # s
+
+
+@dataclass(frozen=True)
+class LinkCost:
+    """A link in one direction: ``alpha`` seconds for a small message, half a round trip; ``beta`` seconds per byte."""
+
+    alpha: float
+    beta: float
+
+
+class LinkServer:
+    """Answers pings and swallows floods on a free port of every interface, until it is closed; a context."""
+
+    def __init__(self) -> None:
+        self._door = listen()
+        self.port: int = self._door.getsockname()[1]
+
+    def __enter__(self) -> "LinkServer":
+        OwnThread(target=self._serve, name="unisono answers pings", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        close(self._door)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                channel, _ = self._door.accept()
+            except OSError:
+                return
+            OwnThread(target=_answer, args=(channel,), daemon=True).start()
+
+
+def _answer(channel: socket.socket) -> None:
+    with channel, suppress(OSError):
+        channel.settimeout(_LIMIT)
+        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel.sendall(GREETING)
+        kind = channel.recv(1)
+        if kind == _PING:
+            while ping := _exactly(channel, _PING_NBYTES):
+                channel.sendall(ping)
+        elif kind == _FLOOD:
+            taken, buffer = 0, bytearray(_BLOCK)
+            while nbytes := channel.recv_into(buffer):
+                taken += nbytes
+            channel.sendall(struct.pack("!Q", taken))
+
+
+def _exactly(channel: socket.socket, nbytes: int) -> bytes:
+    """So many bytes; none if the peer has ended."""
+    data = b""
+    while len(data) < nbytes:
+        part = channel.recv(nbytes - len(data))
+        if not part:
+            return b""
+        data += part
+    return data
+
+
+def measure_link(address: str, port: int) -> LinkCost:
+    """The cost of the link to a `LinkServer`; takes about half a second. Raises `OSError` if it does not answer."""
+    with _open(address, port, _PING) as channel:
+        times = []
+        for _ in range(_WARM + _PINGS):
+            begun = time.perf_counter()
+            channel.sendall(bytes(_PING_NBYTES))
+            if not _exactly(channel, _PING_NBYTES):
+                raise ConnectionError("the peer has ended")
+            times.append(time.perf_counter() - begun)
+    with _open(address, port, _FLOOD) as channel:
+        block, begun = bytes(_BLOCK), time.perf_counter()
+        while time.perf_counter() - begun < _FLOOD_SECONDS:
+            channel.sendall(block)
+        channel.shutdown(socket.SHUT_WR)
+        (taken,) = struct.unpack("!Q", _exactly(channel, 8) or bytes(8))
+        seconds = time.perf_counter() - begun
+    if not taken:
+        raise ConnectionError("the peer has ended")
+    return LinkCost(median(times[_WARM:]) / 2, seconds / taken)
+
+
+def _open(address: str, port: int, kind: bytes) -> socket.socket:
+    channel = connect(address, port)
+    try:
+        channel.settimeout(_LIMIT)
+        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if _exactly(channel, len(GREETING)) != GREETING:
+            raise ConnectionError("another program answers there")
+        channel.sendall(kind)
+    except BaseException:
+        channel.close()
+        raise
+    return channel

@@ -1,0 +1,117 @@
+"""What is wrong before a first call is said in one line, on every rank, in seconds: versions, numbers, absent ranks."""
+
+import logging
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+
+from hangs.job import Fault, Job, attempt, init
+from unisono.backend import birth, member_registry, rendezvous_watch
+
+
+def logged() -> list[str]:
+    """The lines that this process logs from now on."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("unisono").addHandler(handler)
+    return lines
+
+
+def has_versions(rank: int, world_size: int, meeting: str, torchs: list[str]) -> Fault:
+    with patch.object(birth, "versions", lambda: {"unisono": "1.2.0", "torch": torchs[rank]}):
+        return attempt(lambda: init(meeting, rank, world_size, 20.0))
+
+
+def test_versions_that_differ_are_named_on_every_rank(tmp_path: Path) -> None:
+    with Job(has_versions, 3, str(tmp_path / "meeting"), ["2.13.0", "2.11.0", "2.13.0"], group=False) as job:
+        faults = job.results()
+    line = (
+        "the ranks of the default group run different versions of torch (ranks 0, 2: 2.13.0, rank 1: 2.11.0): "
+        "pip install torch==2.13.0 everywhere"
+    )
+    assert [(fault.kind, fault.text) for fault in faults] == [("MismatchError", line)] * 3
+    assert max(fault.seconds for fault in faults) < 10.0
+
+
+def test_a_build_is_no_version() -> None:
+    with patch.object(birth, "version", lambda package: "2.13.0+cu126"):
+        assert birth.versions() == {"unisono": "2.13.0", "torch": "2.13.0"}
+
+
+def is_rank(rank: int, world_size: int, meeting: str, numbers: list[int]) -> Fault:
+    return attempt(lambda: init(meeting, numbers[rank], 3, 6.0))
+
+
+@pytest.mark.parametrize("numbers", [[0, 0, 1], [0, 1, 1]])
+def test_a_number_that_is_given_twice(numbers: list[int], tmp_path: Path) -> None:
+    """Rank 2 is missing, so that all would wait for it."""
+    with Job(is_rank, 3, str(tmp_path / "meeting"), numbers, group=False) as job:
+        faults = job.results()
+    twice = max(numbers, key=numbers.count)
+    claimed = [fault for fault, number in zip(faults, numbers, strict=True) if number == twice]
+    for fault in claimed:
+        fault.says("UsageError", rf"^rank {twice} of the default group is claimed twice: by pid \d+ .*and by pid \d+")
+        assert fault.seconds < 5.0
+
+
+def waits(rank: int, world_size: int, meeting: str) -> tuple[Fault, list[str]]:
+    lines = logged()
+    with patch.object(member_registry, "ABSENT_SECONDS", 0.5):
+        return attempt(lambda: init(meeting, rank, world_size + 1, 2.0)), lines
+
+
+def test_ranks_that_do_not_come_are_named_long_before_the_timeout(tmp_path: Path) -> None:
+    with Job(waits, 2, str(tmp_path / "meeting"), group=False) as job:
+        for rank, (fault, lines) in enumerate(job.results()):
+            fault.says("CollectiveTimeout", "rank 2 did not join")
+            assert len(lines) == 1
+            assert f"rank {rank} of 3 (pid " in lines[0]
+            assert ": rank 2 did not come within 0.5 s: start them" in lines[0]
+
+
+def reaches_nobody(rank: int, world_size: int, port: int) -> list[str]:
+    lines = logged()
+    variables = {"RANK": f"{rank + 1}", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": f"{port}"}
+    with patch.dict(os.environ, variables), patch.object(rendezvous_watch, "ABSENT_SECONDS", 1.0):
+        for backend in ("gloo", "unisono"):
+            attempt(lambda backend=backend: dist.init_process_group(backend, timeout=timedelta(seconds=2)))
+    return lines
+
+
+def test_an_address_that_nobody_answers() -> None:
+    """The program may end before its timeout: the line comes while it waits, for groups of unisono alone."""
+    with socket.create_server(("localhost", 0)) as door:
+        port = door.getsockname()[1]
+    with Job(reaches_nobody, 2, port, group=False) as job:
+        for rank, lines in enumerate(job.results()):
+            assert len(lines) == 1
+            assert f"rank {rank + 1} of 3 (pid " in lines[0]
+            assert (
+                f"can not reach rank 0's store at MASTER_ADDR localhost, port {port} (connection refused)" in lines[0]
+            )
+
+
+def meets(rank: int, world_size: int, port: int) -> list[str]:
+    """Rank 2 is missing: rank 0 waits in torch's rendezvous, rank 1 for its memory."""
+    lines = logged()
+    variables = {"RANK": f"{rank}", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": f"{port}"}
+    quick = patch.object(rendezvous_watch, "ABSENT_SECONDS", 2.0), patch.object(member_registry, "ABSENT_SECONDS", 2.0)
+    with patch.dict(os.environ, variables), quick[0], quick[1]:
+        attempt(lambda: dist.init_process_group("unisono", timeout=timedelta(seconds=4)))
+    return lines
+
+
+def test_a_rank_that_waits_in_torchs_rendezvous_is_not_missing() -> None:
+    with socket.create_server(("localhost", 0)) as door:
+        port = door.getsockname()[1]
+    with Job(meets, 2, port, group=False) as job:
+        first, second = job.results()
+    assert len(first) == len(second) == 1, (first, second)
+    assert ": rank 2 did not come to rank 0's store at MASTER_ADDR localhost" in first[0]
+    assert ": rank 2 did not come within 2 s" in second[0]
