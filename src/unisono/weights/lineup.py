@@ -42,6 +42,7 @@ class Lineup:
         """The numbers of the replicas that are mapped."""
         self.here = one_host(self.who)
         self.backend: str = message["backend"]
+        self.bucket: int = message["bucket"]
         texts = message["texts"]
         layouts = [_layout(tuple(texts[key] for key in party["layouts"])) for party in self.parties]
         fits: list[Fit] = []
@@ -53,7 +54,7 @@ class Lineup:
                 known[key] = fit(layouts[0], layout, rules, f"replica {party['name']!r}")
             fits.append(known[key])
         forward = "direct" if self.here else "auto"
-        self.plan = make_plan(layouts[0], layouts[1:], fits, message["bucket"], forward)
+        self.plan = make_plan(layouts[0], layouts[1:], fits, self.bucket, forward)
         self.senders = layouts[0].world_size
         bounds = [self.senders]
         for layout in layouts[1:]:

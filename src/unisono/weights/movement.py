@@ -23,17 +23,22 @@ from unisono.weights.lineup import Lineup
 from unisono.weights.publishing import Publishing
 from unisono.weights.scales import local_maxima, scales_of
 from unisono.weights.source import Packing, Source
-from unisono.weights.terms import PACKED, Numbers, Terms, call, half_of, rows_in
+from unisono.weights.terms import PACKED, SLOTS, Numbers, Terms, call, half_of, rows_in
 from unisono.weights.windows import WINDOW, Window, windows_of
 
 __all__ = ["Movement"]
+
+_LEAST = 64 << 10  # bytes of a window that are worth a meeting
 
 
 class Movement:
     """One rank's part in the movement of all updates of a line-up: what sources and targets share."""
 
+    slots = SLOTS
+
     def __init__(self, lineup: Lineup, group: Any, limit: int = WINDOW) -> None:
-        """``limit``: bytes of a window. Collective. Raises `GroupFailed`."""
+        """``limit``: bytes of a window, at most. Collective. Raises `GroupFailed`."""
+        limit = min(limit, max(2 * lineup.bucket // SLOTS, _LEAST)) if limit == WINDOW else limit
         self.lineup, self.plan, self.group, self.rank = lineup, lineup.plan, group, lineup.rank
         self.windows = self._windows(limit, lambda replica: replica not in lineup.mapped)
         self.source = Source(self, self.windows[self.rank], self.memory) if lineup.sends else None
@@ -94,7 +99,7 @@ class Movement:
             return False
         half = half_of(windows)
         self.heaps[source] = heap
-        self.buckets[source] = heap[bucket : bucket + 2 * half].view(2, half)
+        self.buckets[source] = heap[bucket : bucket + SLOTS * half].view(SLOTS, half)
         self.tables[source] = rows_in(heap, table, windows[-1].stop)
         return True
 
@@ -121,7 +126,7 @@ class Movement:
         own = steps[self.rank]
         for step in range(max(map(len, steps), default=0)):
             if step < len(own):
-                source.pack(own[step], packing, source.bucket[step & 1], summing)
+                source.pack(own[step], packing, source.bucket[step % SLOTS], summing)
             self.meet(terms)
         if terms.tables:
             if summing:
@@ -147,7 +152,7 @@ class Movement:
             for source, windows in enumerate(steps):
                 key = (source, windows[step].number) if step < len(windows) else None
                 if key in target.windows:
-                    reader.take(key, self.buckets[source][step & 1])
+                    reader.take(key, self.buckets[source][step % SLOTS])
         if terms.tables:
             self.meet(terms)
 

@@ -24,6 +24,8 @@ __all__ = ["Relay"]
 class Relay(Movement):
     """As `Movement`, over messages."""
 
+    slots = 2
+
     def __init__(self, lineup: Lineup, group: Any) -> None:
         super().__init__(lineup, group, limit=1 << 62)
         self.publishing = None

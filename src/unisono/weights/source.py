@@ -37,7 +37,7 @@ class Source:
         self._nbytes = np.array([item.nbytes for item in self.items], dtype=np.int64)
         self.starts = np.array([item.start for item in self.items], dtype=np.int64)
         self._itself = np.arange(len(self.items))
-        self.bucket = memory(2, half_of(windows) if windows else 0, dtype=torch.uint8)
+        self.bucket = memory(movement.slots, half_of(windows) if windows else 0, dtype=torch.uint8)
         raw = memory(len(self.items), 2, dtype=torch.int64)
         raw[:, 0], raw[:, 1] = PACKED, 0
         self.table: Numbers = raw.numpy()

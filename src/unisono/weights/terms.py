@@ -14,6 +14,7 @@ from unisono.weights.windows import Window
 
 __all__ = [
     "PACKED",
+    "SLOTS",
     "UNCHANGED",
     "Bound",
     "GroupFailed",
@@ -27,6 +28,8 @@ __all__ = [
 PACKED, UNCHANGED = -1, -2
 _KEPT = 2  # bindings: to the model and to a snapshot, or to two standbys
 
+SLOTS = 8
+"""Parts of a bucket, used in turn: a line that another core has just read is slow to write again."""
 T = TypeVar("T")
 Numbers = NDArray[np.int64]
 

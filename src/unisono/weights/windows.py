@@ -1,7 +1,7 @@
 """Windows: parts of chunks, small enough for a cache, in which one host's ranks hand over what a plan moves.
 
-Each source has a *bucket* of two halves that its targets read where they lie. It packs window k + 1 into one half while
-they read window k from the other; one meeting of all ranks divides the two.
+Each source has a *bucket* of several parts that its targets read where they lie. It packs window k + 1 into one part
+while they read window k from another; one meeting of all ranks divides the two.
 """
 
 from collections.abc import Callable
