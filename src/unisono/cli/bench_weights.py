@@ -51,18 +51,16 @@ def bench_weights(
         unisono bench weights --tensors 300x28000 --replicas 1,3 --mapped --delta 1% --reshard 2:2
     """
     settings = WeightSettings(
-        tensors=parse_tensors(tensors),
-        replicas=_numbers(replicas),
-        share=share,
-        mapped=mapped,
-        delta=_share(delta),
-        against=tuple(name.strip() for name in against.split(",") if name.strip()),
-        reshard=parse_reshard(reshard),
-        runs=runs,
-    )
+        parse_tensors(tensors), _numbers(replicas), share, mapped, _share(delta), _names(against),
+        parse_reshard(reshard), runs,
+    )  # fmt: skip
     settings.validate()
     for path in filter(None, (json, plot)):
         check_writable(path)
+    _run(settings, json, plot)
+
+
+def _run(settings: WeightSettings, json: Path | None, plot: Path | None) -> None:
     result, pending = Result(vars(settings), this_machine()), list[Row]()
     for text in header(settings, result.machine):
         echo(text)
@@ -86,6 +84,10 @@ def bench_weights(
         save_weights_plot(plot, result)
     if code or any(row.wrong for row in result.rows):
         raise typer.Exit(code or WRONG_EXIT)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _numbers(text: str) -> tuple[int, ...]:
