@@ -1,11 +1,13 @@
 """Every example runs and prints what it promises. A new one is a row of the table below."""
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
 import runpy
 import socket
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -85,6 +87,15 @@ EXAMPLES = [
 
 TWO_HOSTS = "09_two_hosts.py"  # its own test: it is for two agents of torchrun, not for ranks that are given to it
 
+SAME = "".join(rf".*{kind}, version {n}: .* on all three: True" for kind in ("Llama", "GPT-2") for n in range(1, 6))
+REWARD = r"reward: 0\.[01]\d in the first five steps, 0\.[3-9]\d in the last five"
+STARTERS = [
+    ("10_weight_update.py", "transformers", SAME, ()),
+    ("11_reinforce.py", "torch", r"step 60: samples of \(60, 60\), .*" + REWARD, ()),
+    ("11_reinforce.py", "torch", r"step 60: samples of \(60,\), .*" + REWARD, ("--fsdp",)),
+]
+"""Files that start their processes themselves, what they need, what they print, their arguments."""
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -144,8 +155,21 @@ def test_two_hosts(tmp_path: Path) -> None:
     assert abs(float(flat) - float(by_hosts)) < 1e-4
 
 
+@pytest.mark.parametrize(("file", "needs", "prints", "arguments"), STARTERS)
+@pytest.mark.timeout(240)
+def test_starts_its_processes(file: str, needs: str, prints: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed: pip install unisono[{needs}], or make test-frameworks")
+    changed = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(FOLDER / file), *arguments]
+    ran = subprocess.run(command, env=changed, cwd=tmp_path, capture_output=True, text=True, timeout=220)
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
+    assert re.search(prints, ran.stdout, re.DOTALL), ran.stdout
+    assert (tmp_path / "reinforce.png").exists() == file.startswith("11")
+
+
 def test_every_example_is_in_the_table_and_short() -> None:
     files = sorted(file.name for file in FOLDER.glob("*.py"))
-    assert files == sorted({example.file for example in EXAMPLES} | {TWO_HOSTS})
+    assert files == sorted({example.file for example in EXAMPLES} | {TWO_HOSTS} | {file for file, *_ in STARTERS})
     for file in files:
         assert (FOLDER / file).read_text().count("\n") < 80, file

@@ -29,6 +29,7 @@ class Row:
     ``seconds`` are the runs: mean seconds per call, on the slowest rank, of a block of ``iterations`` calls. ``count``
     is in elements, ``nbytes`` as nccl-tests count; ``wrong`` is None if not checked; ``bound`` in seconds.
     ``refused`` says why there are no times. ``requested``: bytes asked for, of which ``nbytes`` are whole elements.
+    Of weight updates alone: ``check``, the checksum's share of the time, and ``beyond``, bytes beyond the models.
     """
 
     collective: str
@@ -47,6 +48,8 @@ class Row:
     limit: str = ""
     refused: str = ""
     requested: int = 0
+    check: float = 0.0
+    beyond: int = 0
 
     @property
     def time(self) -> float:

@@ -13,7 +13,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import bench, doctor, draw, list_, plan, ps, simulate, topo, trace, train, tune, verify, weights
+from unisono.cli import (
+    bench,
+    bench_weights,
+    doctor,
+    draw,
+    list_,
+    plan,
+    ps,
+    simulate,
+    topo,
+    trace,
+    train,
+    tune,
+    verify,
+    weights,
+)
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
@@ -28,6 +43,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": plan.plan,
     "tune": tune.tune,
     "bench": bench.bench,
+    "bench weights": bench_weights.bench_weights,
     "trace": trace.trace,
     "list": list_.list_,
     "ps": ps.ps,
@@ -42,8 +58,14 @@ class _OneLineErrors(TyperGroup):
     """A group of commands that ends every expected failure with one line on stderr and an exit code, no traceback.
 
     UnisonoError and malformed command lines exit with 2, Ctrl-C with 130. Anything else is a defect of ours and keeps
-    its traceback. It sits on the group, not in `main`, so that tests with a CliRunner see the same behaviour.
+    its traceback. It sits on the group, not in `main`, so that tests with a CliRunner see the same behaviour. A command
+    may have a name of two words, of which the first is a command too.
     """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The longest name that is a command, and the arguments after it."""
+        two = " ".join(args[:2])
+        return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run one command line and leave through SystemExit, as the parser does in its standalone mode."""

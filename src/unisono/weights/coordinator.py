@@ -39,7 +39,7 @@ class Coordinator:
         self._waking = waking
         self._selector.register(listener.socket, selectors.EVENT_READ, None)
         self._selector.register(self._waker, selectors.EVENT_READ, None)
-        self._closing = ""
+        self._parting = self._closing = ""
         self._adopted: Connection
         self._thread = OwnThread(target=self._serve, name="unisono weights", daemon=True)
         self._thread.start()
@@ -54,8 +54,8 @@ class Coordinator:
     def close(self, words: str) -> None:
         """Says goodbye to all and ends the thread."""
         if self._thread.is_alive():
-            self._closing = words
-            os.write(self._waking, b"c")
+            self._parting = words
+            os.write(self._waking, b"c")  # before the thread knows: it closes what is written to
             self._thread.join(_CLOSING + 5)
 
     # The thread
@@ -94,6 +94,8 @@ class Coordinator:
         for byte in os.read(self._waker, 64):
             if byte == ord("a"):
                 self._watch(self._adopted)
+            else:
+                self._closing = self._parting
 
     def _accept(self) -> None:
         with suppress(OSError):
