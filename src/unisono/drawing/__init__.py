@@ -59,8 +59,7 @@ def draw(
         topology: what a collective is simulated on, for gantt and trace; nvlink by default.
         nbytes: its bytes there; 1 MiB by default.
         costs: what the schedule of a pipeline is simulated with.
-        hosts: which ranks of a collective share a host, e.g. "2x4" (schedule/hosts.py): boxes around their rows, in
-            text a line over their columns; and style "rows".
+        hosts: of a collective's ranks, e.g. "2x4" (schedule/hosts.py): boxes, in text lines; and style "rows".
         width: characters per line of text, 20 or more; what does not fit is left out, with a note.
         max_steps: steps, or meetings of programs, in text, 8 or more.
 
