@@ -66,7 +66,8 @@ docs: .venv/docs        ## the documentation site, into site/; warnings are erro
 
 test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in a .venv of their own (about 8 minutes)
 	.venv-frameworks/bin/python -m unisono.runtime.loaded
-	.venv-frameworks/bin/python -m pytest tests/third_party tests/test_notebook.py -W default --durations 20
+	.venv-frameworks/bin/python -m pytest tests/third_party tests/test_notebook.py \
+		tests/test_examples.py::test_starts_its_processes -W default --durations 20
 
 .venv-frameworks/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-frameworks
