@@ -69,7 +69,8 @@ test-gpu:               ## kernels and the group on one GPU, by the machine's py
 
 test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in a .venv of their own (about 8 minutes)
 	.venv-frameworks/bin/python -m unisono.runtime.loaded
-	.venv-frameworks/bin/python -m pytest tests/third_party tests/test_notebook.py -W default --durations 20
+	.venv-frameworks/bin/python -m pytest tests/third_party tests/test_notebook.py \
+		tests/test_examples.py::test_starts_its_processes -W default --durations 20
 
 .venv-frameworks/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-frameworks

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import agents
 from docs.blocks import PAGES, ROOT, Block, blocks
-from test_examples import EXAMPLES
+from test_examples import EXAMPLES, STARTERS
 from unisono.algorithms import registry
 from unisono.cli.main import app
 
@@ -27,6 +27,7 @@ COMMANDS = [block for block in BLOCKS if block.kind == "commands" and not block.
 OUTPUT = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 SHORT = {
     "bench": ["--bytes", "8", "--seconds", "0.001", "--runs", "1", "--no-check"],
+    "bench weights": ["--tensors", "4x30", "--replicas", "1", "--reshard", "1:1", "--runs", "1"],
     "train": ["--steps", "1", "--layers", "2", "--width", "16", "--context", "16", "--batch", "16"],
     "tune": ["--bytes", "8"],
 }
@@ -45,7 +46,7 @@ dist.destroy_process_group()
 def _unisono(words: list[str], given: str | None = None) -> str:
     """In this process, whose ranks are forked from the server that all tests share."""
     if words[:2] != ["bench", "compare"]:
-        words = [*words, *SHORT.get(words[0], ())]
+        words = [*words, *SHORT.get(" ".join(words[:2]), SHORT.get(words[0], ()))]
     if words[0] == "trace":
         words = ["trace", "--no-bound", *(word.replace("4", "2") for word in words[1:])]
     ran = CliRunner().invoke(app, words, input=given, env={"COLUMNS": "80"})
@@ -81,7 +82,10 @@ def _make(words: list[str]) -> str:
 
 
 def _python(words: list[str]) -> str:
-    assert words[0] == "-m"
+    """The examples that start their processes have a test of their own too."""
+    if file := words[0].removeprefix("examples/") if words[0] != "-m" else "":
+        assert (file, tuple(words[1:])) in {(file, arguments) for file, _, _, arguments in STARTERS}
+        return ""
     assert importlib.util.find_spec(words[1]), words
     return ""
 
