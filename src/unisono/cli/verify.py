@@ -26,6 +26,13 @@ _Placement = Annotated[
     str | None,
     typer.Option(help=f"Prove programs that move data so: {', '.join(PLACEMENTS)}.", show_default="what runs"),
 ]
+_Program = Annotated[
+    bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {options.DEFAULT}.")
+]
+_Nbytes = Annotated[
+    str | None,
+    typer.Option("--bytes", metavar="SIZE", help=f"Of {options.DEFAULT}, of --program.", show_default="1MiB"),
+]
 
 
 def verify(
@@ -43,14 +50,9 @@ def verify(
     in_place: Annotated[bool, typer.Option("--in-place", help="One buffer for input and output.")] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Also tell which transfers could be left out.")] = False,
     order: Annotated[bool, typer.Option("--order", help="Also tell in which order contributions are summed.")] = False,
-    program: Annotated[
-        bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {options.DEFAULT}.")
-    ] = False,
+    program: _Program = False,
     placement: _Placement = None,
-    nbytes: Annotated[
-        str | None,
-        typer.Option("--bytes", metavar="SIZE", help=f"Of {options.DEFAULT}, of --program.", show_default="1MiB"),
-    ] = None,
+    nbytes: _Nbytes = None,
 ) -> None:
     """Prove that a schedule does what it says, or show everything that is wrong with it; the same for programs.
 
