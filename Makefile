@@ -16,7 +16,7 @@ UNIT_FAILING := $(addprefix tests/,hangs watch backend frameworks test_launch.py
 UNIT_MEASURING := $(addprefix tests/,bench traces)
 IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_MEASURING))
 
-.PHONY: run test unit-failing unit-others quick quick-proofs quick-others test-frameworks test-hosts install lint types unit docs soak bench format clean
+.PHONY: run test unit-failing unit-others quick quick-proofs quick-others test-gpu test-frameworks test-hosts install lint types unit docs soak bench format clean
 
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
@@ -63,6 +63,9 @@ docs: .venv/docs        ## the documentation site, into site/; warnings are erro
 .venv/docs: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
+
+test-gpu:               ## kernels and the group on one GPU, by the machine's python, which needs torch, triton, pytest
+	UNISONO_TEST_GPU=1 UNISONO_FUSED=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider -rs tests/gpu
 
 test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in a .venv of their own (about 8 minutes)
 	.venv-frameworks/bin/python -m unisono.runtime.loaded

@@ -5,7 +5,8 @@ import signal
 from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the ranks that are forked later
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # CPU tensors are what is tested; torch turns to a GPU where it sees one
+if os.environ.get("UNISONO_TEST_GPU") != "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # CPU tensors are what is tested; torch turns to a GPU where it sees one
 
 import pytest
 

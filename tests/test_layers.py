@@ -21,7 +21,7 @@ ROOMS = [
     ["simulation"],
     ["drawing", "selection"],
     ["transport", "torch_names"],
-    ["runtime", "launch"],
+    ["runtime", "launch", "gpu"],
     ["watch"],
     ["backend"],
     ["parallel"],

@@ -54,6 +54,7 @@ def segment() -> str:
         ("ring controls", layout.ring_controls, f"{n} × {n}", layout.RING_CONTROL, GREEN, "both ends", "bytes in, out"),
         ("rings", layout.rings, f"{n} × {n}", layout.ring, GREEN, "the sender", "send and recv: heads and payloads"),
         ("staging", layout.stages, f"2 × {n}", layout.stage, BLUE, "its rank *", "data of collectives"),
+        ("GPU headers", layout.device_headers, f"64 × {n}", layout.header, BLUE, "its rank", "its last calls on GPUs"),
     ]
     columns = (16, 104, 236, 292, 360, 468)
     heads = ("offset", "region", "entries", "each", "written by", "what it holds")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from hangs.job import Fault, Job, attempt, init
 from unisono.backend import birth, member_registry, rendezvous_watch
+from unisono.transport.host import Host
 
 
 def logged() -> list[str]:
@@ -37,6 +38,25 @@ def test_versions_that_differ_are_named_on_every_rank(tmp_path: Path) -> None:
     )
     assert [(fault.kind, fault.text) for fault in faults] == [("MismatchError", line)] * 3
     assert max(fault.seconds for fault in faults) < 10.0
+
+
+class Memory(dict[str, bytes]):
+    """A store."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key]
+
+
+def test_ranks_of_one_machine_share_its_cores() -> None:
+    """Numbered by host, or in turn: each rank finds those beside it, by the kernel that they run on."""
+    store = Memory()
+    for rank, boot in enumerate(["a", "b", "a", "a", "b"]):
+        with patch.object(Host, "mine", lambda boot=boot: Host(boot, rank, 0, 0)):  # noqa: B023
+            birth.publish_self(store, rank)
+    assert [birth.ranks_here(store, rank, range(5), "g") for rank in (0, 1)] == [[0, 2, 3], [1, 4]]
 
 
 def test_a_build_is_no_version() -> None:

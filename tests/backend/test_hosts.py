@@ -1,16 +1,19 @@
-"""Several hosts: no group may span them, one per host may stand beside a group of Gloo. Rank 2 and up play the second.
+"""Groups over several hosts, on one machine: what tells hosts apart is replaced in the ranks, or is real namespaces.
 
-What tells machines apart is the boot id of the kernel; here it is replaced in the ranks of the second host. Containers
-and users of one machine are told apart by their namespaces and ids.
+What hosts and links do to a job is in tests/hosts. Sums are compared bit for bit with those of a loop in rank order.
 """
 
 import ctypes
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,82 +22,211 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hangs.job import Fault, Job, attempt, init
+import unisono
+from hangs.job import Fault, Job, attempt, init, tell
 from ranks import ranks
 from unisono.transport.host import Host
 
-REMEDY = "make a unisono group on each and one of gloo between them"
 PR_SET_DUMPABLE = 4
 BOOT_ID = "unisono.transport.host._boot_id"
 
 
-def passes(rank: int, world_size: int, meeting: str) -> None:
-    """Was in another default group before: later groups must not meet under its name, which the other ranks lack."""
-    init(meeting, rank, world_size)
-    dist.barrier()
-    dist.destroy_process_group()
+@contextmanager
+def on_hosts(rank: int, sizes: Sequence[int]) -> Iterator[None]:
+    """This rank is on one of so many hosts, of so many ranks each, rank by rank."""
+    host = next(h for h in range(len(sizes)) if rank < sum(sizes[: h + 1]))
+    with patch(BOOT_ID, lambda: f"boot-{host}"), patch.object(socket, "gethostname", lambda: f"host{host}"):
+        yield
 
 
-def spans(rank: int, world_size: int, meeting: str) -> tuple[Fault, list[float], Fault]:
-    """A default group over both hosts; then Gloo's, in which each host has a group, and one spans both."""
-    host = "first" if rank < 2 else "second"
-    with patch(BOOT_ID, lambda: host):
-        default = attempt(lambda: init(meeting, rank, world_size, 20.0))
-        init(f"{meeting}-gloo", rank, world_size, 20.0, "gloo")
-        inside = [dist.new_group([first, first + 1], backend="unisono") for first in (0, 2)][rank // 2]
-        across = dist.new_group([1, 2], backend="unisono")
-        x = torch.tensor([float(rank), 1.0])
-        dist.all_reduce(x, group=inside)
-        dist.barrier()
-        late = attempt(lambda: rank in (1, 2) and dist.all_reduce(torch.zeros(1), group=across))
-        dist.barrier()
+def given(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """What a rank brings: numbers whose sum depends on its order."""
+    return torch.randn(numel, generator=torch.Generator().manual_seed(rank)).mul_(10).to(dtype)
+
+
+def in_rank_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum as it is written down: one part after the other, half precision in float32, rounded once."""
+    wide = torch.float32 if parts[0].dtype in (torch.bfloat16, torch.float16) else parts[0].dtype
+    total = parts[0].to(wide)
+    for part in parts[1:]:
+        total = total + part.to(wide)
+    return total.to(parts[0].dtype)
+
+
+def sums(rank: int, size: int, numel: int, dtype: torch.dtype) -> list[str]:
+    """The sums of this size that differ from those in rank order."""
+    parts = [given(each, numel * size, dtype) for each in range(size)]
+    want = in_rank_order(parts)
+    whole, to_last = parts[rank].clone(), parts[rank].clone()
+    dist.all_reduce(whole)
+    dist.reduce(to_last, size - 1)
+    mine = torch.empty(numel, dtype=dtype)
+    dist.reduce_scatter(mine, list(parts[rank].view(size, numel)))
+    found = {"all_reduce": torch.equal(whole, want), "reduce": rank != size - 1 or torch.equal(to_last, want)}
+    found["reduce_scatter"] = torch.equal(mine, want[rank * numel : (rank + 1) * numel])
+    return [f"{name} of {numel} {dtype}" for name, right in found.items() if not right]
+
+
+def moved(rank: int, size: int, numel: int) -> list[str]:
+    """What of this size does not arrive as it was sent; uneven pieces too."""
+    mine = given(rank, numel, torch.float32)
+    every = [given(each, numel + each, torch.float32) for each in range(size)]
+    gathered = [torch.empty(numel + each) for each in range(size)]
+    dist.all_gather(gathered, every[rank])
+    whole = mine.clone()
+    dist.broadcast(whole, size - 1)
+    exchanged = [torch.empty(numel) for _ in range(size)]
+    dist.all_to_all(exchanged, [mine + each for each in range(size)])
+    out = torch.empty(numel)
+    dist.scatter(out, [mine + each for each in range(size)] if rank == 1 else None, 1)
+    at_root = [torch.empty(numel) for _ in range(size)] if rank == 0 else None
+    dist.gather(mine, at_root, 0)
+    came, work = torch.empty(numel), dist.isend(mine, (rank + size // 2) % size)
+    dist.recv(came, (rank - size // 2) % size)
+    work.wait()
+    there = [given(each, numel, torch.float32) for each in range(size)]
+    found = {
+        "all_gather": all(map(torch.equal, gathered, every)),
+        "broadcast": torch.equal(whole, there[size - 1]),
+        "all_to_all": all(torch.equal(each, t + rank) for each, t in zip(exchanged, there, strict=True)),
+        "scatter": torch.equal(out, there[1] + rank),
+        "gather": at_root is None or all(map(torch.equal, at_root, there)),
+        "messages": torch.equal(came, there[(rank - size // 2) % size]),
+    }
+    return [f"{name} of {numel}" for name, right in found.items() if not right]
+
+
+def everything(rank: int, world_size: int, meeting: str, sizes: Sequence[int]) -> list[str]:
+    """All that is wrong in a group over hosts, and in a group of its first and its last rank."""
+    with on_hosts(rank, sizes):
+        init(meeting, rank, world_size)
+        ends = dist.new_group([0, world_size - 1])
+        wrong = []
+        for numel in (0, 1, 700, 100_000):
+            wrong += moved(rank, world_size, numel)
+            for dtype in (torch.float32, torch.bfloat16, torch.int64):
+                wrong += sums(rank, world_size, numel, dtype)
+        objects: list[Any] = [None] * world_size
+        dist.all_gather_object(objects, {"rank": rank})
+        if objects != [{"rank": each} for each in range(world_size)]:
+            wrong.append("objects")
+        if rank in (0, world_size - 1):
+            x = torch.tensor([float(rank)])
+            dist.all_reduce(x, group=ends)
+            wrong += [] if x.item() == world_size - 1 else ["the ends"]
         dist.destroy_process_group()
-    return default, x.tolist(), late
+    return wrong
 
 
-def test_a_group_serves_one_host(tmp_path) -> None:
-    ranks(2, group=False).run(passes, str(tmp_path / "before"))
-    answers = ranks(4, group=False).run(spans, str(tmp_path / "meeting"))
-    for rank, (default, _, _) in enumerate(answers):
-        other = "[23]" if rank < 2 else "[01]"
-        default.says("UsageError", rf"rank {other} \(pid \d+ on \S+\) runs on another host than rank {rank} \(", REMEDY)
-        assert default.seconds < 5.0
-    assert [total for _, total, _ in answers] == [[1.0, 2.0]] * 2 + [[5.0, 2.0]] * 2
-    _, *of_the_span, _ = (late for _, _, late in answers)
-    for late, rank, other, kind in zip(of_the_span, (1, 2), (2, 1), ("PeerLostError", "UsageError"), strict=True):
-        late.says(kind, rf"rank {other} \(pid \d+ on \S+\) runs on another host than rank {rank} \(", REMEDY)
-        assert late.seconds < 5.0
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 1), (1, 1, 2)])
+def test_every_collective_over_hosts(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    assert ranks(4, group=False).run(everything, str(tmp_path / "meeting"), sizes) == [[]] * 4
 
 
-def meets_others(rank: int, world_size: int, meeting: str, differs: int) -> Fault:
+def by_name(rank: int, world_size: int, meeting: str) -> list[str]:
+    """The algorithms that give a wrong sum over hosts."""
+    wrong = []
+    with on_hosts(rank, (2, 2)):
+        init(meeting, rank, world_size)
+        for name in ("ring", "recursive_doubling", "double_tree", "leaders", "columns", "prefix", "hierarchical"):
+            x = torch.arange(5000.0) + rank
+            with unisono.algorithm(name):
+                dist.all_reduce(x)
+            wrong += [] if torch.equal(x, 4 * torch.arange(5000.0) + 6) else [name]
+        dist.destroy_process_group()
+    return wrong
+
+
+def test_named_algorithms_run_over_hosts(tmp_path: Path) -> None:
+    assert ranks(4, group=False).run(by_name, str(tmp_path / "meeting")) == [[]] * 4
+
+
+def disagrees(rank: int, world_size: int, meeting: str) -> tuple[Fault, float, Fault]:
+    """The last rank, on another host, has another shape; the group goes on; a message is larger than its receive."""
+    with on_hosts(rank, (2, 1)):
+        init(meeting, rank, world_size, 20.0)
+        differs = attempt(lambda: dist.all_reduce(torch.ones(2, 3) if rank < 2 else torch.ones(3, 2)))
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        ends = {0: lambda: dist.send(torch.ones(8), 2), 2: lambda: dist.recv(torch.ones(4), 0)}
+        larger = attempt(ends.get(rank, lambda: None))
+        attempt(dist.barrier)
+        dist.destroy_process_group()
+    return differs, x.item(), larger
+
+
+def test_mismatches_over_hosts(tmp_path: Path) -> None:
+    answers = ranks(3, group=False).run(disagrees, str(tmp_path / "meeting"))
+    for differs, total, _ in answers:
+        words = [rf"rank {rank}: all_reduce\(float32 \[2, 3\], SUM\)" for rank in (0, 1)]
+        differs.says("MismatchError", *words, r"-> rank 2: all_reduce\(float32 \[3, 2\], SUM\)", "can still be used")
+        assert total == 3.0
+    answers[2][2].says("MismatchError", "4 elements.* from rank 0, which sent 8 elements")
+
+
+def loops(rank: int, world_size: int, meeting: str) -> Fault:
+    with on_hosts(rank, (2, 2)):
+        init(meeting, rank, world_size, 30.0)
+        dist.barrier()
+        tell("ready")
+        return attempt(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10**7)])
+
+
+def test_a_killed_rank_is_named_on_every_host(tmp_path: Path) -> None:
+    with Job(loops, 4, str(tmp_path / "meeting"), group=False) as job:
+        job.hear("ready")
+        job.signal(3, signal.SIGKILL)
+        *answers, _ = job.results()
+    for fault in answers:
+        fault.says("PeerLostError", r"rank 3 \(pid \d+ on host1\) is (dead|lost)")
+
+
+def meets_others(rank: int, world_size: int, meeting: str, differs: int) -> float:
     """Ranks whose hosts differ in one field, rank 0's from the others'."""
     fields: list[Any] = ["boot", 1, 1, 1]
     fields[differs] = 2 + (rank > 0)
     with patch.object(Host, "mine", lambda: Host(*fields)):
-        return attempt(lambda: init(meeting, rank, world_size, 20.0))
+        init(meeting, rank, world_size, 20.0)
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+    return x.item()
 
 
-@pytest.mark.parametrize(
-    ("differs", "words"),
-    [
-        (1, r"runs in another PID namespace \(containers, say\) than rank \d \(on .*--pid=host"),
-        (2, r"runs in another user namespace \(containers, say\) than rank \d \(on .*--userns=host"),
-        (3, r"runs as another user \(uid \d, not \d\) than rank \d \(on .*run all ranks as one user"),
-    ],
-)
-def test_containers_and_users_are_hosts_of_their_own(differs: int, words: str, tmp_path: Path) -> None:
-    with Job(meets_others, 3, str(tmp_path / "meeting"), differs, group=False) as job:
-        told = job.results()
-    for rank, fault in enumerate(told):
-        fault.says("UsageError", rf"^rank {'[12]' if rank == 0 else '0'} \(pid \d+ on \S+\) {words}")
-        assert fault.seconds < 5.0
+@pytest.mark.parametrize("differs", [1, 2, 3])
+def test_containers_and_users_are_hosts_of_their_own(differs: int, tmp_path: Path) -> None:
+    assert ranks(3, group=False).run(meets_others, str(tmp_path / "meeting"), differs) == [3.0] * 3
+
+
+def beside_gloo(rank: int, world_size: int, meeting: str) -> list[float]:
+    """Groups of unisono in a default group of Gloo, one on each host and one over both."""
+    with on_hosts(rank, (2, 2)):
+        init(meeting, rank, world_size, 20.0, "gloo")
+        inside = [dist.new_group([first, first + 1], backend="unisono") for first in (0, 2)][rank // 2]
+        across = dist.new_group([1, 2], backend="unisono")
+        x, y = torch.tensor([float(rank)]), torch.tensor([float(rank)])
+        dist.all_reduce(x, group=inside)
+        if rank in (1, 2):
+            dist.all_reduce(y, group=across)
+        dist.barrier()
+        dist.destroy_process_group()
+    return [x.item(), y.item()]
+
+
+def test_groups_beside_one_of_gloo(tmp_path: Path) -> None:
+    answers = ranks(4, group=False).run(beside_gloo, str(tmp_path / "meeting"))
+    assert answers == [[1.0, 0.0], [1.0, 3.0], [5.0, 3.0], [5.0, 3.0]]
 
 
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
 PROGRAM = """
-import datetime, sys, torch.distributed as dist
+import datetime, sys, torch, torch.distributed as dist
 wait = datetime.timedelta(seconds=30)
 dist.init_process_group("unisono", init_method=sys.argv[1], rank=int(sys.argv[2]), world_size=2, timeout=wait)
+x = torch.ones(3)
+dist.all_reduce(x)
+dist.destroy_process_group()
+print(x.tolist())
 """
 
 
@@ -105,12 +237,8 @@ def test_real_pid_namespaces(both: bool, tmp_path: Path) -> None:
         pytest.skip("may not make a PID namespace")
     command = [sys.executable, "-c", PROGRAM, f"file://{tmp_path / 'meeting'}"]
     starts = [[*(NAMESPACE if both or rank else []), *command, str(rank)] for rank in (0, 1)]
-    processes = [subprocess.Popen(start, stderr=subprocess.PIPE, text=True) for start in starts]
-    for rank, process in enumerate(processes):
-        _, error = process.communicate(timeout=60)
-        last = error.strip().splitlines()[-1]
-        assert f"UsageError: rank {1 - rank} (pid" in last
-        assert f"runs in another PID namespace (containers, say) than rank {rank} (on" in last
+    processes = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for start in starts]
+    assert [process.communicate(timeout=60)[0].strip() for process in processes] == ["[2.0, 2.0, 2.0]"] * 2
 
 
 def is_not_dumpable(rank: int, world_size: int, meeting: str) -> Fault:

@@ -30,7 +30,7 @@ def test_explains_a_size_then_shows_all_sizes_and_crossovers() -> None:
     assert any(line.split()[:3] == ["1", "GiB", "two_phase"] for line in lines)
     # alpha + 3 S (beta + gamma) meets 2 alpha + 1.5 S beta + 0.75 S gamma at 2667 bytes; found to within a percent
     assert lines[-2] in {f"one_shot up to {x} KiB, then two_phase" for x in ("2.6", "2.61", "2.62", "2.63")}
-    assert lines[-1].startswith("not considered: hierarchical (has one host to work on), in_network")
+    assert lines[-1].startswith("not considered: columns (has one host to work on), hierarchical (has one host to work")
     assert all(len(line) <= 80 for line in lines if "B  " in line[:9])
 
 

@@ -1,7 +1,9 @@
+import json
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -102,7 +104,7 @@ def test_default_is_what_runs_for_the_size() -> None:
         (["ring", "--topology", "pigeon"], "unknown topology 'pigeon'"),
         (["ring", "-n", "6", "--topology", "cluster", "--hosts", "4"], "6 ranks do not divide among 4 hosts"),
         (["ring", "-n", "6", "--topology", "cluster", "--hosts", "0"], "6 ranks do not divide among 0 hosts"),
-        (["ring", "--topology", "pcie", "--hosts", "2"], "--hosts is for --topology cluster, not pcie"),
+        (["ring", "--hosts", "3+2"], "hosts 3+2 have 5 ranks, not 4"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
@@ -126,3 +128,28 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 def test_loads_no_torch() -> None:
     code = "import sys; import unisono.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_hosts_may_be_unequal_and_a_topology_a_file(tmp_path: Path) -> None:
+    result = _simulate("leaders", "-n", "4", "--hosts", "3+1", "--bytes", "4")
+    assert "cluster: 2 hosts of 3+1 ranks over nvlink" in result.stdout
+    link = {"name": "wire", "alpha": 1e-3, "beta": 1e-8}
+    file = tmp_path / "two.json"
+    file.write_text(
+        json.dumps({"topology": "lab", "hosts": [[0, 1, 2], [3, 4]], "intra": link, "between": [[None, link]] * 2})
+    )
+    result = _simulate("leaders", "--bytes", "4", "--topology", str(file))
+    assert result.stdout.startswith("leaders all_reduce of 4 B over 5 ranks: 3 ms")
+    assert "lab: 2 hosts of 3+2 ranks over wire" in result.stdout
+    assert "as ranks execute it there" not in result.stdout
+    slow = {"name": "far", "alpha": 21e-3, "beta": 1e-8, "announcement": 1e-2}
+    file.write_text(
+        json.dumps({"topology": "lab", "hosts": [[0, 1, 2], [3, 4]], "intra": link, "between": [[None, slow]] * 2})
+    )
+    result = _simulate("leaders", "--bytes", "4", "--topology", str(file))
+    assert "as ranks execute it there, by what was measured: 23 ms" in result.stdout
+    file.write_text(
+        json.dumps({"topology": "lab", "hosts": [[0, 1, 2], [3, 4]], "intra": link, "between": [[None, link]] * 2})
+    )
+    assert "has 5 ranks, not 4" in _simulate("ring", "-n", "4", "--topology", str(file)).stderr
+    assert "leave it out" in _simulate("ring", "--hosts", "2", "--topology", str(file)).stderr

@@ -1,9 +1,13 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from unisono.bench.result import Row as BenchRow
 from unisono.cli.main import app
+from unisono.cli.predicted import predicted_lines
+from unisono.schedule.topology_file import load_topology
 from unisono.selection import Measured, table_path
 
 
@@ -27,6 +31,26 @@ def test_measures_prints_and_keeps() -> None:
     assert all(0 < row.seconds < 10 for row in table.rows)
     again = CliRunner().invoke(app, ["plan", "broadcast", "-n", "2", "--bytes", "64"])
     assert "as measured here" in again.stdout
+
+
+def test_what_is_predicted_stands_beside_what_was_measured_and_is_kept() -> None:
+    result = _tune("all_gather", "-n", "2", "--bytes", "64,4KiB", "--algorithms", "default,direct,ring,star")
+    assert result.exit_code == 0, result.stderr
+    assert "all_gather over 2 ranks, predicted" in result.stdout
+    assert "Fitted to direct and star: a call " in result.stdout
+    assert "Predicted with a median error of " in result.stdout
+    kept = load_topology()
+    assert (kept.world_size, kept.hosts) == (2, 1)
+    assert kept.memory is not None
+    assert kept.memory.meeting > 0
+    again = CliRunner().invoke(app, ["simulate", "ring", "all_gather", "--topology", "measured", "--bytes", "4KiB"])
+    assert again.stdout.startswith("ring all_gather of 4 KiB over 2 ranks: "), again.stderr
+    assert "as ranks execute it there, by what was measured: " in again.stdout
+    row = BenchRow("all_gather", "unisono:ring", 4096, 512, "float32", "none", "out", 2, 1, (1e-3,))
+    (line,) = predicted_lines([row, replace(row, contender="gloo"), replace(row, seconds=())], 2)
+    assert line.startswith("# predicted all_gather of unisono:ring: 4 KiB ")
+    assert "; median error " in line
+    assert predicted_lines([row], 3) == []
 
 
 def test_keeps_nothing_if_asked_so() -> None:

@@ -170,3 +170,25 @@ def test_programs_in_text_are_proved() -> None:
         result = _verify("-", stdin=broken)
         assert (result.exit_code, result.stdout) == (2, "")
         assert words in result.stderr
+
+
+def test_the_order_of_sums_is_told_for_the_hosts_asked() -> None:
+    lines = _verify("columns", "-n", "4", "--hosts", "2x2", "--order").stdout.splitlines()
+    assert lines == [
+        "columns all_reduce over 4 ranks, 3 steps: correct (needs 1 message in flight per rank)",
+        "sums: 0+1+(2+3) for every element",
+    ]
+    assert "sums: in 4 orders" in _verify("ring", "-n", "4", "--order").stdout
+    assert "leave --order out" in _verify("1f1b", "-n", "4", "--order").stderr
+    assert "hosts 2x3 have 6 ranks, not 4" in _verify("ring", "-n", "4", "--hosts", "2x3").stderr
+
+
+def test_programs_of_a_placement() -> None:
+    result = _verify("ring", "all_reduce", "-n", "3", "--placement", "put")
+    assert result.exit_code == 0
+    assert "ring all_reduce, put, over 3 ranks" in result.output
+    assert "unknown placement 'push'" in _verify("ring", "all_reduce", "-n", "3", "--placement", "push").output
+    assert (
+        "the table of defaults says how data moves"
+        in _verify("default", "all_reduce", "-n", "3", "--placement", "put").output
+    )

@@ -30,7 +30,9 @@ PICTURES = {
     "bruck_8_numbers_of_chunks": ("bruck", "all_to_all", 8, 80),
     "in_network_4_switch": ("in_network", "all_reduce", 4, 80),
     "one_rank": ("ring", "all_reduce", 1, 80),
+    "columns_4_hosts": ("columns", "all_reduce", 4, 80),
 }
+HOSTS = {"columns_4_hosts": "0,3/1-2"}
 PART = re.compile(r"([→←])(\S+) c(\S+?) ?([+=])")
 Moves = set[tuple[int, int, int, int, bool]]
 
@@ -38,7 +40,9 @@ Moves = set[tuple[int, int, int, int, bool]]
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures(name: str) -> None:
     algorithm, collective, ranks, width = PICTURES[name]
-    picture = f"{draw(build(algorithm, collective, ranks), width=width)}\n"
+    hosts = HOSTS.get(name)
+    options = {"hosts": hosts} if hosts is not None else {}
+    picture = f"{draw(build(algorithm, collective, ranks, **options), width=width, hosts=hosts)}\n"
     file = GOLDEN / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         file.write_text(picture, encoding="utf-8")

@@ -138,3 +138,19 @@ def test_a_small_picture_is_as_wide_as_its_title(style: str) -> None:
     schedule = Schedule("a_name_that_is_longer_than_its_picture", Collective("all_reduce", 2, 1), ())
     root = ElementTree.fromstring(str(draw(schedule, "svg", style=style)))
     assert float(root.get("width", "")) > 9 * len(str(root.findtext(f"{SVG}title")))
+
+
+def test_hosts_are_boxes_around_the_rows_of_their_ranks() -> None:
+    hosts = "0,3/1-2"
+    svg = str(draw(build("columns", "all_reduce", 4, hosts=hosts), "svg", hosts=hosts))
+    tree = ElementTree.fromstring(svg)
+    names = {"".join(e.itertext()): float(e.get("y", "nan")) for e in tree.iter(f"{SVG}text")}
+    boxes = [e for e in tree.iter(f"{SVG}rect") if e.get("class") == "line"]
+    spans = [(float(b.get("y", "nan")), float(b.get("y", "nan")) + float(b.get("height", "nan"))) for b in boxes]
+    for (top, bottom), ranks in zip(spans, ((0, 3), (1, 2)), strict=True):
+        inside = {rank for rank in range(4) if top < names[f"rank {rank}"] < bottom}
+        assert inside == set(ranks)
+    assert spans[0][1] < spans[1][0]
+    assert {"host 0", "host 1"} <= names.keys()
+    with pytest.raises(UsageError, match="hosts 3x2 have 6 ranks, not 4"):
+        draw(build("ring", "all_reduce", 4), "svg", hosts="3x2")

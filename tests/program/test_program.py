@@ -64,10 +64,10 @@ def _cases() -> dict[str, tuple[Schedule, str]]:
             if placement:
                 found[f"{row.schedule}_{row.collective}_{placement}"] = (row.build(4), placement)
     for name, placements in {
-        "ring": ("staged", "direct", "messages"),
+        "ring": ("staged", "put", "direct", "messages"),
         "double_tree": ("staged", "direct"),
         "halving_doubling": ("staged", "direct"),
-        "two_phase": ("messages",),
+        "two_phase": ("put", "messages"),
     }.items():
         for placement in placements:
             found[f"{name}_all_reduce_{placement}"] = (build(name, "all_reduce", 4), placement)

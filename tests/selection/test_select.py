@@ -4,7 +4,19 @@ import pytest
 
 from unisono.algorithms import build, list_algorithms, names, register_algorithm, registry
 from unisono.errors import UsageError
-from unisono.schedule import COLLECTIVES, Collective, Link, Schedule, Step, Topology, cluster, preset
+from unisono.schedule import (
+    COLLECTIVES,
+    LINKS,
+    Collective,
+    Link,
+    Schedule,
+    Step,
+    Topology,
+    as_hosts,
+    cluster,
+    joined,
+    preset,
+)
 from unisono.selection import SIZES, Measured, Row, Selector, explain, ranges, select
 from unisono.simulation import simulate
 from unisono.verification import verify
@@ -57,9 +69,13 @@ def test_small_messages_want_few_steps_and_large_ones_few_bytes() -> None:
 
 
 def test_hosts_are_used_as_they_are() -> None:
-    best = select("all_reduce", 1 << 24, cluster(8, 8)).best
-    assert best.candidate.algorithm.name == "hierarchical"
-    assert dict(best.candidate.options)["hosts"] == 8
+    best = select("all_reduce", 1 << 24, cluster(4, 16)).best
+    assert best.candidate.algorithm.name in ("columns", "hierarchical")
+    assert dict(best.candidate.options)["hosts"] == 4
+    unequal = as_hosts("5+2+1", 8)
+    links = ((LINKS["ethernet"],) * 3,) * 3
+    best = select("all_reduce", 1 << 20, joined(unequal, LINKS["shared_memory"], links)).best
+    assert dict(best.candidate.options)["hosts"] == unequal
     assert dict(select("all_reduce", 64, flat(4)).left_out)["hierarchical"] == "has one host to work on"
     alone = dict(select("all_reduce", 64, preset("ethernet", 4)).left_out)
     assert alone["hierarchical"] == "has one rank on every host"

@@ -11,7 +11,7 @@ from unisono.backend.launchers import RankPlace
 from unisono.errors import UsageError
 from unisono.topo import facts
 from unisono.topo.facts import Facts, host_facts, resolve
-from unisono.transport.interfaces import address_towards, interface_of, interfaces, own_addresses
+from unisono.transport.interfaces import address_for_peers, address_towards, interface_of, interfaces, own_addresses
 
 
 def test_facts_go_through_json() -> None:
@@ -78,6 +78,18 @@ def test_interfaces() -> None:
     assert interface_of("192.0.2.255") == ""
     assert "127.0.0.1" not in own_addresses()
     assert "127.0.0.1" in own_addresses("lo")
+
+
+def test_the_address_for_peers_is_no_loopback_where_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where MASTER_ADDR is unset, or an own name that Debian has resolve to 127.0.1.1."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    first = next(iter(own_addresses()), "127.0.0.1")
+    assert address_for_peers("") == address_for_peers("127.0.1.1") == address_for_peers("no.invalid") == first
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert address_for_peers("127.0.0.1") == "127.0.0.1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
+    with pytest.raises(UsageError, match="there is no network interface 'eth99'"):
+        address_for_peers("127.0.0.1")
 
 
 def test_an_interface_that_does_not_exist_is_named_with_those_that_do() -> None:

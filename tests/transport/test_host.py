@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from unisono.transport import host
-from unisono.transport.host import Host, barred, unseen
+from unisono.transport.host import Host, HostMap, Place, barred, unseen
 
 HERE = Host("boot", 1, 2, 3)
 
@@ -16,20 +16,23 @@ def test_a_host_is_one_word_and_back() -> None:
     assert len(Host.mine().to_text().split()) == 1
 
 
-@pytest.mark.parametrize(
-    ("there", "words", "remedy"),
-    [
-        (HERE._replace(boot="other", pid_namespace=9), "runs on another host", "gloo between them"),
-        (HERE._replace(pid_namespace=9), r"runs in another PID namespace (containers, say)", "--pid=host"),
-        (HERE._replace(user_namespace=9), r"runs in another user namespace (containers, say)", "--userns=host"),
-        (HERE._replace(pid_namespace=9, user_namespace=9), "another PID namespace and another user namespace", "--pid"),
-        (HERE._replace(user=9), "runs as another user (uid 9, not 3)", "run all ranks as one user"),
-    ],
-)
-def test_what_keeps_ranks_apart(there: Host, words: str, remedy: str) -> None:
-    apart, what_to_do = HERE.difference(there)
-    assert words in apart
-    assert remedy in what_to_do
+def places(*hosts: str) -> list[Place]:
+    return [Place(host, f"name-{host}", "127.0.0.1", rank, 4) for rank, host in enumerate(hosts)]
+
+
+def test_the_map_of_hosts() -> None:
+    hosts = HostMap(places("a", "b", "a", "a"), 1)
+    assert hosts.hosts == [[0, 2, 3], [1]]
+    assert (hosts.mine, hosts.local, hosts.remote) == (1, [1], [0, 2, 3])
+    assert [hosts.proxy(rank, 1) for rank in (0, 2, 3)] == [1, 1, 1]
+    assert hosts.proxy(1, 0) == 0
+    assert hosts.proxied == [0, 2, 3]
+    assert HostMap(places("a", "b", "a", "a"), 2).proxied == []
+
+
+def test_a_host_with_more_ranks_than_cores_counts_for_all() -> None:
+    assert not HostMap(places("a", "b", "b"), 0).oversubscribed
+    assert HostMap([*places("a"), *(place._replace(cores=1) for place in places("b", "b"))], 0).oversubscribed
 
 
 def test_pids_are_looked_up_in_one_namespace_of_one_kernel() -> None:

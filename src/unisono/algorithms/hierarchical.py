@@ -5,6 +5,7 @@ number j of every host holds block j; all_reduce of block j among all numbers j,
 all_gather inside. Where the inner algorithm has no reduce_scatter, sums go to number 0 of each host and come back from
 it. The outer network carries 1/g of the bytes per rank. From one root: first to one rank of every host, of the same
 number as the root, then inside the hosts. Options: hosts (by default the most nearly square grid), intra and inter.
+Hosts of unequal numbers of ranks, or of ranks that are not consecutive, are for leaders and columns.
 """
 
 from math import lcm
@@ -13,24 +14,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.algorithms.blocks import does_not_fit
+from unisono.algorithms.cut import HostsOption
 from unisono.algorithms.formula import squarish
 from unisono.algorithms.registry import algorithm_info, build, names, register_algorithm
-from unisono.schedule import Collective, Schedule
+from unisono.errors import UsageError
+from unisono.schedule import Collective, Schedule, as_hosts, show_hosts
 from unisono.schedule.model import chain_steps
 from unisono.schedule.transform import place, refine
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
 
 
-def _grid_of_ranks(world_size: int, hosts: int | None, collective: str) -> NDArray[np.int64]:
+def _grid_of_ranks(world_size: int, hosts: HostsOption, collective: str) -> NDArray[np.int64]:
     """Ranks by host and number, int64, shape (hosts, ranks per host); by default the most nearly square grid.
 
     Raises UsageError if the ranks do not divide among the hosts.
     """
-    rows = squarish(world_size)[0] if hosts is None else hosts
-    if rows < 1 or world_size % rows:
-        raise does_not_fit("hierarchical", collective, f"{world_size} ranks do not divide among {rows} hosts")
-    return np.arange(world_size).reshape(rows, -1)
+    try:
+        found = as_hosts(squarish(world_size)[0] if hosts is None else hosts, world_size)
+    except UsageError as problem:
+        raise does_not_fit("hierarchical", collective, str(problem)) from None
+    if found != as_hosts(len(found), len(found) * len(found[0])):
+        raise does_not_fit(
+            "hierarchical", collective, f"hosts of {show_hosts(found)} are no grid: take leaders or columns"
+        )
+    return np.arange(world_size).reshape(len(found), -1)
 
 
 def _build_level(name: str, collective: str, world_size: int, root: int, chunks: int) -> Schedule:
@@ -47,7 +55,7 @@ def _every_chunk(groups: int, count: int) -> NDArray[np.int64]:
 
 @register_algorithm("hierarchical", "all_reduce", steps="2*(a-1) + 2*(b-1)", nbytes_per_rank="2*(n-1)/n")
 def all_reduce(
-    world_size: int, chunks: int = 1, hosts: int | None = None, intra: str = "ring", inter: str = "ring"
+    world_size: int, chunks: int = 1, hosts: HostsOption = None, intra: str = "ring", inter: str = "ring"
 ) -> Schedule:
     """Reduce_scatter inside, all_reduce between, all_gather inside."""
     ranks = _grid_of_ranks(world_size, hosts, "all_reduce")
@@ -84,7 +92,7 @@ def _through_leaders(ranks: NDArray[np.int64], between: Schedule, intra: str) ->
 
 @register_algorithm("hierarchical", "all_gather", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
 def all_gather(
-    world_size: int, chunks: int = 1, hosts: int | None = None, intra: str = "ring", inter: str = "ring"
+    world_size: int, chunks: int = 1, hosts: HostsOption = None, intra: str = "ring", inter: str = "ring"
 ) -> Schedule:
     """Between hosts first, where each block travels once; then inside."""
     ranks = _grid_of_ranks(world_size, hosts, "all_gather")
@@ -100,7 +108,7 @@ def all_gather(
 
 @register_algorithm("hierarchical", "reduce_scatter", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
 def reduce_scatter(
-    world_size: int, chunks: int = 1, hosts: int | None = None, intra: str = "ring", inter: str = "ring"
+    world_size: int, chunks: int = 1, hosts: HostsOption = None, intra: str = "ring", inter: str = "ring"
 ) -> Schedule:
     """The all_gather backwards: inside first, then between hosts."""
     return all_gather(world_size, chunks, hosts, intra, inter).reversed()
@@ -108,7 +116,7 @@ def reduce_scatter(
 
 @register_algorithm("hierarchical", "all_to_all", steps="1 + min(b-1, 1)", nbytes_per_rank="(a-1)/a + (b-1)/b")
 def all_to_all(
-    world_size: int, chunks: int = 1, hosts: int | None = None, intra: str = "direct", inter: str = "direct"
+    world_size: int, chunks: int = 1, hosts: HostsOption = None, intra: str = "direct", inter: str = "direct"
 ) -> Schedule:
     """Inside, blocks go to the number they are for; between hosts, each pair of ranks exchanges one large message."""
     ranks = _grid_of_ranks(world_size, hosts, "all_to_all")
@@ -124,7 +132,7 @@ def all_to_all(
 
 @register_algorithm("hierarchical", "broadcast", steps="<= 2*L", nbytes_per_rank="<= 2*L")
 def broadcast(
-    world_size: int, root: int = 0, chunks: int = 1, hosts: int | None = None, intra: str = "tree", inter: str = "tree"
+    world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None, intra: str = "tree", inter: str = "tree"
 ) -> Schedule:
     """One rank of every host first, then the others inside."""
     ranks = _grid_of_ranks(world_size, hosts, "broadcast")
@@ -143,7 +151,7 @@ def broadcast(
 
 @register_algorithm("hierarchical", "reduce", steps="<= 2*L", nbytes_per_rank="<= 2*L")
 def reduce(
-    world_size: int, root: int = 0, chunks: int = 1, hosts: int | None = None, intra: str = "tree", inter: str = "tree"
+    world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None, intra: str = "tree", inter: str = "tree"
 ) -> Schedule:
     """The broadcast backwards: sums inside first, then between hosts."""
     return broadcast(world_size, root, chunks, hosts, intra, inter).reversed()
@@ -151,7 +159,7 @@ def reduce(
 
 @register_algorithm("hierarchical", "scatter", steps="<= 2*L", nbytes_per_rank="(n-1)/n")
 def scatter(
-    world_size: int, root: int = 0, chunks: int = 1, hosts: int | None = None, intra: str = "tree", inter: str = "tree"
+    world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None, intra: str = "tree", inter: str = "tree"
 ) -> Schedule:
     """Each host's blocks to one rank of it, then one block to each rank inside."""
     ranks = _grid_of_ranks(world_size, hosts, "scatter")
@@ -167,7 +175,7 @@ def scatter(
 
 @register_algorithm("hierarchical", "gather", steps="<= 2*L", nbytes_per_rank="<= 1")
 def gather(
-    world_size: int, root: int = 0, chunks: int = 1, hosts: int | None = None, intra: str = "tree", inter: str = "tree"
+    world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None, intra: str = "tree", inter: str = "tree"
 ) -> Schedule:
     """The scatter backwards: blocks collect inside first, then between hosts."""
     return scatter(world_size, root, chunks, hosts, intra, inter).reversed()

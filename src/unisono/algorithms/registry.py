@@ -156,7 +156,8 @@ def build(
         world_size: number of ranks.
         root: rank that broadcast, reduce, gather and scatter start or end at.
         chunks: pieces per block, for algorithms that pipeline.
-        options: of the algorithm, e.g. `hosts`; of a pipeline `microbatches` and `stages_per_rank`.
+        options: of the algorithm, e.g. `hosts="2x4"` (schedule/hosts.py); of a pipeline `microbatches` and
+            `stages_per_rank`.
 
     Raises:
         UsageError: there is none of that name, a number is out of range, an option unknown, or the algorithm unfit.
@@ -169,7 +170,12 @@ def build(
         return build_pipeline(name, world_size, **options)  # type: ignore[arg-type]
     info = algorithm_info(name, collective)
     info.check(world_size, root, chunks, options)
-    return _built(info, world_size, root, chunks, tuple(sorted(options.items())))
+    return _built(info, world_size, root, chunks, tuple((name, _frozen(options[name])) for name in sorted(options)))
+
+
+def _frozen(value: object) -> object:
+    """Lists as tuples, which have a hash."""
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
 @lru_cache(maxsize=256)

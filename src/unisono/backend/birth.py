@@ -1,4 +1,4 @@
-"""What the ranks of a default group check when it is made: that all run the same versions."""
+"""What the ranks of a default group exchange when it is made: their versions, and on which machine they are."""
 
 import json
 from collections.abc import Sequence
@@ -6,9 +6,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
 from unisono.errors import MismatchError
+from unisono.transport.host import Host
 from unisono.units import name_ranks
 
-__all__ = ["check_versions", "publish_versions", "versions"]
+__all__ = ["check_versions", "publish_self", "ranks_here", "versions"]
 
 _PACKAGES = ("unisono", "torch")
 
@@ -30,14 +31,31 @@ def versions() -> dict[str, str]:
     return found
 
 
-def publish_versions(store: _Store, rank: int) -> None:
-    """Publishes this rank's versions, before it joins: those of an earlier attempt over the same store are replaced."""
-    store.set(f"versions/{rank}", json.dumps(versions()))
+def publish_self(store: _Store, rank: int) -> None:
+    """Publishes what the others compare, before this rank joins: that of an earlier attempt is replaced."""
+    store.set(f"birth/{rank}", json.dumps([versions(), Host.mine().boot]))
+
+
+def ranks_here(store: _Store, rank: int, global_ranks: Sequence[int], label: str) -> list[int]:
+    """The group ranks on this rank's machine, once all have joined: containers of one kernel share its cores.
+
+    Raises `MismatchError`, on every rank, if the versions of some differ.
+    """
+    published = _published(store, len(global_ranks))
+    _compare([each for each, _ in published], global_ranks, label)
+    return [each for each, (_, boot) in enumerate(published) if boot == published[rank][1]]
 
 
 def check_versions(store: _Store, global_ranks: Sequence[int], label: str) -> None:
-    """Compares the versions of all ranks, which have joined. Raises `MismatchError`, on every rank, if they differ."""
-    found: list[dict[str, str]] = [json.loads(store.get(f"versions/{rank}")) for rank in range(len(global_ranks))]
+    """Raises `MismatchError`, on every rank, if the versions of some differ; all have published themselves."""
+    _compare([each for each, _ in _published(store, len(global_ranks))], global_ranks, label)
+
+
+def _published(store: _Store, size: int) -> list[tuple[dict[str, str], str]]:
+    return [json.loads(store.get(f"birth/{each}")) for each in range(size)]
+
+
+def _compare(found: Sequence[dict[str, str]], global_ranks: Sequence[int], label: str) -> None:
     wrong = [package for package in _PACKAGES if len({each[package] for each in found}) > 1]
     if wrong:
         lines = [

@@ -42,6 +42,10 @@ class FirstCall:
         if words := self._wait.check([who] if who.pid else []):
             raise DeadlockError(words)
 
+    def elsewhere(self, nonce: str) -> None:
+        """See `MemberRegistry.elsewhere`."""
+        self._members.elsewhere(nonce)
+
     def barred(self, pid: int) -> UsageError:
         """See `MemberRegistry.barred`."""
         return self._members.barred(pid)

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from unisono.backend import exit_hooks
-from unisono.backend.birth import check_versions, publish_versions
+from unisono.backend.birth import publish_self, ranks_here
 from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
-from unisono.backend.member_registry import MemberRegistry
-from unisono.backend.options import Options
+from unisono.backend.member_registry import MemberRegistry, SeveralHosts
+from unisono.backend.options import Options, host_timeout
+from unisono.backend.over_hosts import OverHosts
 from unisono.backend.reduce_ops import ReduceOps
 from unisono.backend.stores import keep_inherited
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
@@ -24,9 +25,10 @@ from unisono.runtime.task import first_line, reentry_error
 from unisono.transport.board import Board
 from unisono.transport.layout import ABSENT, AFFINITY, EXIT_NOTE, JOINED, LEFT, NAME, PID, STATE
 from unisono.transport.process import Identity, affinity_mark
-from unisono.transport.segment import Segment, attach, create
+from unisono.transport.segment import Founder, Segment, attach, create
 from unisono.transport.shared_heap import announce
 from unisono.units import name_ranks
+from unisono.watch.device_guard import DeviceGuard
 from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.monitor import GroupMonitor
 from unisono.watch.status_page import close_own_page, own_page
@@ -36,6 +38,9 @@ __all__ = ["Group", "Operations"]
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
 _ENDED = "ended (its program came to an end, at its last line or by sys.exit) without destroy_process_group"
+_KNOWN = "known"  # in the place of a nonce: the default group knows the hosts
+_FLUSH = 10.0  # s that a rank which leaves waits for what it has sent to be on its way
+_SILENCE = 15.0  # s after which a host that does not answer is lost
 _page_lock = threading.RLock()  # held while the own page is opened or closed
 _last_failure: UnisonoError | None = None  # the failure of a group of this process, until the next one is made
 
@@ -66,7 +71,12 @@ class Group:
         self.collectives: CollectiveQueue
         self.operations: Operations
         self.fast_path: FastPath
+        self.device_guard: DeviceGuard
+        self.monitor: GroupMonitor
         self._store = members.store
+        self.ranks_here = list(range(self.size))
+        """The group ranks on this machine; known once `wait_for_all` has returned."""
+        self._over_hosts = OverHosts(members, rank, self.global_ranks, label)
         self._segment: Segment | None = None
         self._fd = -1
         self.joined = False
@@ -74,7 +84,7 @@ class Group:
         self._closed = ""
         global _last_failure
         _last_failure = None
-        if rank == 0:
+        if rank == 0 and not self._over_hosts.known:
             with members.able():
                 self._segment, self._fd = create(self._store, self.size, label)
         _living.add(self)
@@ -104,6 +114,10 @@ class Group:
         with self._or_notify(), _page_lock:
             own_page()  # first: a rank that has joined can be asked for its stacks
         self._claim(segment)  # if that fails another process is this rank
+        if self._members.counted:
+            self._over_hosts.look(segment, self.timeout)
+        elif not self._over_hosts.known:
+            self._wait_for_all()
         with self._or_notify():
             self._make_queues(segment)
         self.joined = True
@@ -124,6 +138,7 @@ class Group:
             raise
 
     def _make_queues(self, segment: Segment) -> None:
+        self._over_hosts.connect(segment, self.timeout, host_timeout(self._options))
         board = Board(segment, self.rank)
         announce(segment, self.rank)
         monitor = GroupMonitor(board, self.global_ranks, self.label)
@@ -133,19 +148,33 @@ class Group:
         self.fast_path = FastPath(self.operations, preparer)
         self.messages = MessageQueue(segment, self.rank, self.global_ranks, self.label, monitor)
         self.collectives.rejected = self.messages.rejected
+        self.device_guard, self.monitor = DeviceGuard(board, self.global_ranks, self.label, monitor), monitor
+        self.nonce = segment.nonce
+        self._over_hosts.start(monitor.activity)
 
     def _attach(self, op: str) -> Segment:
         """The segment, once the first rank has made it; raises if it never will, or not in time."""
         deadline = time.monotonic() + self.timeout
-        if not op:
-            return attach(self._store, self.rank, self.size, deadline, self._members)
-        first_call = FirstCall(
-            self._members, op, self.label, self.global_ranks[0], self.global_ranks[self.rank], self.timeout
-        )
+        if (segment := self._over_hosts.attach(deadline)) is not None:
+            return segment
+        first_call: Founder = self._members
+        if op:
+            first, me = self.global_ranks[0], self.global_ranks[self.rank]
+            first_call = FirstCall(self._members, op, self.label, first, me, self.timeout)
         try:
-            return attach(self._store, self.rank, self.size, deadline, first_call)
+            while True:
+                try:
+                    return attach(self._store, self.rank, self.size, deadline, first_call)
+                except SeveralHosts as found:
+                    nonce = found.nonce
+                if (segment := self._over_hosts.attach(deadline, nonce)) is not None:
+                    return segment
+                if time.monotonic() > deadline:
+                    raise first_call.late()
+                time.sleep(0.02)
         finally:
-            first_call.end()
+            if isinstance(first_call, FirstCall):
+                first_call.end()
 
     def _claim(self, segment: Segment) -> None:
         """Enters this process as the group's rank; raises `UsageError` if another process has done so."""
@@ -171,10 +200,9 @@ class Group:
         Whatever it raises, the group is left.
         """
         try:
-            publish_versions(self._store, self.rank)
+            publish_self(self._store, self.rank)
             self.join()
-            self._wait_for_all()
-            check_versions(self._store, self.global_ranks, self.label)
+            self.ranks_here = ranks_here(self._store, self.rank, self.global_ranks, self.label)
         except BaseException as error:
             self.close(f"could not join it ({type(error).__name__}: {error})")
             raise
@@ -188,6 +216,8 @@ class Group:
                 break
             self._refuse_if_closed()
             if pause >= 0.02:
+                if self._over_hosts.found(segment, deadline):
+                    return
                 self._check_missing(segment)
             if time.monotonic() > deadline:
                 there = [n for n in self.global_ranks if n not in missing]
@@ -199,13 +229,9 @@ class Group:
             pause = min(pause * 1.5, 0.02)
 
     def _check_missing(self, segment: Segment) -> None:
-        """Raises `PeerLostError` if a rank has died before it joined, `MismatchError` if it waits in another group.
-
-        `UsageError` if it is on another host.
-        """
+        """Raises `PeerLostError` if a rank has died before it joined, `MismatchError` if it waits in another group."""
         absent = [rank for rank in range(self.size) if segment.state(rank) == ABSENT]
         gone = [(rank, loss) for rank in absent if (loss := self._members.gone(rank)).words]
-        self._members.check_host()  # explains any absence
         if losses := [loss for rank, loss in gone if segment.state(rank) == ABSENT]:
             raise lost(f"{self.label} can not be joined", losses)
         if words := self._members.mismatch():
@@ -235,9 +261,10 @@ class Group:
 
     def _release(self, words: str) -> None:
         segment = self._segment
+        self._over_hosts.leave(words)
         if self.joined and segment is not None:
             self.joined = False
-            del self.collectives, self.messages, self.operations, self.fast_path
+            del self.collectives, self.messages, self.operations, self.fast_path, self.device_guard, self.monitor
             self._publish_left(segment, words)
         else:
             self._leave_unjoined(words)
@@ -246,6 +273,7 @@ class Group:
             _left_open.append((self._fd, segment))
             self._fd = -1
         self._forget_fd()
+        self._over_hosts.forget_fd()
         self._segment = None
         if not self._joining._is_owned() and self._joining.acquire(blocking=False):  # type: ignore[attr-defined]
             self._members.release()  # else the joining thread does so
@@ -294,10 +322,11 @@ class Group:
             self.joined = False
             self.collectives.disown()
             self.messages.disown()
-            del self.collectives, self.messages, self.operations, self.fast_path
+            del self.collectives, self.messages, self.operations, self.fast_path, self.device_guard, self.monitor
         self._joining, self._segment = threading.RLock(), None
         self._members.release()
         self._forget_fd()
+        self._over_hosts.disown()
 
 
 def _close_joined() -> None:

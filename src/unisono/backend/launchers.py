@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.transport.host import Host
-from unisono.transport.interfaces import own_addresses
+from unisono.transport.interfaces import address_for_peers, own_addresses
 
 __all__ = ["MPI_RANKS", "RankPlace", "by_scheme", "launched", "master_address", "rendezvous"]
 
@@ -138,7 +138,7 @@ def master_address(place: RankPlace) -> str:
         return "localhost"
     if place.launcher == _TORCHRUN:
         raise UsageError(f"MASTER_ADDR is not set ({place.words}): set it to an address of rank 0's host")
-    return str(_mpi_world(place).bcast(next(iter(own_addresses()), "localhost") if place.rank == 0 else None, root=0))
+    return str(_mpi_world(place).bcast(address_for_peers("") if place.rank == 0 else None, root=0))
 
 
 def _default_timeout() -> timedelta:

@@ -23,9 +23,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from unisono.backend.rendezvous_watch import ABSENT_SECONDS, log_absent
+from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.runtime.monitor import Loss
-from unisono.transport.host import Host, barred, unseen
+from unisono.transport.host import Host, HostMap, barred, unseen
 from unisono.transport.layout import ABSENT, EXIT_NOTE, JOINED, LEFT, PID, Layout
 from unisono.transport.process import Identity, alive, fate, ticks
 from unisono.transport.segment import Segment, StoreLike
@@ -34,66 +35,20 @@ from unisono.watch.exit_notes import lost, read_exit_note
 from unisono.watch.peer_state import REPLACED
 from unisono.watch.status_page import own_page
 
-__all__ = ["JobStore", "MemberRegistry", "default_nonce"]
+__all__ = ["MemberRegistry", "SeveralHosts", "default_nonce"]
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC}
-_READING = 0.3  # s
 _default: "MemberRegistry | None" = None  # of the default group, where every process of the job is known
 _seen: set[Identity] = set()  # processes that have lived beside this one
 _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
 
 
-class JobStore:
-    """The store that the job's ranks share, under a prefix; its failures have a remedy in their text."""
+class SeveralHosts(Exception):
+    """The ranks of a group are on several hosts; ``nonce``: of the first rank's memory."""
 
-    def __init__(self, store: StoreLike, prefix: str) -> None:
-        self._store: StoreLike | None = store
-        self._prefix = prefix
-
-    def set(self, key: str, value: str) -> None:
-        """Stores a value."""
-        with self._open() as store:
-            store.set(f"{self._prefix}/{key}", value)
-
-    def get(self, key: str) -> bytes:
-        """The value, once there is one."""
-        with self._open() as store:
-            return store.get(f"{self._prefix}/{key}")
-
-    def add(self, key: str, value: int) -> int:
-        """Adds to a counter; returns the sum."""
-        with self._open() as store:
-            return store.add(f"{self._prefix}/{key}", value)
-
-    def check(self, keys: list[str]) -> bool:
-        """True if all these keys have values."""
-        with self._open() as store:
-            return store.check([f"{self._prefix}/{key}" for key in keys])
-
-    @contextmanager
-    def _open(self) -> Iterator[StoreLike]:
-        if self._store is None:
-            raise PeerLostError("this rank has left the group, and with it the job's store")
-        try:
-            yield self._store
-        except RuntimeError as error:
-            raise _gone(error) from None
-
-    def release(self) -> None:
-        """Drops the reference to the store, so that it can end, and its server with it."""
-        self._store = None
-
-
-def _gone(error: Exception) -> PeerLostError | OSError:
-    """The error of a failed store; `OSError` if this process is at its own limits."""
-    words = str(error).partition("\n")[0]
-    for number in (errno.EMFILE, errno.ENFILE):
-        if os.strerror(number) in words:
-            return OSError(number, os.strerror(number))
-    return PeerLostError(
-        f"the job's store does not answer ({words}): it lives in the process of rank 0 (or of the launcher), which has "
-        "left; keep that process until all ranks have finished"
-    )
+    def __init__(self, nonce: str) -> None:
+        super().__init__(nonce)
+        self.nonce = nonce
 
 
 def default_nonce() -> str:
@@ -171,6 +126,8 @@ class MemberRegistry:
         self._epoch = JobStore(store, f"unisono/{epoch}")
         self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, global_ranks))}/{number}")
         """The store of this group's ranks."""
+        self.hosts: HostMap | None = None
+        """The hosts of the group, once it is known that there are several."""
         self.memory: Callable[[], Segment | None] = lambda: None
         """The memory of the default group, if this is its registry."""
         if words := unseen():
@@ -228,6 +185,21 @@ class MemberRegistry:
         global _default
         _default, self.memory = self, weakref.ref(segment)
 
+    def stands_alone(self) -> bool:
+        """True if there is no default group of unisono."""
+        return _default is None
+
+    def joins_early(self) -> bool:
+        """True for the default group, and for every group if that is on several hosts: the store may be lost later."""
+        return not self.counted or (_default is not None and _default.hosts is not None)
+
+    def known_hosts(self) -> HostMap | None:
+        """The hosts of the group, if those of the default group are known and these ranks are on several of them."""
+        if not self.counted or _default is None or (world := _default.hosts) is None:
+            return None
+        hosts = HostMap([world.places[name] for name in self._global_ranks], self._rank)
+        return hosts if len(hosts.hosts) > 1 else None
+
     def release(self) -> None:
         """Drops the stores when the group is left; later groups do not look up ranks here."""
         global _default
@@ -237,26 +209,27 @@ class MemberRegistry:
         self.store.release()
 
     def identity(self, rank: int) -> Identity:
-        """The process that was announced as group rank ``rank``, to this or the default group; pid 0 if none was."""
+        """The process of this host announced as group rank ``rank``, to this or the default group; pid 0 if none."""
         world = self.memory()
         if world is not None and world.longs[world.field(rank, PID)]:
             return world.identity(rank)
         note = self._note(rank)
         if note is not None:
-            return note.who
+            return note.who if note.here() else Identity(0, 0)
         if self.counted and _default is not None:
             return _default.identity(self._global_ranks[rank])
         return Identity(0, 0)
 
     def gone(self, rank: int) -> Loss:
         """The loss of group rank ``rank``: it published so, ended, or left the default group; else empty."""
-        who = self.identity(rank)
-        return self._gone(rank, who)._replace(who=who) if who.pid else Loss("")
-
-    def _gone(self, rank: int, who: Identity) -> Loss:
         note = self._note(rank)
-        if words := self._elsewhere(rank, note):
-            return Loss(words)
+        if note is not None and not note.here():
+            name = self._global_ranks[rank]
+            return Loss(f"rank {name} (pid {note.pid} on {note.hostname}) {note.reason}" if note.reason else "")
+        who = self.identity(rank)
+        return self._gone(rank, who, note)._replace(who=who) if who.pid else Loss("")
+
+    def _gone(self, rank: int, who: Identity, note: _Note | None) -> Loss:
         dead, state, left = not alive(who), ABSENT, Loss("")
         world = _default.memory() if self.counted and _default is not None else None
         name = self._global_ranks[rank]
@@ -273,25 +246,13 @@ class MemberRegistry:
         # One that has left in the meantime has no page for that reason.
         return Loss(f"{start} {REPLACED}") if replaced and world and world.state(name) == JOINED else Loss("")
 
-    def _elsewhere(self, rank: int, note: _Note | None) -> str:
-        """Words on ``note``, of group rank ``rank``, if it is from another host; else empty."""
-        if note is None or note.here():
-            return ""
-        difference, remedy = Host.mine().difference(note.host)
-        mine = f"rank {self._global_ranks[self._rank]} (on {socket.gethostname()})"
-        return f"rank {self._global_ranks[rank]} (pid {note.pid} on {note.hostname}) {difference} than {mine}: {remedy}"
+    def spans_hosts(self) -> bool:
+        """True if a rank was announced from another host."""
+        return any(note and not note.here() for note in map(self._note, range(len(self._global_ranks))))
 
-    def check_host(self) -> None:
-        """Raises `UsageError` if a rank was announced from another host.
-
-        Not before that rank, which may take this one's note for an old one, has had time to read a new one: the store
-        may end with this process.
-        """
-        for rank in range(len(self._global_ranks)):
-            if words := self._elsewhere(rank, self._note(rank)):
-                self.cannot_join(f"does not join: {words}")
-                time.sleep(_READING)
-                raise UsageError(f"group {self._label} {self._global_ranks}: {words}" if self.counted else words)
+    def elsewhere(self, nonce: str) -> None:
+        """Raises `SeveralHosts`: the first rank has made its memory, of this ``nonce``, on another host."""
+        raise SeveralHosts(nonce)
 
     def check_claim(self) -> None:
         """Raises `UsageError` if another process was announced as this rank since; in that one, too, if it waits."""
@@ -326,10 +287,9 @@ class MemberRegistry:
     def check(self) -> None:
         """Raises `MismatchError` if a rank made another group in place of this one.
 
-        `UsageError` if one is on another host, `PeerLostError` if the first, which makes the group's memory, is gone.
+        `PeerLostError` if the first, which makes the group's memory, is gone.
         """
         first = self.gone(0)
-        self.check_host()  # whatever kept the first rank away, this explains it
         if words := self.mismatch():
             raise MismatchError(words)
         self.check_claim()
@@ -338,6 +298,11 @@ class MemberRegistry:
             me = self._global_ranks[self._rank]
             causes = self._reasons_not_to_join() or [first]
             raise lost(f"rank {me} can not join group {self._label} {self._global_ranks}", causes)
+
+    def check_reasons(self) -> None:
+        """Raises `PeerLostError` if a rank has published why it does not join."""
+        if causes := [cause for cause in self._reasons_not_to_join() if cause.words]:
+            raise lost(f"group {self._label} {self._global_ranks} can not be joined", causes)
 
     def _reasons_not_to_join(self) -> list[Loss]:
         """The losses of ranks that have published why they do not join: the first rank may have ended over these."""

@@ -15,7 +15,7 @@ from unisono.backend.options import Options, chosen
 from unisono.backend.tensors import Result, overlap
 from unisono.errors import UsageError
 from unisono.runtime.call import Call, name_of_dtype, piece
-from unisono.runtime.choice import MEASURED, Choice, by_default, by_measurement, by_name, table_mark
+from unisono.runtime.choice import MEASURED, Choice, by_default, by_hosts, by_measurement, by_name, table_mark
 from unisono.runtime.collectives import Part
 from unisono.runtime.prepared import AddressTable, Kind, Prepared, Preparer
 from unisono.watch.exit_notes import short
@@ -89,6 +89,8 @@ class Builder:
             return by_default("barrier", 0, self.size, 0, self.oversubscribed)
         if call.algorithm.startswith(MEASURED):
             return by_measurement(call.op, nbytes, self.size, root, self._exact, self.oversubscribed)
+        if not call.algorithm and (hosts := self.preparer.hosts):
+            return by_hosts(call.op, nbytes, self.size, root, self.oversubscribed, hosts)
         if not call.algorithm:
             return by_default(call.op, nbytes, self.size, root, self.oversubscribed)
         options = chosen(self.options)

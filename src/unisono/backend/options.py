@@ -7,6 +7,8 @@
     Options(select="measured"), UNISONO_SELECT=measured            the fastest that `unisono tune` has measured
     UNISONO_DETERMINISTIC=1                                        sums in rank order, whatever the algorithm
     UNISONO_PIN=1, or Options(pin=True)                            each rank keeps to cores of its own
+    UNISONO_HOST_TIMEOUT=15, or Options(host_timeout=15.0)         seconds until a silent host is lost
+    UNISONO_GPU_KERNELS=0                                          CUDA tensors go by NCCL alone
 
 The nearest one counts. All ranks must choose alike: the choice is part of what the guard compares. An algorithm chosen
 for a block must exist for every collective called in it; chosen for a group or by the environment it serves the
@@ -23,7 +25,11 @@ from functools import cached_property
 from unisono.algorithms import algorithm_info, names
 from unisono.errors import UsageError
 
-__all__ = ["Options", "algorithm", "chosen", "from_environment", "pinned"]
+__all__ = ["Options", "algorithm", "chosen", "from_environment", "host_timeout", "kernels_wanted", "pinned"]
+
+
+HOST_TIMEOUT = 15.0
+"""Seconds after which another host that does not answer is lost: a switch that restarts a port takes some."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,8 @@ class Options:
     has not measured, the one that the simulator finds fastest. ``deterministic``: the algorithm sums in rank order, bit
     for bit as the default does. ``chunks``: pieces per block, for algorithms that pipeline. ``strict``: collectives
     that the algorithm does not have are refused. ``pin``: given for the default group, its ranks keep to their share of
-    the cores, where these suffice and no affinity is set. Raises `UsageError` for a name that does not exist.
+    the cores, where these suffice and no affinity is set. ``host_timeout``: seconds after which another host that does
+    not answer is lost, at least 1. Raises `UsageError` for a name that does not exist.
     """
 
     algorithm: str | Mapping[str, str] | None = None
@@ -45,8 +52,11 @@ class Options:
     strict: bool = False
     pin: bool = False
     select: str = "default"
+    host_timeout: float = HOST_TIMEOUT
 
     def __post_init__(self) -> None:
+        if not self.host_timeout >= 1:
+            raise UsageError(f"Options(host_timeout={self.host_timeout!r}): expected at least 1 second")
         if self.select not in ("default", "measured"):
             raise UsageError(f"Options(select={self.select!r}): expected 'default' or 'measured'")
         if isinstance(self.algorithm, str):
@@ -117,8 +127,25 @@ def pinned(group: Options | None) -> bool:
     return wanted or (group is not None and group.pin)
 
 
-def _switched_on(name: str) -> bool:
-    text = os.environ.get(name, "")
+def host_timeout(group: Options | None) -> float:
+    """Seconds after which a silent host is lost for a group with these options; the environment counts where set."""
+    text = os.environ.get("UNISONO_HOST_TIMEOUT", "")
+    try:
+        found = float(text) if text else group.host_timeout if group is not None else HOST_TIMEOUT
+    except ValueError:
+        found = 0.0
+    if not found >= 1:
+        raise UsageError(f"UNISONO_HOST_TIMEOUT is {text!r}, expected a number of seconds, at least 1")
+    return found
+
+
+def kernels_wanted() -> bool:
+    """True unless ``UNISONO_GPU_KERNELS`` is 0."""
+    return _switched_on("UNISONO_GPU_KERNELS", "1")
+
+
+def _switched_on(name: str, unset: str = "") -> bool:
+    text = os.environ.get(name, unset)
     if text not in ("", "0", "1"):
         raise UsageError(f"{name} is {text!r}, expected 0 or 1")
     return text == "1"

@@ -4,6 +4,7 @@ torch is imported inside the functions: torch itself imports this module at the 
 """
 
 import math
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -16,18 +17,24 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     """torch's factory for a new group: joins the default group at once, any other with its first call."""
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import Backend as _Backend
 
     from unisono.backend import patches
+    from unisono.backend.device_group import TwoDeviceGroup, asked_devices
     from unisono.backend.group import Group
     from unisono.backend.member_registry import MemberRegistry, default_nonce
-    from unisono.backend.options import Options, from_environment, pinned
+    from unisono.backend.options import Options, from_environment, kernels_wanted, pinned
     from unisono.backend.process_group import UnisonoProcessGroup
     from unisono.backend.stores import shared_store
     from unisono.errors import UsageError
     from unisono.transport.process import pin
 
     patches.apply()
+    devices = asked_devices(sys._getframe(1)) if torch.cuda.is_available() else None
+    kernels = kernels_wanted()
     choices = backend_options if backend_options is not None else from_environment()
+    if isinstance(choices, _Backend.Options) and devices is not None:
+        choices = from_environment()  # torch made them for the backend of the other device
     if not isinstance(choices, Options | None):
         raise UsageError(f"pg_options for unisono must be unisono.Options, not {type(choices).__name__}")
     global_ranks = list(options.global_ranks_in_group)
@@ -49,13 +56,16 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     store, rank = shared_store(options.store), options.group_rank
     members = MemberRegistry(store, epoch, name, label, global_ranks, rank, counted=not whole)
     group = Group(options.group_rank, global_ranks, label, seconds, members, choices)
-    if whole:
+    if members.joins_early():
         group.wait_for_all()
     if default:
-        if pinned(choices) and (cores := pin(options.group_rank, len(global_ranks))):
+        here = group.ranks_here
+        if pinned(choices) and (cores := pin(here.index(options.group_rank), len(here))):
             torch.set_num_threads(min(torch.get_num_threads(), len(cores)))  # more would wait for each other's core
         group.serve_all()
-    return UnisonoProcessGroup(group, options.store, timeout)
+    if devices is None:
+        return UnisonoProcessGroup(group, options.store, timeout)
+    return TwoDeviceGroup(group, options.store, timeout, devices, kernels)
 
 
 def register() -> None:
@@ -65,7 +75,7 @@ def register() -> None:
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
         from unisono.backend.patches import replace_gloo, serve_launchers
 
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         serve_launchers()
         replace_gloo()
 

@@ -14,7 +14,18 @@ from unisono.errors import UsageError
 from unisono.runtime.call import name_of_dtype
 from unisono.transport.inference import plain
 
-__all__ = ["PLAIN", "Result", "as_bytes", "check", "flat_input", "late", "ordinary", "overlap", "separate"]
+__all__ = [
+    "PLAIN",
+    "Result",
+    "as_bytes",
+    "check",
+    "check_memory",
+    "flat_input",
+    "late",
+    "ordinary",
+    "overlap",
+    "separate",
+]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types whose data lies where they say: a subclass may have it elsewhere, or none (fake tensors, DTensors)."""
@@ -50,7 +61,7 @@ def check(tensor: torch.Tensor, what: str) -> None:
             ".to_dense()"
         )
     if type(tensor) in PLAIN or not _wraps(tensor, what):
-        _check_memory(tensor, what)
+        check_memory(tensor, what)
 
 
 def _wraps(tensor: torch.Tensor, what: str) -> bool:
@@ -72,7 +83,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return plain(tensor if wait is None else wait())
 
 
-def _check_memory(tensor: torch.Tensor, what: str) -> None:
+def check_memory(tensor: torch.Tensor, what: str) -> None:
     """Raises `UsageError` for a tensor that has no memory, or has lost some (FSDP frees what it has gathered so)."""
     if not tensor.numel():
         return

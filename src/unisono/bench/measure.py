@@ -194,8 +194,8 @@ class _Walk:
     def _block(self, entrant: _Entrant) -> float:
         """Mean seconds per call on the slowest rank."""
         call, iterations = entrant.call, range(entrant.iterations)
+        self._barrier()
         with self._by(entrant.contender):
-            self._barrier()
             began = time.perf_counter()
             for _ in iterations:
                 call()
@@ -207,8 +207,8 @@ class _Walk:
         if collective in _ROOTED or self.settings.ranks == 1:
             return 0.0  # here they differ by what the ranks have to do
         times = []
+        self._barrier()
         with self._by(entrant.contender):
-            self._barrier()
             for _ in range(min(_SAMPLED, entrant.iterations)):
                 began = time.perf_counter()
                 entrant.call()

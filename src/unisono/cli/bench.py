@@ -18,6 +18,7 @@ from unisono.bench.result import Rates, Result, Row, this_machine
 from unisono.bench.settings import COLLECTIVES, DTYPES, IN_PLACE, MEMORIES, OPS, Contender, Settings
 from unisono.bench.table import Table, describe_rates, footer, preamble
 from unisono.cli.common import check_writable, echo
+from unisono.cli.predicted import predicted_lines
 from unisono.errors import UsageError
 from unisono.launch import torchrun_rank
 from unisono.units import parse_nbytes, show_nbytes
@@ -174,7 +175,8 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
             code = int(end.code or 0)
         if json is not None and result.rows:
             result.save(json)
-    for text in footer(result):
+    plain = not settings.asynchronous and settings.memory != "shared"
+    for text in [*footer(result), *(predicted_lines(result.rows, settings.ranks) if plain else [])]:
         echo(text)
     if json is not None and result.rows:
         echo(f"# wrote {json}")

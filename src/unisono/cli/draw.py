@@ -9,7 +9,7 @@ from rich.console import Console
 from unisono.cli import options
 from unisono.cli.common import echo, show, write
 from unisono.cli.programs import Placed, bound, programs
-from unisono.cli.schedules import Asked, pipeline_costs, refuse
+from unisono.cli.schedules import Asked, pipeline_costs, refuse, topology_of
 from unisono.drawing import STYLES
 from unisono.drawing import draw as draw_as
 from unisono.errors import UsageError
@@ -61,6 +61,7 @@ def draw(
     ranks: options.Ranks = None,
     root: options.Root = None,
     chunks: options.Chunks = None,
+    hosts: options.Hosts = None,
     text: _Text = False,
     svg: _Svg = None,
     style: _Style = None,
@@ -88,15 +89,14 @@ def draw(
 
         unisono draw double_tree -n 8 --svg double_tree.svg --html double_tree.html
 
-        unisono draw ring -n 8 --timeline --topology infiniband --bytes 64KiB
+        unisono draw columns -n 8 --hosts 2x4 --timeline --topology cluster --bytes 64KiB
 
         unisono draw zb-v -n 4 --microbatches 8 --svg zb-v.svg
 
         unisono draw default all_reduce -n 4 --program
     """
-    asked = Asked(source, collective, ranks, root, chunks, microbatches, per_rank)
-    size = parse_nbytes(nbytes or _NBYTES)
-    console = Console(width=width, highlight=False)
+    asked = Asked(source, collective, ranks, root, chunks, microbatches, per_rank, hosts)
+    size, console = parse_nbytes(nbytes or _NBYTES), Console(width=width, highlight=False)
     files = {"svg": svg, "html": html, "gantt": gantt, "trace": trace}
     if program:
         others = {f"--{name}": path for name, path in files.items()} | {"--timeline": timeline or None}
@@ -113,8 +113,8 @@ def draw(
     else:
         refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
         _refuse_unused(files, timeline, style, topology, None if source == options.DEFAULT else nbytes)
-        how = {"topology": topology or _TOPOLOGY, "nbytes": nbytes and size}
-    _draw_schedule(console, schedule, text, timeline, style, files, how)
+        how = {"topology": topology_of(topology or _TOPOLOGY, schedule.world_size, hosts), "nbytes": nbytes and size}
+    _draw_schedule(console, schedule, text, timeline, style, hosts, files, how)
 
 
 def _refuse_unused(
@@ -134,11 +134,13 @@ def _draw_schedule(
     text: bool,
     timeline: bool,
     style: str | None,
+    hosts: str | None,
     files: dict[str, Path | None],
     how: dict[str, Any],
 ) -> None:
     """The text form, the timeline, and the files by format, as asked for; if nothing is, what `draw` makes of it."""
     played = draw_as(simulate(schedule, **how), width=console.width) if timeline else None
+    how["hosts"] = hosts
     made = [(path, draw_as(schedule, name, style=style, **how)) for name, path in files.items() if path is not None]
     if text:
         echo(_text_form(schedule))

@@ -39,7 +39,10 @@ Collective = Annotated[str | None, typer.Argument(help="What the algorithm is to
 Ranks = Annotated[int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(RANKS))]
 Root = Annotated[int | None, typer.Option(help="Root of a broadcast, reduce, gather or scatter.", show_default="0")]
 Chunks = Annotated[int | None, typer.Option(help="Pieces per block, for pipelining.", show_default="1")]
-Hosts = Annotated[int | None, typer.Option(help="Hosts of a cluster.", show_default="8 ranks per host")]
+Hosts = Annotated[
+    str | None,
+    typer.Option(metavar="HOSTS", help="Which ranks share a host: 2, 2x4, 3+1, or 0-2,5/3,4.", show_default="one"),
+]
 Microbatches = Annotated[
     int | None, _of_pipelines("--microbatches", "-m", help="Microbatches of a step.", show_default=str(MICROBATCHES))
 ]

@@ -14,6 +14,7 @@ from unisono.cli.schedules import pipeline_costs, refuse, topology_of
 from unisono.cli.simulate import compare_pipelines
 from unisono.errors import UsageError
 from unisono.schedule import COLLECTIVES, PRESETS
+from unisono.schedule.topology_file import MEASURED
 from unisono.selection import Choice, Measured, Selector, explain, ranges
 from unisono.simulation import bus_factor, simulate
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
@@ -22,6 +23,13 @@ __all__ = ["plan"]
 
 _RANKS = 8
 
+_Topology = Annotated[
+    str | None,
+    typer.Option(
+        help=f"One of {', '.join(PRESETS)}, {MEASURED}, or a file.",
+        show_default="this machine: measured, or shared_memory",
+    ),
+]
 _Collective = Annotated[
     str | None, typer.Argument(help="E.g. all_reduce, broadcast, pipeline; optional with --default.")
 ]
@@ -46,10 +54,7 @@ def plan(
     ranks: Annotated[
         int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(_RANKS))
     ] = None,
-    topology: Annotated[
-        str | None,
-        typer.Option(help=f"One of {', '.join(PRESETS)}.", show_default="this machine: measured, or shared_memory"),
-    ] = None,
+    topology: _Topology = None,
     hosts: options.Hosts = None,
     model: Annotated[bool, typer.Option("--model", help="By the model, even if this machine was measured.")] = False,
     by_default: _Default = False,
@@ -86,7 +91,8 @@ def plan(
     if collective is None:
         raise UsageError("which collective? E.g. `unisono plan all_reduce`, or --default for all of them")
     table = Measured.load() if topology is None and not model else None
-    where = topology_of(topology or "shared_memory", _RANKS if ranks is None else ranks, hosts)
+    known = topology is not None and topology not in PRESETS
+    where = topology_of(topology or "shared_memory", _RANKS if ranks is None and not known else ranks, hosts)
     selector = Selector(collective, where, table)
     if nbytes is not None or collective == "barrier":
         echo("\n".join(_indented(explain(selector.choose(parse_nbytes(nbytes or "0"))))))

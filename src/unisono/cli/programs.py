@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from rich.table import Table as RichTable
 
+from unisono.algorithms import build
+from unisono.cli.options import DEFAULT
 from unisono.errors import UsageError
 from unisono.program import PLACEMENTS, Default, Program, Table, best_staged, bind, default, lower
 from unisono.program.defaults import DIRECT_MOVED, TABLE
@@ -19,6 +21,7 @@ from unisono.units import parse_nbytes, show_count, show_nbytes, show_ranks
 from unisono.verification import verify
 
 __all__ = [
+    "MOST_RANKS",
     "Placed",
     "bound",
     "default_notes",
@@ -29,10 +32,11 @@ __all__ = [
     "place_default",
     "programs",
     "prove_placed",
+    "tables_of",
 ]
 
 _DIRECT = ("direct", "pushed")  # placements between shared tensors
-_MOST_RANKS = 64
+MOST_RANKS = 64
 _MOST_ROWS = 500_000
 _LARGEST = 1 << 60
 """Bytes from which on a limit is none."""
@@ -86,10 +90,10 @@ def programs(schedule: Schedule, placement: str = "", rank: int | None = None) -
     """
     if placement and placement not in PLACEMENTS:
         raise UsageError(f"unknown placement {placement!r}: expected one of {', '.join(PLACEMENTS)}")
-    if rank is None and schedule.world_size > _MOST_RANKS:
+    if rank is None and schedule.world_size > MOST_RANKS:
         raise UsageError(
             f"{schedule.name} {schedule.collective.name} has {schedule.world_size} ranks; programs of up to "
-            f"{_MOST_RANKS} are shown at once: name one with --rank"
+            f"{MOST_RANKS} are shown at once: name one with --rank"
         )
     placement = placement or best_staged(schedule)
     return [lower(schedule, r, placement) for r in (range(schedule.world_size) if rank is None else [rank])]
@@ -104,6 +108,15 @@ def bound(program: Program, nbytes: int, cap: int = Placed.cap) -> Table:
     sizes = _sizes(program.collective, nbytes)
     area = DIRECT_MOVED if program.placement in _DIRECT else Layout(program.collective.world_size).stage
     return bind(program, sizes, area=area, cap=cap)
+
+
+def tables_of(algorithm: str, collective: str, nbytes: int, ranks: int) -> list[Table]:
+    """The tables of all ranks for an algorithm by name, or for the default, over staging memory."""
+    if algorithm == DEFAULT:
+        placed = place_default(find_default(collective, nbytes, ranks), nbytes, ranks)[0]
+    else:
+        placed = Placed(build(algorithm, collective, ranks))
+    return [bound(program, nbytes, placed.cap) for program in programs(placed.schedule, placed.placement)]
 
 
 def prove_placed(found: list[Placed], nbytes: int, in_place: bool = False) -> list[Proof]:

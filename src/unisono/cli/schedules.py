@@ -1,27 +1,43 @@
 """Helpers of commands about schedules: its name on the command line, and its source."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unisono.algorithms import build, names
+from unisono.algorithms import algorithm_info, build, names
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
 from unisono.cli.common import read_source, source_name
 from unisono.cli.options import COLLECTIVE, DEFAULT, MICROBATCHES, RANKS
 from unisono.cli.programs import Placed, find_default, place_default
 from unisono.errors import UsageError
 from unisono.program import Program
-from unisono.schedule import PipelineSchedule, Schedule, Topology, cluster, preset
+from unisono.schedule import (
+    LINKS,
+    PRESETS,
+    PipelineSchedule,
+    Schedule,
+    Topology,
+    as_hosts,
+    cluster,
+    joined,
+    preset,
+    show_hosts,
+)
 from unisono.schedule.text import read_schedule
+from unisono.schedule.topology_file import MEASURED, load_topology
 from unisono.simulation import PipelineCosts
 
 __all__ = [
     "Asked",
+    "find_on",
     "pipeline_costs",
     "refuse",
     "topology_of",
 ]
+
+
+_LARGEST_HOST = 8
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:
@@ -42,6 +58,7 @@ class Asked:
     chunks: int | None = None
     microbatches: int | None = None
     per_rank: int | None = None
+    hosts: str | None = None
 
     @property
     def world_size(self) -> int:
@@ -64,14 +81,21 @@ class Asked:
         pipelines = {"--microbatches": self.microbatches, "--per-rank": self.per_rank}
         if self.source not in SCHEDULES:
             refuse(pipelines, f"is of pipelines, and {self.source} is an algorithm: leave it out")
-            chunks = 1 if self.chunks is None else self.chunks
-            return build(self.source, self.collective or COLLECTIVE, self.world_size, self.root or 0, chunks)
-        others = {"--root": self.root, "--chunks": self.chunks}
+            return self._build(self.collective or COLLECTIVE, 1 if self.chunks is None else self.chunks)
+        others = {"--root": self.root, "--chunks": self.chunks, "--hosts": self.hosts}
         refuse(others, f"is of collectives, and {self.source} is a pipeline schedule: leave it out")
         if self.collective not in (None, PIPELINE):
             raise UsageError(f"{self.source} is a pipeline schedule: leave {self.collective} out")
         microbatches = MICROBATCHES if self.microbatches is None else self.microbatches
         return build_pipeline(self.source, self.world_size, microbatches, self.per_rank)
+
+    def _build(self, collective: str, chunks: int) -> Schedule:
+        """The algorithm of that name, for the hosts if it knows any."""
+        if self.hosts is not None:
+            as_hosts(self.hosts, self.world_size)
+        knows = self.hosts is not None and "hosts" in algorithm_info(self.source, collective).options
+        options = {"hosts": self.hosts} if knows else {}
+        return build(self.source, collective, self.world_size, self.root or 0, chunks, **options)
 
     def find_sized(self, nbytes: int) -> Schedule | PipelineSchedule:
         """As `find`; ``default`` is the schedule that runs for this size."""
@@ -126,6 +150,32 @@ class Asked:
             raise UsageError(f"{source_name(self.source)}: {problem}") from None
 
 
+def find_on(
+    asked: Sequence[Asked], topology: str | None, hosts: str | None, nbytes: int
+) -> tuple[list[Schedule | PipelineSchedule], Topology]:
+    """The schedules, algorithms built for the hosts of the topology, and the topology, by default as many ranks need.
+
+    ``nbytes``: of the default. Raises UsageError as `Asked.find` and `topology_of` do.
+    """
+    first = asked[0]
+    ranks, known = first.ranks, topology is not None and topology not in PRESETS
+    if not first.is_name or first.source in SCHEDULES:
+        found = [each.find_sized(nbytes) for each in asked]
+        ranks = found[0].world_size
+    elif ranks is None and not known:
+        ranks = RANKS
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"{first.source}: world_size must be at least 1, got {ranks}")
+    usual = "nvlink" if hosts is None and ranks is not None and ranks <= _LARGEST_HOST else "cluster"
+    where = topology_of(topology or usual, ranks, hosts)
+    cut = show_hosts(where.ranks_of_hosts) if where.hosts > 1 else None
+    if first.is_name and first.source not in SCHEDULES:
+        ranks = where.world_size
+        placed = [replace(each, ranks=ranks, hosts=cut) if each.source in names() else each for each in asked]
+        found = [each.find_sized(nbytes) for each in placed]
+    return found, where
+
+
 def pipeline_costs(schedule: PipelineSchedule, times: str | None, link: float | None) -> PipelineCosts:
     """Costs from --times and --link; the stages of a rank take equal parts. Raises UsageError if they are no times."""
     try:
@@ -136,12 +186,25 @@ def pipeline_costs(schedule: PipelineSchedule, times: str | None, link: float | 
     return PipelineCosts(forward / each, input_gradient / each, weight_gradient / each, link or 0.0)
 
 
-def topology_of(name: str, ranks: int, hosts: int | None) -> Topology:
-    """A preset topology, or a cluster of so many hosts. Raises UsageError if the two do not go together."""
+def topology_of(name: str, ranks: int | None, hosts: str | None) -> Topology:
+    """A topology by name, in a file, or as measured; a preset over hosts, joined by ethernet, or of a cluster.
+
+    Raises UsageError if there is none of that name, or what is given does not go together.
+    """
+    if name == MEASURED or (name not in PRESETS and Path(name).exists()):
+        found = load_topology(None if name == MEASURED else Path(name))
+        refuse({"--hosts": hosts}, f"is known to the topology {name}: leave it out")
+        if ranks not in (None, found.world_size):
+            raise UsageError(f"the topology {name} has {found.world_size} ranks, not {ranks}")
+        return found
+    if name not in PRESETS:
+        raise UsageError(f"unknown topology {name!r}: expected one of {', '.join(PRESETS)}, {MEASURED}, or a file")
+    ranks = RANKS if ranks is None else ranks
     if hosts is None:
         return preset(name, ranks)
-    if name != "cluster":
-        raise UsageError(f"--hosts is for --topology cluster, not {name}")
-    if hosts < 1 or ranks % hosts:
-        raise UsageError(f"{ranks} ranks do not divide among {hosts} hosts")
-    return cluster(hosts, ranks // hosts)
+    cut = as_hosts(hosts, ranks)
+    if cut == as_hosts(len(cut), len(cut) * len(cut[0])) and name == "cluster":
+        return cluster(len(cut), len(cut[0]))
+    inside, far = ("nvlink", "infiniband") if name == "cluster" else (name, "ethernet")
+    where = preset(inside, ranks)
+    return joined(cut, where.intra, ((LINKS[far],) * len(cut),) * len(cut), where.gamma, name=name)

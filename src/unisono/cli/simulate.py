@@ -10,10 +10,12 @@ from rich.table import Table
 from unisono.algorithms.pipelines import SCHEDULES, bubble_formula
 from unisono.cli import options
 from unisono.cli.common import echo, show
-from unisono.cli.schedules import Asked, pipeline_costs, refuse, topology_of
+from unisono.cli.programs import MOST_RANKS, bound, programs
+from unisono.cli.schedules import Asked, find_on, pipeline_costs, refuse
 from unisono.errors import UsageError
 from unisono.schedule import PRESETS, PipelineSchedule, Schedule, Topology
-from unisono.simulation import PipelineTimeline, Timeline, simulate
+from unisono.schedule.topology_file import MEASURED
+from unisono.simulation import PipelineTimeline, Timeline, effort, simulate, simulate_programs
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
 __all__ = ["compare_pipelines", "simulate_command"]
@@ -21,6 +23,13 @@ __all__ = ["compare_pipelines", "simulate_command"]
 _ANNOUNCED = "NVIDIA's announcement of double trees (NCCL 2.4, 2019) shows up to 180 times lower latency than rings"
 
 
+_Topology = Annotated[
+    str | None,
+    typer.Option(
+        help=f"One of {', '.join(PRESETS)}, {MEASURED}, or a file.",
+        show_default="nvlink; cluster from 9 ranks on",
+    ),
+]
 _Path = Annotated[
     int | None, typer.Option("--path", min=0, help="Messages of the critical path to print.", show_default="12")
 ]
@@ -33,9 +42,7 @@ def simulate_command(
     nbytes: Annotated[
         str | None, typer.Option("--bytes", metavar="SIZE", help="E.g. 4, 1KiB, 256MB.", show_default="1MiB")
     ] = None,
-    topology: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(PRESETS)}.", show_default="nvlink; cluster from 9 ranks on")
-    ] = None,
+    topology: _Topology = None,
     hosts: options.Hosts = None,
     compare: Annotated[
         str | None, typer.Option(metavar="NAMES", help="What to compare, by comma; without --bytes, latency.")
@@ -65,7 +72,8 @@ def simulate_command(
         raise UsageError("give one schedule (`unisono simulate ring -n 8`), or several algorithms with --compare")
     named = [str(source)] if compare is None else [name.strip() for name in compare.split(",")]
     size = parse_nbytes(nbytes or ("1MiB" if compare is None else "4"))
-    found = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank).find_sized(size) for name in named]
+    asked = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank) for name in named]
+    found, where = find_on(asked, topology, hosts, size)
     pipelines = [each for each in found if isinstance(each, PipelineSchedule)]
     if pipelines:
         others: dict[str, object] = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts}
@@ -78,8 +86,6 @@ def simulate_command(
         return
     refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
     collectives = [each for each in found if isinstance(each, Schedule)]
-    count = collectives[0].world_size
-    where = topology_of(topology or ("nvlink" if count <= 8 else "cluster"), count, hosts)
     if compare is not None:
         refuse({"--eager": eager or None}, "is a column of --compare anyway: leave it out")
         refuse({"--path": lines}, "is of one schedule, and --compare is a table of several: leave it out")
@@ -136,9 +142,25 @@ def _report(line: Timeline, limit: int) -> None:
     echo(f"algbw {line.algbw / 1e9:.3g} GB/s, busbw {line.busbw / 1e9:.3g} GB/s")
     echo(f"{line.schedule.num_steps} steps, {line.traffic.num_messages} messages, {moved or 'nothing'} in all")
     echo(_constants(line.topology))
+    executed = _executed(line)
+    if executed is not None:
+        echo(f"as ranks execute it there, by what was measured: {show_seconds(executed)}")
     if limit:
         echo("\nCritical path")
         echo("\n".join(line.critical_path(limit)))
+
+
+def _executed(line: Timeline) -> float | None:
+    """Seconds of the programs of a schedule on links, or in memory, that were measured; None for other topologies."""
+    where, n = line.topology, line.schedule.world_size
+    if n > MOST_RANKS or line.schedule.switches or n == 1:
+        return None
+    if where.hosts == 1 and where.memory is not None:
+        tables = [bound(program, round(line.nbytes)) for program in programs(line.schedule)]
+        return effort(tables, line.nbytes, where.memory.cores).seconds(where.memory)
+    if where.hosts > 1 and any(link.announcement for row in where.between for link in row):
+        return float(simulate_programs(programs(line.schedule, "messages"), where, line.nbytes).max())
+    return None
 
 
 def _constants(topology: Topology) -> str:

@@ -7,8 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.cli.common import echo, show
+from unisono.cli.predicted import Predicted
 from unisono.errors import UsageError
 from unisono.schedule import COLLECTIVES, preset
+from unisono.schedule.topology_file import MEASURED, save_topology
 from unisono.selection import Measured, Row, Selector, ranges
 from unisono.tune import DEFAULT_PATH, SIZES, runnable
 from unisono.tune import tune as measure_all
@@ -31,6 +33,8 @@ def tune(
 ) -> None:
     """Measure every algorithm over shared memory on this machine, in a few seconds per collective and size.
 
+    Beside what was measured stands what a call, a meeting and a byte cost, fitted to two algorithms, predicts for all.
+
     unisono tune all_reduce broadcast --ranks 4
     """
     wanted = collective or ["all_reduce"]
@@ -47,8 +51,15 @@ def tune(
             status.update(f"{row.collective} {show_nbytes(row.nbytes)} by {row.algorithm}: {show_seconds(row.seconds)}")
 
         table = measure_all(wanted, ranks, sizes, names, report)
+    predicted = Predicted.of(table, ranks)
     for name in wanted:
         _print(name, ranks, table)
+        if predicted is not None:
+            show(Console(highlight=False), predicted.table(name))
+    if predicted is not None:
+        echo("\n".join(predicted.lines()))
+        if keep:
+            echo(f"kept in {save_topology(predicted.topology)}, for --topology {MEASURED}")
     if keep:
         echo(f"kept in {kept.merged(table).save()}")
 

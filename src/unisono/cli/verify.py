@@ -8,19 +8,24 @@ from rich.console import Console
 from rich.text import Text
 
 from unisono.cli import options
-from unisono.cli.common import show
+from unisono.cli.common import echo, show
 from unisono.cli.programs import Placed, prove_placed
 from unisono.cli.schedules import Asked, refuse
 from unisono.errors import UsageError
+from unisono.program import PLACEMENTS
 from unisono.program.proof import Proof
-from unisono.schedule import PipelineSchedule
+from unisono.schedule import PipelineSchedule, Schedule
 from unisono.units import parse_nbytes
-from unisono.verification import Report
+from unisono.verification import Report, sum_order
 from unisono.verification import verify as prove
 
 __all__ = ["WRONG_EXIT", "verify"]
 
 WRONG_EXIT = 1
+_Placement = Annotated[
+    str | None,
+    typer.Option(help=f"Prove programs that move data so: {', '.join(PLACEMENTS)}.", show_default="what runs"),
+]
 
 
 def verify(
@@ -29,6 +34,7 @@ def verify(
     ranks: options.Ranks = None,
     root: options.Root = None,
     chunks: options.Chunks = None,
+    hosts: options.Hosts = None,
     microbatches: options.Microbatches = None,
     per_rank: options.PerRank = None,
     in_flight: Annotated[
@@ -36,9 +42,11 @@ def verify(
     ] = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="One buffer for input and output.")] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Also tell which transfers could be left out.")] = False,
+    order: Annotated[bool, typer.Option("--order", help="Also tell in which order contributions are summed.")] = False,
     program: Annotated[
         bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {options.DEFAULT}.")
     ] = False,
+    placement: _Placement = None,
     nbytes: Annotated[
         str | None,
         typer.Option("--bytes", metavar="SIZE", help=f"Of {options.DEFAULT}, of --program.", show_default="1MiB"),
@@ -55,10 +63,16 @@ def verify(
         unisono verify 1f1b -n 4 --microbatches 8
 
         unisono verify default all_reduce -n 4 --bytes 1MiB
+
+        unisono verify columns all_reduce -n 4 --hosts 3+1 --order
     """
     console = Console(highlight=False)
-    asked, size = Asked(source, collective, ranks, root, chunks, microbatches, per_rank), parse_nbytes(nbytes or "1MiB")
-    if not program and source != options.DEFAULT:
+    asked = Asked(source, collective, ranks, root, chunks, microbatches, per_rank, hosts)
+    size = parse_nbytes(nbytes or "1MiB")
+    program = program or placement is not None
+    if source == options.DEFAULT:
+        refuse({"--placement": placement}, "is of schedules: the table of defaults says how data moves")
+    elif not program:
         refuse({"--bytes": nbytes}, "is of what ranks execute: give --program as well")
     content = "" if asked.is_name else asked.read()
     if content.startswith("program "):
@@ -71,11 +85,20 @@ def verify(
     if isinstance(schedule, PipelineSchedule) and program:
         raise UsageError(f"{schedule.name} is a pipeline schedule, which has no programs: leave --program out")
     if report and not isinstance(schedule, PipelineSchedule) and (program or placed):
-        proofs = prove_placed(placed or [Placed(schedule)], size, in_place)
+        proofs = prove_placed(placed or [Placed(schedule, placement or "")], size, in_place)
     show(console, Text("\n").join(_lines(report, notes)), soft_wrap=True)
     if not report:
         raise typer.Exit(WRONG_EXIT)
+    if order:
+        echo(_order(schedule))
     _conclude(console, proofs)
+
+
+def _order(schedule: Schedule | PipelineSchedule) -> str:
+    """The order of a collective's sums. Raises UsageError for a pipeline."""
+    if isinstance(schedule, PipelineSchedule):
+        raise UsageError(f"{schedule.name} is a pipeline schedule, which sums nothing: leave --order out")
+    return str(sum_order(schedule))
 
 
 def _conclude(console: Console, proofs: list[Proof]) -> None:

@@ -16,7 +16,7 @@ from unisono.drawing.rows import draw_rows
 from unisono.drawing.trace import draw_trace
 from unisono.errors import UsageError
 from unisono.program import Program
-from unisono.schedule import PipelineSchedule, Schedule, Topology
+from unisono.schedule import Hosts, PipelineSchedule, Schedule, Topology, as_hosts
 from unisono.simulation import PipelineCosts, PipelineTimeline, Timeline, simulate
 
 __all__ = ["FORMATS", "STYLES", "Drawing", "draw"]
@@ -37,6 +37,7 @@ def draw(
     topology: str | Topology | None = None,
     nbytes: str | float | None = None,
     costs: PipelineCosts | None = None,
+    hosts: int | str | Sequence[Sequence[int]] | None = None,
     width: int = 80,
     max_steps: int = 40,
 ) -> Drawing:
@@ -58,6 +59,7 @@ def draw(
         topology: what a collective is simulated on, for gantt and trace; nvlink by default.
         nbytes: its bytes there; by default those that a redistribution has, 1 MiB of any other.
         costs: what the schedule of a pipeline is simulated with.
+        hosts: which ranks of a collective share a host, e.g. "2x4" (schedule/hosts.py): boxes of rows, names in text.
         width: characters per line of text, 20 or more; what does not fit is left out, with a note.
         max_steps: steps, or meetings of programs, in text, 8 or more.
 
@@ -73,21 +75,31 @@ def draw(
     if costs is not None and not isinstance(subject, PipelineSchedule):
         raise UsageError("costs are what the schedule of a pipeline is simulated with: leave them out here")
     if isinstance(subject, PipelineSchedule):
-        for what, value in (("style", style), ("topology", topology), ("nbytes", nbytes)):
+        for what, value in (("style", style), ("topology", topology), ("nbytes", nbytes), ("hosts", hosts)):
             if value is not None:
                 raise UsageError(f"{subject.name} is of a pipeline, which has no {what}: leave it out")
         subject = simulate(subject, costs=costs)
     elif isinstance(subject, Schedule):
-        if format == "text":
-            return draw_grid(subject, width, max_steps)
-        if format in ("svg", "html"):
-            return Drawing(format, draw_html(subject) if format == "html" else _STYLES[style or "circle"](subject))
+        cut = as_hosts(hosts, subject.world_size) if hosts is not None else ()
+        if format in ("text", "svg", "html"):
+            return _draw_schedule(subject, format, style, cut, (width, max_steps))
         subject = simulate(subject, topology or "nvlink", nbytes)
     if isinstance(subject, Timeline | PipelineTimeline):
         return _draw_timeline(subject, format, width)
     if format != "text":
         raise UsageError(f"programs are drawn as text, not as {format}")
     return draw_program(subject, width, max_steps)
+
+
+def _draw_schedule(schedule: Schedule, format: str, style: str | None, hosts: Hosts, room: tuple[int, int]) -> Drawing:
+    """As text, a picture or a page; `room`: characters per line and steps of text."""
+    if format == "text":
+        return draw_grid(schedule, *room, hosts)
+    if format == "html":
+        return Drawing(format, draw_html(schedule))
+    if hosts and style == "circle":
+        raise UsageError("a circle has no boxes for hosts: draw them in style rows")
+    return Drawing(format, draw_rows(schedule, hosts=hosts) if hosts else _STYLES[style or "circle"](schedule))
 
 
 def _draw_timeline(timeline: Timeline | PipelineTimeline, format: str, width: int) -> Drawing:

@@ -12,7 +12,7 @@
 Ranks are columns where they fit, else rows; where neither fits, columns are left out, and a note says which.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from rich.text import Text
 from unisono.drawing.colours import chunk_colour
 from unisono.drawing.drawing import Cell, Drawing, Sheet
 from unisono.drawing.messages import spans, title
-from unisono.schedule import Schedule, Step
+from unisono.schedule import Hosts, Schedule, Step
 from unisono.schedule.transform import flatten
 
 __all__ = ["draw_grid"]
@@ -66,6 +66,7 @@ class _Content:
     steps: list[int]
     ranks: list[int]
     parts: list[list[list[_Part]]]
+    hosts: Mapping[int, int]
 
     def sheet(self, width: int, squeezed: bool, ranks_as_rows: bool) -> Sheet:
         """The cells in words, none wider than an even share of `width` allows."""
@@ -75,7 +76,7 @@ class _Content:
         limit = min(max(share, _NARROWEST), _WIDEST)
         cells = [[self._words(parts, limit, "" if squeezed else " ") for parts in row] for row in self.parts]
         ranks = [self._name(r, squeezed and not ranks_as_rows) for r in self.ranks]
-        breaks = _break(self.steps), _break(self.ranks)
+        breaks = _break(self.steps), _break(sorted(self.ranks))
         if not ranks_as_rows:
             return Sheet("step", ranks, [str(i) for i in self.steps], cells, gap).broken(*breaks)
         turned = [[row[i] for row in cells] for i in range(len(self.ranks))]
@@ -83,6 +84,8 @@ class _Content:
 
     def _name(self, rank: int, short: bool) -> str:
         is_rank = rank < self.schedule.world_size
+        if rank in self.hosts:
+            return f"h{self.hosts[rank]} r{rank}"
         return f"{('r' if short else 'rank ') if is_rank else ('sw' if short else 'switch ')}{rank}"
 
     def _words(self, parts: list[_Part], limit: int, gap: str) -> Cell:
@@ -93,13 +96,18 @@ class _Content:
         return lines if kept is parts else [*lines, Text(f"…{len(parts) - len(kept)} more", "dim")]
 
 
-def draw_grid(schedule: Schedule, width: int, max_steps: int) -> Drawing:
-    """The grid of a schedule, at most `width` characters wide where that holds two ranks, of `max_steps` steps."""
+def draw_grid(schedule: Schedule, width: int, max_steps: int, hosts: Hosts = ()) -> Drawing:
+    """The grid of a schedule, at most `width` characters wide where that holds two ranks, of `max_steps` steps.
+
+    With hosts, ranks are named by host and rank, `h0 r2`, and the ranks of a host are neighbours.
+    """
     steps, nodes = flatten(schedule.steps), schedule.world_size + schedule.switches
     shown, ranks = _some(len(steps), max_steps, _TAIL), _some(nodes, _MAX_RANKS, 1)
+    of = {rank: host for host, members in enumerate(hosts) for rank in members}
+    ranks.sort(key=lambda rank: (of.get(rank, nodes), rank))
     parts = [[_parts(step, r, nodes) for r in ranks] for step in (_touching(steps[i], ranks) for i in shown)]
-    sheet, ranks = _fit(_Content(schedule, shown, ranks, parts), width)
-    notes = [_gap_note("steps", shown), _gap_note("ranks", ranks)]
+    sheet, ranks = _fit(_Content(schedule, shown, ranks, parts, of), width)
+    notes = [_gap_note("steps", shown), _gap_note("ranks", sorted(ranks))]
     lines = [*_legend(parts), *(Text(note, "italic") for note in notes if note)]
     return Drawing(
         "text", Group(Text(title(schedule), "bold"), Text(), sheet.table(), Text(), *lines), max(width, sheet.width)

@@ -25,8 +25,8 @@ holding no meeting number, serves every call of its kind.
 that a piece takes one meeting less than the program has.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -37,7 +37,7 @@ from unisono.program.program import Place, Program, Row
 
 __all__ = [
     "COPY", "DST", "DST_AT", "DST_STEP", "INTO", "KIND", "LAG", "LEFT", "LINE", "MEET", "MOST", "NARROW", "PART",
-    "SHRINK", "SRC", "SRC_AT", "SRC_STEP", "STEP", "SUM", "WIDEN", "WORDS", "Bases", "Table", "bind",
+    "SHRINK", "SRC", "SRC_AT", "SRC_STEP", "STEP", "SUM", "WIDEN", "WORDS", "Bases", "StageWrite", "Table", "bind",
 ]  # fmt: skip
 
 KIND, DST, DST_AT, DST_STEP, SRC, SRC_AT, SRC_STEP, LEFT, SHRINK, MOST, LAG, STEP = range(12)
@@ -101,12 +101,32 @@ class Bases:
         return f"{('IN', 'OUT', 'PEER_IN', 'PEER_OUT')[kind]}[{at}]"
 
 
+@dataclass(frozen=True, slots=True)
+class StageWrite:
+    """One row's write to staging memory: slot ``index`` of ``rank``, after ``meets`` meetings of the body.
+
+    In iteration i it is piece i - ``lag``, at offset ``at`` of the half that `Bases.stage` names ``other``; its length
+    is ``min(most, left - piece * shrink)`` bytes, none if that is negative.
+    """
+
+    meets: int
+    lag: int
+    rank: int
+    index: int
+    other: int
+    at: int
+    left: int
+    shrink: int
+    most: int
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """The words of a bound program.
 
     ``part``: bytes of a chunk, at most, that go in one piece; ``temp_nbytes``: of temporary memory; ``itemsize`` and
-    ``wide``: bytes of an element in the user's memory, and in staging and temporary memory.
+    ``wide``: bytes of an element in the user's memory, and in staging and temporary memory. ``stage_writes``: what goes
+    to staging memory, in the order of the rows, for those who send it on to other hosts.
     """
 
     program: Program
@@ -116,6 +136,7 @@ class Table:
     temp_nbytes: int
     itemsize: int
     wide: int
+    stage_writes: tuple[StageWrite, ...] = ()
 
     @property
     def size(self) -> int:
@@ -179,6 +200,7 @@ def bind(
     wide: int = 0,
     listed: tuple[bool, bool] = (False, False),
     uneven: bool = False,
+    crosses: bool = False,
 ) -> Table:
     """The table of a program for blocks of ``nbytes``; for placements over shared memory.
 
@@ -186,13 +208,16 @@ def bind(
     meetings. ``cap``: bytes of a chunk, at most, that go in one piece. ``wide``: bytes of an accumulator, if the
     program keeps partial sums in another dtype than the user's, whose elements have ``itemsize`` bytes. ``listed``:
     whether input and output are a tensor per block. ``uneven``: the sizes of other ranks' blocks may change, and what
-    this rank does before the first meeting must not depend on them. Raises `Unfit` if a slot would have no room.
+    this rank does before the first meeting must not depend on them. ``crosses``: whether `Table.stage_writes` is
+    wanted. Raises `Unfit` if a slot would have no room.
     """
     if not program.partial:
         wide = itemsize
     elif wide not in (0, itemsize) and program.placement in ("direct", "pushed"):
         raise Unfit(f"{program.name} would keep partial sums in the users' tensors, whose dtype rounds them: staged")
-    return _Binding(program, nbytes, area, cap, itemsize, wide or itemsize, listed, uneven).table()
+    made = _Binding(program, nbytes, area, cap, itemsize, wide or itemsize, listed, uneven)
+    table = made.table()
+    return replace(table, stage_writes=tuple(made.stage_writes())) if crosses else table
 
 
 class _Binding:
@@ -303,6 +328,20 @@ class _Binding:
         for number in range(1, last):
             body += [(row, 0, 0) for row in segments[number]] + [(meets[number], 0, 0)]
         return body
+
+    def stage_writes(self) -> Iterator[StageWrite]:
+        """The writes of the body to staging memory."""
+        meets = 0
+        for row, lag, _ in self._body():
+            meets += row.kind == "meet"
+            for at in row.to:
+                if at.space == "stage":
+                    rank = at.rank if at.rank >= 0 else self.rank
+                    base, offset, _ = self.place(at, lag > 0)
+                    sizes = (self.lefts[row.chunk], self.step, self.part)
+                    left, shrink, most = (x * self.wide // self.itemsize for x in sizes)
+                    other = (base - self.bases.stages) // self.c.world_size
+                    yield StageWrite(meets, lag, rank, at.index, other, offset, left, shrink, most)
 
     def _words(self, row: Row, lag: int, beyond: int) -> list[list[int]]:
         if row.kind == "meet":

@@ -6,6 +6,8 @@ A placement is a policy:
               per step
     mailbox   of two steps, sum then spread: the sum is pushed into the slots of the parts it was made of, which this
               rank alone has read; the second step needs no staging, and reads what was pushed
+    put       a rank stores what it sends in a step into the staging memory of every reader; a meeting per step. What
+              links between GPUs want: a store goes its way, a load waits for its answer
     direct    nothing is staged: readers go to the peers' tensors. A meeting before (the tensors are there) and one
               after each step; sums are pushed where the mailbox rule holds
     pushed    direct, but the last chunk that a source sends goes by stores of the source: a root that would only wait
@@ -22,7 +24,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from unisono.errors import UsageError
-from unisono.program.plan import Landing, Span, Traffic, plan, traffic
+from unisono.program.moves import arrival_slots, completed, has_mailboxes, landed_before, readers
+from unisono.program.plan import Landing, Span, plan, traffic
 from unisono.program.program import PLACEMENTS, Place, Program, Row, in_, out, recvbuf, stage, temp
 from unisono.schedule import Schedule
 
@@ -52,7 +55,7 @@ def best_staged(schedule: Schedule, deterministic: bool = False) -> str:
     """``mailbox`` where the schedule has mailboxes, else ``staged``."""
     c = schedule.collective
     unreduced = deterministic and c.reduces and not c.idempotent
-    return "mailbox" if _has_mailboxes(traffic(schedule, unreduced)) else "staged"
+    return "mailbox" if has_mailboxes(traffic(schedule, unreduced)) else "staged"
 
 
 def _ids(spans: Iterable[Span]) -> list[int]:
@@ -72,13 +75,13 @@ class _Lowering:
         self.temps = 0
         self.recvbufs = 0
         self.after = set(self.plan.after)
-        self.complete = _completed(schedule) if not self.plan.deterministic else None
+        self.complete = completed(schedule) if not self.plan.deterministic else None
         self.where = {id_: in_(self.chunk(id_)) for id_ in self.plan.before}
         self.forwarded: set[tuple[int, int]] = set()  # (step, id): a sum that was stored in the slot it is sent from
 
     def program(self, placement: str) -> Program:
         """The program lowered so far."""
-        slots = {"staged": self.slots, "mailbox": self.slots[:1]}.get(placement, ())
+        slots = {"staged": self.slots, "mailbox": self.slots[:1], "put": self.slots}.get(placement, ())
         rows, temps, deterministic = tuple(self.rows), self.temps, self.plan.deterministic
         return Program(
             self.plan.name, self.c, self.rank, placement, rows, slots, temps, self.recvbufs, deterministic,
@@ -228,21 +231,51 @@ class _Lowering:
 
     def mailbox(self) -> None:
         """See the module's text."""
-        if not _has_mailboxes(self.moves):
+        if not has_mailboxes(self.moves):
             raise Unfit(f"{self.schedule.name} {self.c.name} has no sum that could be pushed: staged")
         first = {rank: {id_: k for k, id_ in enumerate(ids)} for rank, ids in self.moves[0].staged.items()}
-        readers = _readers(self.moves[1], self.rank)
+        spread = readers(self.moves[1], self.rank)
         for k, id_ in enumerate(_ids(self.plan.steps[0].staged)):
             self.copy(0, id_, self.slot(0, k), self.where[id_])
         self.meet(0)
         self.land(
             0,
             lambda peer, place, slot, id_: self.slot(0, slot, peer),
-            lambda id_: [self.slot(0, first[peer][id_], peer) for peer in readers.get(id_, ())],
+            lambda id_: [self.slot(0, first[peer][id_], peer) for peer in spread.get(id_, ())],
         )
         self.meet(1)
         for id_ in _ids(one.span for one in self.plan.steps[1].landings):
             self.copy(1, id_, self.home(id_), self.slot(0, first[self.rank][id_]))
+
+    def put(self) -> None:
+        """See the module's text."""
+        numbers = [arrival_slots(step) for step in self.moves]
+        self.slots = tuple(max(map(len, arrived.values()), default=0) for arrived in numbers)
+
+        def slots_of_readers(step: int, id_: int) -> list[Place]:
+            found = readers(self.moves[step], self.rank).get(id_, ()) if step < len(self.moves) else ()
+            return [self.slot(step, numbers[step][peer][self.rank, id_], peer) for peer in found]
+
+        def forward(step: int, id_: int) -> list[Place]:
+            self.forwarded.add((step, id_))
+            return slots_of_readers(step, id_)
+
+        for step, moved in enumerate(self.plan.steps):
+            for id_ in _ids(moved.staged):
+                if (step, id_) not in self.forwarded:
+                    for place in slots_of_readers(step, id_):
+                        self.copy(step, id_, place, self.where[id_])
+            if step == 0:
+                self.keep(0)
+            self.meet(step)
+            self.land(
+                step,
+                lambda peer, place, slot, id_, step=step: self.slot(step, numbers[step][self.rank][peer, id_]),  # type: ignore[misc]
+                lambda id_, step=step: forward(step + 1, id_),  # type: ignore[misc]
+            )
+        if not self.plan.steps:
+            self.meet(0)
+            self.keep(0)
 
     def direct(self) -> None:
         """See the module's text."""
@@ -264,13 +297,13 @@ class _Lowering:
         """``stored(source, peer, id)``: whether the source itself stores it in the peer's output."""
         if self.plan.deterministic:
             raise Unfit("contributions that travel apart are kept in memory that is not mapped: staged")
-        mailboxes = _has_mailboxes(self.moves)
+        mailboxes = has_mailboxes(self.moves)
         if mailboxes and self.c.name not in ("all_reduce", "barrier"):
             raise Unfit("sums are pushed into outputs, which peers offer only where they are inputs as well: staged")
-        landed = _landed_before(self.moves)
+        landed = landed_before(self.moves)
         if not mailboxes:
             self._check_direct()
-        readers = _readers(self.moves[1], self.rank) if mailboxes else {}
+        spread = readers(self.moves[1], self.rank) if mailboxes else {}
 
         def part(step: int) -> Callable[[int, int, int, int], Place]:
             def place(peer: int, _: int, slot: int, id_: int) -> Place:
@@ -287,7 +320,7 @@ class _Lowering:
             self.land(
                 step,
                 part(step),
-                lambda id_: [out(id_, peer) for peer in readers.get(id_, ())],
+                lambda id_: [out(id_, peer) for peer in spread.get(id_, ())],
                 lambda peer, id_: out(id_) if stored(peer, self.rank, id_) else None,
                 partial_at_home=True,
             )
@@ -341,60 +374,3 @@ class _Lowering:
             )
         if not self.plan.steps:
             self.keep(0)
-
-
-def _readers(step: Traffic, rank: int) -> dict[int, list[int]]:
-    """The ranks that get a chunk of ``rank`` in a step."""
-    found: dict[int, list[int]] = {}
-    for peer, chunks in sorted(step.messages.get(rank, {}).items(), key=lambda row: (row[0] < rank, row[0])):
-        for id_ in chunks:
-            found.setdefault(id_, []).append(peer)
-    return found
-
-
-def _has_mailboxes(moves: Sequence[Traffic]) -> bool:
-    """True if every chunk spread in the second of two steps was summed in the first, out of parts that only its
-    spreader read, and goes to ranks that gave such a part.
-    """
-    if len(moves) != 2:
-        return False
-    first, second = moves
-    if any(reduce for rows in second.arrivals.values() for reduce, _, _ in rows):
-        return False
-    if not all(reduce for rows in first.arrivals.values() for reduce, _, _ in rows):
-        return False
-    summed = {rank: {chunk for _, chunk, _ in rows} for rank, rows in first.arrivals.items()}
-    gave = {rank: _readers(first, rank) for rank in first.messages}
-    for source, to in second.messages.items():
-        for peer, chunks in to.items():
-            for chunk in chunks:
-                if chunk not in summed.get(source, ()) or gave.get(peer, {}).get(chunk) != [source]:
-                    return False
-    return True
-
-
-def _landed_before(moves: Sequence[Traffic]) -> list[dict[int, set[int]]]:
-    """Of each step and rank, the chunks on which something has landed by its beginning."""
-    found: list[dict[int, set[int]]] = [{}]
-    for step in moves:
-        now = {rank: set(chunks) for rank, chunks in found[-1].items()}
-        for rank, rows in step.arrivals.items():
-            now.setdefault(rank, set()).update(chunk for _, chunk, _ in rows)
-        found.append(now)
-    return found
-
-
-@lru_cache(maxsize=64)
-def _completed(schedule: Schedule) -> frozenset[tuple[int, int, int]]:
-    """(step, rank, chunk) of everything that lands and is complete: all contributions to the chunk are in it."""
-    n, found = schedule.world_size, set()
-    held = [[1 << r if has else 0 for has in row] for r, row in enumerate(schedule.collective.held_before())]
-    full = (1 << n) - 1
-    for number, step in enumerate(traffic(schedule, False)):
-        before = {src: {chunk: held[src][chunk] for chunk in chunks} for src, chunks in step.staged.items()}
-        for dst, rows in step.arrivals.items():
-            for reduce, chunk, src in rows:
-                held[dst][chunk] = (held[dst][chunk] if reduce else 0) | before[src][chunk]
-                if held[dst][chunk] == full:
-                    found.add((number, dst, chunk))
-    return frozenset(found)

@@ -30,10 +30,11 @@ from unisono.schedule import Collective
 
 __all__ = ["PLACEMENTS", "Place", "Program", "Row", "in_", "out", "recvbuf", "stage", "temp"]
 
-PLACEMENTS = ("staged", "mailbox", "direct", "pushed", "messages")
+PLACEMENTS = ("staged", "mailbox", "put", "direct", "pushed", "messages")
 """Placements of a program's data: through staging memory, a meeting per step; *mailbox*: sums are pushed back into the
-slots of their parts; *direct*: between the users' tensors; *pushed*: the same, the root of a broadcast writing a part
-of the data into the tensors of its peers; *messages*: over a transport."""
+slots of their parts; *put*: what is sent goes straight into the staging memory of every reader; *direct*: between the
+users' tensors; *pushed*: the same, the root of a broadcast writing a part of the data into the tensors of its peers;
+*messages*: over a transport."""
 _SPACES = ("in", "out", "stage", "temp", "recvbuf")
 
 

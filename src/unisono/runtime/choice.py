@@ -10,12 +10,14 @@ from unisono.program.lower import Unfit
 from unisono.schedule import Schedule, preset
 from unisono.selection import Measured, Selector
 
-__all__ = ["MEASURED", "Choice", "by_default", "by_measurement", "by_name", "table_mark"]
+__all__ = ["MEASURED", "Choice", "by_default", "by_hosts", "by_measurement", "by_name", "table_mark"]
 
 MEASURED = "measured"
 """Compared by the guard before all else if measurements choose."""
 DEFAULT = "default"
 """The name of the table's choice among the algorithms that `unisono tune` measures."""
+_SENT_TO_ALL, _PIECE, _MOST_PIECES = 256 << 10, 256 << 10, 32
+"""Bytes that may cross to a host so that all ranks there sum by themselves; of a piece of larger sums; pieces."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")
 
 
@@ -46,6 +48,24 @@ def by_default(collective: str, nbytes: int, world_size: int, root: int, oversub
     row = default(collective, nbytes, world_size, oversubscribed)
     schedule = row.build(world_size, root)
     return Choice(schedule, row.placement, False, row.cap, row.directly, row.directly_above)
+
+
+def by_hosts(
+    collective: str, nbytes: int, world_size: int, root: int, oversubscribed: bool, hosts: tuple[tuple[int, ...], ...]
+) -> Choice:
+    """The choice in a group over several hosts, the ranks of each given: every sum is as on one host.
+
+    What little is summed is sent to all hosts as it is; of larger tensors partial sums go from host to host.
+    """
+    crossing = (world_size - min(map(len, hosts))) * nbytes  # to a host, if all is sent there
+    if collective not in ("all_reduce", "reduce"):
+        return by_default(collective, nbytes, world_size, root, oversubscribed)
+    if crossing <= _SENT_TO_ALL:
+        return Choice(
+            build("one_shot" if collective == "all_reduce" else "star", collective, world_size, root), "staged"
+        )
+    chunks = max(1, min(_MOST_PIECES, nbytes // _PIECE))
+    return Choice(build("prefix", collective, world_size, root, chunks, hosts=hosts), "staged")
 
 
 def by_name(

@@ -12,7 +12,9 @@ from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
 from unisono.runtime.call import Call, Site
 from unisono.runtime.call_site import call_site
 from unisono.runtime.control import Control
+from unisono.runtime.crossing import Crossing
 from unisono.runtime.monitor import Loss, Monitor
+from unisono.runtime.network import Network
 from unisono.runtime.prepared import AddressTable, Prepared, Preparer
 from unisono.runtime.queue import CallQueue
 from unisono.runtime.task import (
@@ -76,6 +78,9 @@ class CollectiveQueue(CallQueue):
         self.mappings = PeerMappings(board.segment, board.rank, board.size)
         self._control = Control(board, monitor.call_log, self.mappings.bases)
         self._at = self._control.address
+        network = board.segment.elsewhere
+        self._crossing = Crossing(board, self._control, network) if isinstance(network, Network) else None
+        self._patience = 0 if board.crosses else SPIN_NS
         self.preparer = Preparer(board, self._control)
         self._async = AsyncProgress(board.segment)
         self.async_progress = self._async.on
@@ -152,7 +157,7 @@ class CollectiveQueue(CallQueue):
                 try:
                     calls, number = self._call_log.calls, next(self._numbers)
                     self._issued, calls[number % len(calls)] = number, prepared.call
-                    patience = patience_for(prepared.call) if background else SPIN_NS
+                    patience = patience_for(prepared.call) if background and self._patience else self._patience
                     outcome = prepared.run(prepared.address, self._at, number, self.calls, patience, target, source, 0)
                     if outcome == DONE:
                         self.calls += 1
@@ -210,7 +215,7 @@ class CollectiveQueue(CallQueue):
     def _go_on(self, task: CollectiveTask, outcome: int | None, spin: bool) -> None:
         """Progresses the head of the queue as far as it goes; ``outcome``: of its last run, if there was one."""
         try:
-            self._advance(task, outcome, SPIN_NS if spin else 0)
+            self._advance(task, outcome, self._patience if spin else 0)
         except ConsensusError as agreed:  # all ranks agree on it: the group stays usable
             if self.failed is None:  # unless a rank did not answer
                 self.preparer.completed(self._at, self.calls)
@@ -223,10 +228,15 @@ class CollectiveQueue(CallQueue):
         while True:
             prepared, output, tensor = task.parts[0]
             if outcome is None:
+                if task.begun and self._crossing is not None and not self._crossing.passes(prepared):
+                    return
                 outcome = self._run(prepared, output, tensor, patience, task.begun)
                 task.begun = True
             if outcome == WAITS:
-                return
+                if self._crossing is None or not self._crossing.cross(prepared):
+                    return
+                outcome = None
+                continue
             if outcome == DIFFERS:
                 self._check(task)
                 outcome = None
@@ -313,8 +323,12 @@ class CollectiveQueue(CallQueue):
         def meet() -> bool:
             nonlocal alone, resumed
             alone = alone or self.preparer.meeting()
-            outcome = alone.run(alone.address, self._at, 0, 0, SPIN_NS, 0, 0, int(resumed))
+            if resumed and self._crossing is not None and not self._crossing.passes(alone):
+                return False
+            outcome = alone.run(alone.address, self._at, 0, 0, self._patience, 0, 0, int(resumed))
             resumed = True
+            if outcome == WAITS and self._crossing is not None:
+                self._crossing.cross(alone, words=True)
             return outcome == DONE
 
         return meet

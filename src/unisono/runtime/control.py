@@ -56,6 +56,20 @@ class Control:
         words[w.BASES_COUNT] = bases.length
         words[w.OVERSUBSCRIBED] = ctypes.addressof(OVERSUBSCRIBED_UNTIL)
         words[w.SPINS] = _OVERSUBSCRIBED_SPINS if segment.oversubscribed else _SPINS
+        if board.crosses:  # no meeting is complete before what this rank staged is on its way
+            words[w.SPINS] = 0
+        words[w.FULL], words[w.RESETS] = board.arrivals, board.rank == board.local[0]
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """Where the call under way waits: the number of its first meeting, the iteration, the place among the rows."""
+        words = self._words
+        return words[w.FIRST_MEETING], words[w.ITERATION], words[w.ROW]
+
+    @property
+    def arrived(self) -> bool:
+        """True if the call under way waits at a meeting."""
+        return bool(self._words[w.ARRIVED])
 
     @property
     def path(self) -> int:

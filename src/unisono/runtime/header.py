@@ -65,7 +65,10 @@ def words_of_call(op: str, data: str, reduce_op: str, root: int | None, by: str 
 
 @dataclass(frozen=True)
 class Header:
-    """A call as read from its header. ``sends``, ``expects``: elements per rank, where these may differ."""
+    """A call as read from its header. ``sends``, ``expects``: elements per rank, where these may differ.
+
+    ``refused``: the caller's arguments were, on its rank.
+    """
 
     op: str
     dtype: str
@@ -75,6 +78,7 @@ class Header:
     numel: int
     sends: tuple[int, ...] = ()
     expects: tuple[int, ...] = ()
+    refused: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +98,7 @@ class Header:
 
 def read_header(data: bytes) -> Header | None:
     """The header that ``data`` starts with; None if nothing was written there."""
-    code, dtype, reduce_op, _, root, numel, _, _, *dims = SIGNATURE.unpack_from(data)
+    code, dtype, reduce_op, refused, root, numel, _, _, *dims = SIGNATURE.unpack_from(data)
     if not any(data[: SIGNATURE.size]) or code >= len(OPERATIONS) or dtype >= len(_NAMES):
         return None
     count = (len(data) - SIGNATURE.size) // 16
@@ -109,4 +113,5 @@ def read_header(data: bytes) -> Header | None:
         numel,
         tuple(numbers[:count]) if moves else (),
         tuple(numbers[count:]) if moves else (),
+        bool(refused),
     )

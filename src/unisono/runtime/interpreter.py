@@ -255,26 +255,26 @@ def _meeting(p: Primitives) -> Any:
     @p.inner
     def meet(control: Any, meeting: int, patience: int) -> bool:
         """Arrives at a meeting, once, and polls for ``patience`` ns; returns whether all ranks have arrived."""
-        size = control[w.SIZE]
+        full = control[w.FULL]
         here = control[w.COUNTERS] + 64 * (meeting & 3)
         if control[w.ARRIVED] == 0:
-            arrive(here, size)  # first: a rank killed in between must not count as arrived
+            arrive(here, full)  # first: a rank killed in between must not count as arrived
             store_release64(control[w.MEETINGS_BEGUN], meeting + 1)
             control[w.ARRIVED] = 1
         spins, most = 0, control[w.SPINS] // slowness
-        while spins < most and load(here) != size:
+        while spins < most and load(here) != full:
             relax()
             spins += 1
         if spins == most:
             limit = now() + patience
             there = load(here)
-            while there != size:
+            while there != full:
                 if now() > limit:
                     return False
                 pause(here, there, limit, control[w.OVERSUBSCRIBED])
                 there = load(here)
         control[w.ARRIVED] = 0
-        if control[w.RANK] == 0:  # no rank polls the previous meeting's counter any more
+        if control[w.RESETS] > 0:  # no rank polls the previous meeting's counter any more
             store_release32(control[w.COUNTERS] + 64 * ((meeting - 1) & 3), 0)
         return True
 

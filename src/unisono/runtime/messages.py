@@ -56,8 +56,6 @@ class MessageQueue(CallQueue):
         """True if any message is under way."""
         return self._pending.busy()
 
-    # At once
-
     def run_now(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message:
@@ -89,6 +87,7 @@ class MessageQueue(CallQueue):
         """
         if self.entered():
             self._refuse_reentry(prepared.call)
+        self._pending.reach((peer,))
         sends, inbox = prepared.call.op == "send", self._in[peer]
         with self._lock:
             free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
@@ -141,6 +140,7 @@ class MessageQueue(CallQueue):
     def _enqueue(self, task: Task) -> None:
         assert isinstance(task, Message)
         task.call_id = self.monitor.issued(task.call, task.peer, task.tag)
+        self._pending.reach(self._pending.sources(task))
         if task.sends:
             assert task.peer is not None
             self._out[task.peer].post()

@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from unisono.runtime.message import Arriving, Inbox, Message
+from unisono.runtime.mirrored_rings import MirroredRings
+from unisono.runtime.network import Network
 from unisono.transport import futex
 from unisono.transport.ring import Ring
 from unisono.transport.segment import Segment
@@ -28,6 +30,16 @@ class PendingMessages:
         ]
         self.sends: list[deque[Message]] = [deque() for _ in range(size)]
         self.posted: list[Message] = []
+        self._mirrored: MirroredRings | None = None
+        if isinstance(network := segment.elsewhere, Network):
+            into = [inbox.ring for inbox in self.inboxes]
+            self._mirrored = MirroredRings(segment, rank, network, self.outgoing, into, self.bells)
+
+    def reach(self, peers: Sequence[int]) -> None:
+        """Makes sure that messages to and from ``peers`` go on to other hosts, where these are."""
+        if self._mirrored is not None:
+            for peer in peers:
+                self._mirrored.use(peer)
 
     def busy(self) -> bool:
         """True if any message is under way."""

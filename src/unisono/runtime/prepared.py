@@ -28,6 +28,7 @@ from unisono.runtime.control import Control
 from unisono.runtime.loops import COMPILE_AFTER, loops, wanted
 from unisono.runtime.reduce import reducer
 from unisono.runtime.torch_ops import TORCH
+from unisono.schedule import Schedule
 from unisono.transport.board import Board
 
 __all__ = ["AddressTable", "Kind", "Prepared", "Preparer"]
@@ -110,8 +111,8 @@ class Prepared:
     """A kind of call, ready to run: ``run(address, control, ...)``, see `Interpreter`."""
 
     __slots__ = (
-        "_adapted", "_input_offset", "_kept", "_kind", "_preparer", "_reach", "_words", "address", "call", "nbytes",
-        "root_read", "run",
+        "_adapted", "_input_offset", "_kept", "_kind", "_preparer", "_reach", "_sizes", "_words", "address", "call",
+        "nbytes", "root_read", "run",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, preparer: "Preparer", run: Callable[..., int]) -> None:
@@ -119,7 +120,7 @@ class Prepared:
         self._kind, self._preparer = kind, preparer
         self.nbytes = sum(kind.sizes) * kind.dtype.itemsize
         self._input_offset, self._reach = kind.input_offset, kind.reach
-        self._adapted: dict[bytes, tuple[tuple[int, ...], Any]] = {}
+        self._adapted: dict[bytes, tuple[tuple[int, ...], tuple[int, ...], Any]] = {}
         self._words = array("q", bytes(8 * w.CALL_WORDS))
         self.address = self._words.buffer_info()[0]
         words = self._words
@@ -127,6 +128,7 @@ class Prepared:
         words[w.ROOT] = self.root_read
         words[w.LISTED] = kind.listed[0] * w.INPUTS | kind.listed[1] * w.OUTPUTS
         words[w.EXCLUSIVE], words[w.COMPLETES] = kind.exclusive, kind.completes
+        self._sizes = kind.sizes
         bound, self._kept = preparer.tables(kind, kind.sizes)
         self._write_words(bound)
         if kind.guarded:
@@ -148,6 +150,26 @@ class Prepared:
         self._words[w.HEADER_AT] = _address(expected)
         self._words[w.STRIDE] = self._preparer.header_nbytes if each else 0
 
+    @property
+    def staged(self) -> Table:
+        """The table of the placement that stages, with the sizes of the last call."""
+        found: Table = self._kept[0]
+        return found
+
+    def staged_of(self, rank: int) -> Table:
+        """The same table of another rank; right once ranks have agreed on the sizes."""
+        return self._preparer.staged(self._kind, self._sizes, rank)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule."""
+        return self._kind.choice.schedule
+
+    @property
+    def guarded(self) -> bool:
+        """True if headers are compared."""
+        return self._kind.guarded
+
     def fits(self, output: int, tensor: int) -> bool:
         """Returns True if output and input, at these addresses, are disjoint or at the call's ``input_offset``."""
         distance, (out, into) = tensor - output, self._reach
@@ -161,8 +183,9 @@ class Prepared:
         if found is None:
             if len(self._adapted) >= 16:
                 self._adapted.clear()
-            found = self._adapted[headers] = self._preparer.tables(self._kind, self._sizes_in(headers))
-        bound, self._kept = found
+            sizes = self._sizes_in(headers)
+            found = self._adapted[headers] = (sizes, *self._preparer.tables(self._kind, sizes))
+        self._sizes, bound, self._kept = found
         self._write_words(bound)
         self._expect(headers, True)
 
@@ -194,6 +217,9 @@ class Preparer:
     def __init__(self, board: Board, control: Control) -> None:
         self._board, self._control, self._mode = board, control, wanted()
         self.rank, self.size, self.header_nbytes = board.rank, board.size, board.segment.layout.header
+        elsewhere = board.segment.elsewhere
+        self.hosts = elsewhere.ranks_of_hosts if elsewhere is not None else ()
+        """The ranks of every host, if there are several."""
         self._users: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._binding = threading.RLock()
         self.issued: Callable[[int, int], int] = TORCH.issued
@@ -244,16 +270,12 @@ class Preparer:
 
     def tables(self, kind: Kind, sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
         """The words of a call that follow from sizes (`_BOUND`), and the memory behind them."""
-        choice, item, call = kind.choice, kind.dtype.itemsize, kind.call
-        nbytes, uneven = [size * item for size in sizes], bool(call.sends)
-        wide = reducer(kind.dtype, kind.op).wide if kind.op else None
-        widths: dict[str, Any] = {"itemsize": item, "wide": wide.itemsize if wide is not None else item}
-        program = lower(choice.schedule, self.rank, choice.placement, choice.deterministic)
-        staged = bind(
-            program, nbytes, area=self._board.stage_nbytes, cap=choice.cap, listed=kind.listed, uneven=uneven, **widths
-        )
+        choice, call = kind.choice, kind.call
+        nbytes, uneven, widths = self._measures(kind, sizes)
+        staged = self.staged(kind, sizes, self.rank)
+        program = staged.program
         direct: list[Table | None] = [None, None]
-        publishes = self.size > 1 and bool(choice.directly)
+        publishes = self.size > 1 and bool(choice.directly) and not self._board.crosses
         if publishes and max(nbytes, default=0) > choice.directly_above:
             for k, placement in enumerate(("direct", "pushed") if choice.directly == "pushed" else ("direct",)):
                 try:
@@ -277,7 +299,23 @@ class Preparer:
             len(program.blocks_out[self.rank]),
             _address(in_sizes),
         )
-        return bound, (in_sizes, *arrays)
+        return bound, (staged, in_sizes, *arrays)
+
+    def staged(self, kind: Kind, sizes: Sequence[int], rank: int) -> Table:
+        """The table of the placement that stages, of this rank or, with all sizes known, of another one."""
+        choice, (nbytes, uneven, widths) = kind.choice, self._measures(kind, sizes)
+        program = lower(choice.schedule, rank, choice.placement, choice.deterministic)
+        return bind(
+            program, nbytes, area=self._board.stage_nbytes, cap=choice.cap, listed=kind.listed, uneven=uneven,
+            crosses=self._board.crosses, **widths,
+        )  # fmt: skip
+
+    def _measures(self, kind: Kind, sizes: Sequence[int]) -> tuple[list[int], bool, dict[str, Any]]:
+        """Bytes of the blocks, whether they may differ by rank, and the widths of an element."""
+        item = kind.dtype.itemsize
+        wide = reducer(kind.dtype, kind.op).wide if kind.op else None
+        widths = {"itemsize": item, "wide": wide.itemsize if wide is not None else item}
+        return [size * item for size in sizes], bool(kind.call.sends), widths
 
     def _long(self, call: Call, choice: Choice) -> bool:
         """Returns True if this rank sends or receives a large piece: then every rank treats the call as large."""

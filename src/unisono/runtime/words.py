@@ -6,12 +6,12 @@ The compiled loops hold these numbers.
 __all__ = [
     "ABORTED", "ABORTED_AT", "ARRIVED", "BASE", "BASES", "BASES_COUNT", "BLOCK", "BOUNDS", "CALL_WORDS", "COMPLETED",
     "COMPLETED_AT", "COMPLETES", "CONTROL_WORDS", "COUNTERS", "DIFFERS", "DIRECT", "DONE", "END_TIMES", "EXCLUSIVE",
-    "FIRST_MEETING", "HANDLES", "HEADER", "HEADERS", "HEADER_AT", "HEADER_OFFSET", "INPUTS", "IN_BLOCKS", "IN_SIZES",
-    "ISSUED", "ISSUED_AT", "ISSUED_KEPT", "ISSUE_TIMES", "ITERATION", "KEPT", "LARGE", "LISTED", "MAPPED",
+    "FIRST_MEETING", "FULL", "HANDLES", "HEADER", "HEADERS", "HEADER_AT", "HEADER_OFFSET", "INPUTS", "IN_BLOCKS",
+    "IN_SIZES", "ISSUED", "ISSUED_AT", "ISSUED_KEPT", "ISSUE_TIMES", "ITERATION", "KEPT", "LARGE", "LISTED", "MAPPED",
     "MEETINGS_BEGUN", "OP", "OUTPUTS", "OUTPUT_BASE", "OUT_BLOCKS", "OVERSUBSCRIBED", "PATH", "PEER_INPUTS",
-    "PEER_OUTPUTS", "PHASE", "PLACES", "POSITION", "PUBLISHES", "PUSHED", "RANK", "RECORD", "ROOT", "ROW", "SCALARS",
-    "SCRATCH", "SIZE", "SPECULATIVE", "SPINS", "STAGED", "STAGE_BASES", "STRIDE", "TABLE", "TABLE_LAGS", "TABLE_MEETS",
-    "TABLE_PIECES", "TABLE_ROWS", "TEMP", "TEMP_BASE", "UNMAPPED", "UNREADY", "WAITS",
+    "PEER_OUTPUTS", "PHASE", "PLACES", "POSITION", "PUBLISHES", "PUSHED", "RANK", "RECORD", "RESETS", "ROOT", "ROW",
+    "SCALARS", "SCRATCH", "SIZE", "SPECULATIVE", "SPINS", "STAGED", "STAGE_BASES", "STRIDE", "TABLE", "TABLE_LAGS",
+    "TABLE_MEETS", "TABLE_PIECES", "TABLE_ROWS", "TEMP", "TEMP_BASE", "UNMAPPED", "UNREADY", "WAITS",
 ]  # fmt: skip
 
 RANK, SIZE, COUNTERS, HEADERS, HEADER, MEETINGS_BEGUN, ISSUED, COMPLETED, COMPLETED_AT, HEADER_OFFSET = range(10)
@@ -21,14 +21,16 @@ ISSUED_AT, ISSUED_KEPT, ISSUE_TIMES, END_TIMES, KEPT, BASE, SCRATCH, PLACES, OVE
 MAPPED, ABORTED_AT, RECORD, BASES, POSITION, SPINS = range(21, 27)
 OUTPUT_BASE, TEMP_BASE, PEER_INPUTS, PEER_OUTPUTS, STAGE_BASES, BASES_COUNT = range(27, 33)
 TABLE, ITERATION, ROW, FIRST_MEETING, ARRIVED, PHASE, PATH, UNMAPPED = range(33, 41)
-CONTROL_WORDS = UNMAPPED + 1
+FULL, RESETS = 41, 42
+CONTROL_WORDS = RESETS + 1
 """The words of a control block: rank and size; where counters, headers, counts and times of calls lie; bytes of a
 header and of a rank's record; how many issue times are kept; scratch memory; where handles lie and which heaps of peers
 are mapped; the table of base addresses; where the number of the next meeting lies; how often a counter is polled before
 the core is yielded; where in the table of bases (`Bases` of program/bind.py) each kind begins, and its length. Then the
 state of the call under way, enough to resume it: its table; iteration and row (in words); the number of its first
 meeting; whether this rank has arrived at the meeting it waits at; `PHASE`; its path (zero_copy.py); whether heaps are
-to be mapped."""
+to be mapped. Last, how many arrivals make a meeting complete, and whether this rank resets counters: the first of its
+host does."""
 
 STAGED, DIRECT, PUSHED, HEADER_AT, STRIDE, OP, ROOT, LISTED, TEMP, PUBLISHES, LARGE, SPECULATIVE = range(12)
 IN_BLOCKS, OUT_BLOCKS, IN_SIZES, EXCLUSIVE, COMPLETES = range(12, 17)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from unisono.schedule.model import LazySteps, Step
 
-__all__ = ["flatten", "place", "refine"]
+__all__ = ["flatten", "overlap", "place", "refine"]
 
 
 def flatten(steps: Sequence[Step]) -> Sequence[Step]:
@@ -57,6 +57,24 @@ def place(steps: Sequence[Step], ranks: NDArray[np.int64], chunks: NDArray[np.in
         return Step.together(*_placed(plain[i], ranks, chunks, run_end))
 
     return LazySteps(len(plain), make)
+
+
+def overlap(steps: Sequence[Step], world_size: int, chunks: NDArray[np.int64]) -> Sequence[Step]:
+    """The same steps for several pieces, each one step behind the piece before it.
+
+    chunks: int64, shape (pieces, local chunks), the chunk of each piece that stands for each local chunk. Step t holds
+    step t of piece 0, step t-1 of piece 1 and so on: while one piece is under way between hosts, the next one is summed
+    inside.
+    """
+    own = np.arange(world_size)[None, :]
+    placed = [place(steps, own, piece[None, :]) for piece in chunks]
+    length = len(placed[0])
+
+    def make(t: int) -> Step:
+        pieces = range(max(0, t - length + 1), min(len(placed), t + 1))
+        return Step.together(*(placed[p][t - p] for p in pieces))
+
+    return LazySteps(length + len(placed) - 1 if length else 0, make)
 
 
 def _placed(step: Step, ranks: NDArray[np.int64], chunks: NDArray[np.int64], run_end: NDArray[np.int64]) -> list[Step]:

@@ -2,6 +2,7 @@
 
 from unisono.selection.advice import explain, ranges
 from unisono.selection.measured import Measured, Row, table_path
+from unisono.selection.over_hosts import OverHosts, over_hosts
 from unisono.selection.selector import SIZES, Choice, Crossover, Quote, Selector, select
 
 __all__ = [
@@ -9,10 +10,12 @@ __all__ = [
     "Choice",
     "Crossover",
     "Measured",
+    "OverHosts",
     "Quote",
     "Row",
     "Selector",
     "explain",
+    "over_hosts",
     "ranges",
     "select",
     "table_path",

@@ -310,11 +310,10 @@ def _serving(collective: str) -> list[AlgorithmInfo]:
 
 
 def _unsuited(e: AlgorithmInfo, topology: Topology) -> str | None:
-    if {"hosts", "intra"} <= set(e.options):
-        if topology.hosts == 1:
-            return "has one host to work on"
-        if topology.ranks_per_host == 1:
-            return "has one rank on every host"
+    if "hosts" in e.options and topology.hosts == 1:
+        return "has one host to work on"
+    if {"hosts", "intra"} <= set(e.options) and topology.ranks_per_host == 1:
+        return "has one rank on every host"
     n = topology.world_size
     if n > 256 and _grown(e, n) > _MOST_WORK:
         return "has too many messages to simulate"
@@ -325,9 +324,11 @@ def _variants(e: AlgorithmInfo, topology: Topology) -> list[Candidate]:
     """Hosts as they are; for algorithms made of two, also direct inside, and trees or halving outside."""
     if "rows" in e.options and topology.hosts > 1 and topology.ranks_per_host > 1:
         return [Candidate(e, (("rows", topology.hosts),))]
-    if not {"hosts", "intra", "inter"} <= set(e.options):
+    if "hosts" not in e.options:
         return [Candidate(e)]
-    plain = Candidate(e, (("hosts", topology.hosts),))
+    plain = Candidate(e, (("hosts", topology.cut or topology.hosts),))
+    if "intra" not in e.options:
+        return [plain]
     intra = ("ring", "direct") if e.collective not in ("broadcast", "reduce") else ("tree", "chain")
     inter = {"all_reduce": ("ring", "double_tree", "halving_doubling"), "broadcast": ("tree", "double_tree")}
     inter["reduce"] = inter["broadcast"]

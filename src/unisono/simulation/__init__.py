@@ -6,9 +6,11 @@ from typing import overload
 
 from unisono.errors import UsageError
 from unisono.schedule import PipelineSchedule, Schedule, Topology, preset
+from unisono.simulation.memory import Effort, effort, fit_memory
 from unisono.simulation.path import CriticalPath, Hop
 from unisono.simulation.pipeline import PipelineCosts, PipelineReport, PipelineTimeline, Slot, simulate_pipeline
 from unisono.simulation.play import Setting
+from unisono.simulation.programs import simulate_programs
 from unisono.simulation.recording import EVENT_LIMIT, Events, Traffic
 from unisono.simulation.timeline import Timeline, bus_factor, simulate_collective
 from unisono.units import as_nbytes
@@ -16,6 +18,7 @@ from unisono.units import as_nbytes
 __all__ = [
     "EVENT_LIMIT",
     "CriticalPath",
+    "Effort",
     "Events",
     "Hop",
     "PipelineCosts",
@@ -25,7 +28,10 @@ __all__ = [
     "Timeline",
     "Traffic",
     "bus_factor",
+    "effort",
+    "fit_memory",
     "simulate",
+    "simulate_programs",
 ]
 
 

@@ -19,11 +19,19 @@ __all__ = ["Board"]
 
 
 class Board:
-    """One rank's view of the meeting place of its group."""
+    """One rank's view of the meeting place of its group.
+
+    If ranks are on other hosts a meeting is complete once all have arrived, those by proxy, and every rank of this host
+    has sent to the others what it staged (runtime/crossing.py).
+    """
 
     def __init__(self, segment: Segment, rank: int) -> None:
         layout = segment.layout
         self.segment, self.rank, self.size = segment, rank, layout.world_size
+        elsewhere = segment.elsewhere
+        self.crosses = elsewhere is not None
+        self.local = elsewhere.local if elsewhere is not None else range(self.size)
+        self.arrivals = self.size + self.crosses * len(self.local)
         self.position = array("q", [0])
         """The number of the next meeting that this rank passes; interpreters increment it."""
         self._counters = [
@@ -46,14 +54,18 @@ class Board:
 
     def full(self) -> bool:
         """Returns True if all ranks have arrived at the next meeting."""
-        return self._counters[self.position[0] & 3].value() == self.size
+        return self._counters[self.position[0] & 3].value() == self.arrivals
+
+    def arrive(self, meeting: int) -> None:
+        """Counts an arrival at a meeting, for a rank of another host or for what this rank has sent there."""
+        futex.arrive(self.segment.address + self.segment.layout.counters + 64 * (meeting & 3), self.arrivals)
 
     def sleep(self, seconds: float) -> None:
         """Sleeps in the kernel until the next meeting is complete, at most ``seconds``."""
         counter = self._counters[self.position[0] & 3]
         end = time.monotonic() + seconds
         seen = counter.value()
-        while seen != self.size and (left := end - time.monotonic()) > 0:
+        while seen != self.arrivals and (left := end - time.monotonic()) > 0:
             counter.sleep(seen, left)
             seen = counter.value()
 

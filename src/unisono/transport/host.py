@@ -2,22 +2,20 @@
 
 Both go through ``/proc`` (segment.py, peer_mappings.py, process.py), by pid. So two containers of one machine are two
 hosts, though they share a kernel, unless they share its PID namespace; and so are two user namespaces, and two users,
-who may not open each other's memory. IPC, mount and network namespaces make no difference: the memory has no name.
+who may not open each other's memory. Ranks of two hosts meet over the network. IPC, mount and network namespaces make
+no difference: the memory has no name.
 """
 
 import os
+import socket
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-__all__ = ["ONE_HOST", "Host", "barred", "unseen"]
+from unisono.transport.interfaces import address_for_peers
+from unisono.transport.process import cores
 
-_APART = "make a unisono group on each and one of gloo between them"
-ONE_HOST = f"unisono serves the ranks of one host; {_APART}"
-"""The remedy for ranks on several hosts."""
-_CONTAINERS = (
-    "start all ranks in one container, or in containers that share the host's (docker run --pid=host, --userns=host); "
-    f"or {_APART}"
-)
+__all__ = ["Host", "HostMap", "Place", "barred", "unseen"]
 
 
 class Host(NamedTuple):
@@ -47,18 +45,50 @@ class Host(NamedTuple):
         """True if processes there can be looked up by their pids here, be they another user's."""
         return self[:2] == other[:2]
 
-    def difference(self, other: "Host") -> tuple[str, str]:
-        """The difference between a rank there and one here, and the remedy."""
-        if self.boot != other.boot:
-            return "runs on another host", ONE_HOST
-        kinds = [
-            f"another {kind} namespace"
-            for kind, mine, theirs in zip(("PID", "user"), self[1:3], other[1:3], strict=True)
-            if mine != theirs
-        ]
-        if kinds:
-            return f"runs in {' and '.join(kinds)} (containers, say)", _CONTAINERS
-        return f"runs as another user (uid {other.user}, not {self.user})", "run all ranks as one user"
+
+class Place(NamedTuple):
+    """Where a rank runs: its `Host` as text, the host's name, its address there, its pid, the cores of the host."""
+
+    host: str
+    hostname: str
+    address: str
+    pid: int
+    cores: int
+
+    @classmethod
+    def mine(cls, towards: str) -> "Place":
+        """That of this process; ``towards``: see `address_for_peers`."""
+        return cls(Host.mine().to_text(), socket.gethostname(), address_for_peers(towards), os.getpid(), cores())
+
+
+class HostMap:
+    """The hosts of a group as seen by ``rank``: ``hosts[h]`` are the group ranks of host h, in order of the lowest."""
+
+    def __init__(self, places: Sequence[Place], rank: int) -> None:
+        found: dict[str, list[int]] = {}
+        for each, place in enumerate(places):
+            found.setdefault(place.host, []).append(each)
+        self.places, self.rank = list(places), rank
+        self.hosts = list(found.values())
+        self.of = [next(h for h, ranks in enumerate(self.hosts) if each in ranks) for each in range(len(places))]
+        self.mine = self.of[rank]
+        self.local = self.hosts[self.mine]
+        self.remote = [each for each in range(len(places)) if self.of[each] != self.mine]
+
+    @property
+    def oversubscribed(self) -> bool:
+        """True if the ranks outnumber the cores on any host."""
+        return any(len(ranks) > self.places[ranks[0]].cores for ranks in self.hosts)
+
+    def proxy(self, rank: int, host: int) -> int:
+        """The rank of a host that receives, for all of it, what ``rank`` of another host sends there in collectives."""
+        ranks = self.hosts[host]
+        return ranks[self.hosts[self.of[rank]].index(rank) % len(ranks)]
+
+    @property
+    def proxied(self) -> list[int]:
+        """The ranks of other hosts whose proxy this rank is."""
+        return [each for each in self.remote if self.proxy(each, self.mine) == self.rank]
 
 
 @cache

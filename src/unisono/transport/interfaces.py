@@ -4,13 +4,14 @@ Source: getifaddrs(3), netdevice(7).
 """
 
 import ctypes
+import os
 import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from unisono.errors import UsageError
 
-__all__ = ["Interface", "address_towards", "interface_of", "interfaces", "own_addresses"]
+__all__ = ["Interface", "address_for_peers", "address_towards", "interface_of", "interfaces", "own_addresses"]
 
 _UP, _LOOPBACK = 0x1, 0x8
 _ADDRESSES = {socket.AF_INET: slice(4, 8), socket.AF_INET6: slice(8, 24)}
@@ -93,6 +94,20 @@ def address_towards(host: str, port: int = 9) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(there)  # of a datagram socket: the kernel picks the route and sends nothing
         return str(probe.getsockname()[0])
+
+
+def address_for_peers(towards: str) -> str:
+    """The own address under which peers on other hosts reach this one.
+
+    The one on the way to ``towards`` (MASTER_ADDR, say) or, where that is empty, no name or this host itself, the first
+    of an interface; 127.0.0.1 on a host without any. Raises `UsageError` if GLOO_SOCKET_IFNAME names no interface.
+    """
+    listed = own_addresses(os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0])
+    try:
+        found = address_towards(towards) if towards else ""
+    except OSError:
+        found = ""
+    return found if found in listed else next(iter(listed), "127.0.0.1")
 
 
 def interface_of(address: str) -> str:

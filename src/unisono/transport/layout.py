@@ -4,7 +4,8 @@ import zlib
 from dataclasses import dataclass
 
 __all__ = [
-    "ABORTED", "ABSENT", "AFFINITY", "CALL", "COMPLETED", "COMPLETED_AT", "EXIT_NOTE", "FIELDS", "GAVE_UP", "HEADER",
+    "ABORTED", "ABSENT", "AFFINITY", "CALL", "COMPLETED", "COMPLETED_AT", "DEVICE_ISSUED", "EXIT_NOTE", "FIELDS",
+    "GAVE_UP", "HEADER",
     "HEAP", "HEAP_NBYTES", "HEAP_NONCE", "ISSUED", "ISSUED_AT", "ISSUE_TIMES", "JOINED", "KIB", "LEFT", "LENGTH",
     "LINE", "MAGIC", "MEETINGS", "MEMORY_NAME", "MESSAGE_ERROR", "MIB", "NAME", "PAGE", "PID", "REFUSED", "STARTED",
     "STATE", "WRITING", "Layout",
@@ -19,9 +20,10 @@ PID, STARTED, STATE, MEETINGS, ISSUED, COMPLETED, COMPLETED_AT, HEADER, NAME, RE
 """Words of a rank's record: its process; whether it is there; meetings begun; calls issued and completed; when the last
 one was (``time.monotonic_ns``); where in the segment its newest header lies; its global rank; whether a peer refused a
 message of its."""
-HEAP, HEAP_NBYTES, HEAP_NONCE, ABORTED, AFFINITY = range(10, 15)
+HEAP, HEAP_NBYTES, HEAP_NONCE, ABORTED, AFFINITY, DEVICE_ISSUED = range(10, 16)
 """More of them: the descriptor, plus 1, of the memory of its process's shared tensors (0: none), its bytes, the number
-it begins with; the collective call that the rank has given up, counted from 1; a mark of the cores it may use."""
+it begins with; the collective call that the rank has given up, counted from 1; a mark of the cores it may use; calls
+issued on GPUs."""
 ISSUED_AT, ISSUE_TIMES = 16, 16
 """Words ``ISSUED_AT + k % ISSUE_TIMES``: issue times of calls k, counted from 1 (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)
@@ -49,6 +51,7 @@ class Layout:
     RECORD = 256  # per rank, 64-bit words: see PID and what follows
     TEXT, TEXTS = PAGE, 3 * PAGE  # per rank: what it has to say to the others, a page per kind of text
     COUNTERS = 4  # meeting counters, used in turn
+    DEVICE_CALLS = 64  # per rank: headers of its last calls on GPUs
     RING_CONTROL = 3 * LINE  # per ordered pair: head, tail, what the reader refused, each on its own line
 
     @property
@@ -104,8 +107,18 @@ class Layout:
         return self.rings + self.world_size**2 * self.ring
 
     @property
-    def total(self) -> int:  # noqa: D102
+    def device_numbers(self) -> int:
+        """Per rank ``DEVICE_CALLS`` 64-bit words: which call's header lies in `device_headers` there."""
         return self.stages + 2 * self.world_size * self.stage
+
+    @property
+    def device_headers(self) -> int:
+        """Per rank ``DEVICE_CALLS`` headers of calls on GPUs, used in turn."""
+        return _up(self.device_numbers + 8 * self.DEVICE_CALLS * self.world_size, LINE)
+
+    @property
+    def total(self) -> int:  # noqa: D102
+        return _up(self.device_headers + self.DEVICE_CALLS * self.world_size * self.header, PAGE)
 
     @property
     def mark(self) -> int:

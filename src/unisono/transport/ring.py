@@ -6,6 +6,7 @@ reader copies out, stores its count and rings the writer's bell. A message is a 
 rounded up to 64 bytes, so that a head never wraps around the end.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from unisono.transport import futex
@@ -36,7 +37,7 @@ class Ring:
         pair = source * layout.world_size + destination
         control = layout.ring_controls + pair * layout.RING_CONTROL
         start = layout.rings + pair * layout.ring
-        self.capacity, self._start = layout.ring, start
+        self.capacity, self.start = layout.ring, start
         self._longs, self._raw = segment.longs, segment.raw
         self._written_at, self._read_at = control // 8, (control + 64) // 8
         # Next to the counts of bytes, for the search for deadlocks: messages posted by the writer; messages the reader
@@ -97,6 +98,47 @@ class Ring:
         """Returns True if the reader has no receive posted."""
         return bool(self._longs[self._wanted_at] == 0)
 
+    # Of a ring whose other end is on another host: the counts of both ends travel (runtime/mirrored_rings.py)
+
+    def written(self) -> int:
+        """Bytes written since the beginning."""
+        count = int(self._longs[self._written_at])
+        futex.acquire()
+        return count
+
+    def posted(self) -> int:
+        """Messages that the writer has posted."""
+        return int(self._longs[self._posted_at])
+
+    def reader_counts(self) -> tuple[int, ...]:
+        """What the reader writes: bytes read, messages opened, receives wanted; refusals: how many, and the last."""
+        longs, at = self._longs, self._refused_at
+        return (
+            longs[self._read_at], longs[self._opened_at], longs[self._wanted_at],
+            *longs[at : at + 1 + len(Refusal._fields)],
+        )  # fmt: skip
+
+    def set_reader_counts(self, counts: Sequence[int], refused: Callable[[], None]) -> None:
+        """Writes the `reader_counts` of the other end; ``refused`` is called if there are refusals among them."""
+        longs, at = self._longs, self._refused_at
+        if counts[3] != longs[at]:
+            longs[at] = 0
+            futex.release()
+            for k, value in enumerate(counts[4:], 1):
+                longs[at + k] = value
+            futex.release()
+            longs[at] = counts[3]
+            refused()
+        longs[self._opened_at], longs[self._wanted_at] = counts[1], counts[2]
+        futex.release()
+        longs[self._read_at] = counts[0]
+
+    def set_writer_counts(self, written: int, posted: int) -> None:
+        """Writes what the writer of the other end has written and posted."""
+        self._longs[self._posted_at] = posted
+        futex.release()
+        self._longs[self._written_at] = written
+
     def there(self) -> int:
         """Bytes the reader may take now."""
         nbytes = self._longs[self._written_at] - self._longs[self._read_at]
@@ -105,7 +147,7 @@ class Ring:
 
     def head(self, ahead: int = 0) -> bytes:
         """The 64 bytes that lie ``ahead`` of the read place."""
-        at = self._start + (self._longs[self._read_at] + ahead) % self.capacity
+        at = self.start + (self._longs[self._read_at] + ahead) % self.capacity
         return self._raw[at : at + UNIT]
 
     def open(self) -> bytes:

@@ -13,6 +13,7 @@ import os
 import secrets
 import struct
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -56,13 +57,34 @@ class Absentees(Protocol):
     def mismatch(self) -> str: ...  # noqa: D102
 
 
+class Elsewhere(Protocol):
+    """The ranks of a group that are on other hosts than the ``local`` ones.
+
+    ``ended``: the state and exit note of one that is gone; ``proxy``: the local rank that lays down what one sends.
+    """
+
+    @property
+    def local(self) -> Sequence[int]: ...
+    @property
+    def ranks_of_hosts(self) -> tuple[tuple[int, ...], ...]: ...
+
+    def __contains__(self, rank: int) -> bool: ...
+    def proxy(self, rank: int) -> int: ...
+    def who(self, rank: int, name: int) -> str: ...
+    def ended(self, rank: int) -> tuple[int, str] | None: ...
+    def publish(self, state: int, note: str) -> None: ...
+    def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]: ...
+
+
 class Founder(Protocol):
     """The rank that makes a segment: `check` raises if it never will, `late` is the error of a timeout.
 
+    `elsewhere` is called if there is one on another host, of this ``nonce``, and raises `OnHosts` if it is of now.
     `barred` gives the error where this rank may not open what that process has, and lets the peers know.
     """
 
     def check(self) -> None: ...  # noqa: D102
+    def elsewhere(self, nonce: str) -> None: ...  # noqa: D102
     def barred(self, pid: int) -> UnisonoError: ...  # noqa: D102
     def late(self) -> UnisonoError: ...  # noqa: D102
 
@@ -74,6 +96,7 @@ class Segment:
     def __init__(self, fd: int, layout: Layout) -> None:
         self.layout = layout
         self.absentees: Absentees | None = None
+        self.elsewhere: Elsewhere | None = None
         self.raw = mmap.mmap(fd, layout.total, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         view = memoryview(self.raw)
         self.words, self.longs = view.cast("I"), view.cast("Q")
@@ -127,22 +150,27 @@ class Segment:
         return int(self.longs[self.field(rank, STATE)])
 
     def identity(self, rank: int) -> Identity:
-        """The process that joined as ``rank``, or was announced to; pid 0 if nothing is known of one."""
+        """The process that joined as ``rank``, or was announced to; pid 0 if none is known here."""
         at = self.field(rank, PID)
+        if self.elsewhere is not None and rank in self.elsewhere:
+            return Identity(0, 0)  # its pid means another process here
         if not self.longs[at] and self.absentees is not None:
             return self.absentees.identity(rank)
         return Identity(self.longs[at], self.longs[at + 1])
 
 
-def create(store: StoreLike, world_size: int, name: str) -> tuple[Segment, int]:
-    """Rank 0 makes the segment and publishes where it is; returns it with the descriptor to keep until all joined."""
+def create(store: StoreLike, world_size: int, name: str, nonce: str = "") -> tuple[Segment, int]:
+    """The first rank makes the segment and publishes where it is; returns it with the descriptor to keep.
+
+    ``nonce``: that of the other hosts' segments.
+    """
     layout = Layout(world_size)
     fd = os.memfd_create(f"{MEMORY_NAME}{name}"[:200], os.MFD_CLOEXEC)
     try:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, layout.total)
         segment = Segment(fd, layout)
-        nonce = secrets.token_hex(8)
+        nonce = nonce or secrets.token_hex(8)
         segment.raw[FIELDS * 8 : FIELDS * 8 + 16] = nonce.encode()
         segment.longs[3] = int(world_size > cores())
         segment.longs[1], segment.longs[2], segment.longs[0] = world_size, layout.mark, MAGIC
@@ -178,7 +206,7 @@ def _open(where: str, rank: int, world_size: int, founder: Founder) -> Segment |
     """The segment named in the store, or None if that note is a leftover of an earlier group."""
     pid, fd_there, nonce, host, made_for = where.split()
     if Host.from_text(host) != Host.mine():
-        founder.check()  # raises, if rank 0 is there now
+        founder.elsewhere(nonce)
         return None
     try:
         fd = os.open(f"/proc/{pid}/fd/{fd_there}", os.O_RDWR | os.O_CLOEXEC)

@@ -39,16 +39,20 @@ class TorchP2P(Transport):
     def post(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> list[Wait]:
-        """Posts all messages as one batch; see `Transport.post`."""
-        ops = [self._op(dist.isend, peer, tensor) for peer, tensor in sends]
-        ops += [self._op(dist.irecv, peer, tensor) for peer, tensor in receives]
+        """Posts all messages as one batch, receives first; see `Transport.post`.
+
+        Gloo moves a message once its receiver has announced the buffer: a send posted before the receive waits.
+        """
+        ops = [self._op(dist.irecv, peer, tensor) for peer, tensor in receives]
+        ops += [self._op(dist.isend, peer, tensor) for peer, tensor in sends]
         if not ops:
             return []
         works = dist.batch_isend_irecv(ops)
-        peers = [peer for peer, _ in (*sends, *receives)]
+        peers = [peer for peer, _ in (*receives, *sends)]
         if len(works) != len(ops):  # one for the whole batch
-            return [self._waiter(works, peer) for peer in peers]
-        return [self._waiter([work], peer) for work, peer in zip(works, peers, strict=True)]
+            return [self._waiter(works, peer) for peer, _ in (*sends, *receives)]
+        waits = [self._waiter([work], peer) for work, peer in zip(works, peers, strict=True)]
+        return waits[len(receives) :] + waits[: len(receives)]
 
     def _op(self, kind: Any, peer: int, tensor: torch.Tensor) -> dist.P2POp:
         if not 0 <= peer < self.world_size or peer == self.rank:

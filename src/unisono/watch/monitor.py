@@ -69,8 +69,11 @@ class GroupMonitor:
 
     def gave_up(self, error: UnisonoError) -> None:
         """Publishes an exit note: no call of this rank can follow in the group."""
-        self._segment.set_text(self._rank, EXIT_NOTE, exit_note(first_line(error), error.cause))
+        note = exit_note(first_line(error), error.cause)
+        self._segment.set_text(self._rank, EXIT_NOTE, note)
         self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
+        if self._segment.elsewhere is not None:
+            self._segment.elsewhere.publish(GAVE_UP, note)
 
     def waits(self, text: Callable[[], str], site: Site) -> Wait:
         """Publishes a long wait, and checks for deadlocks."""
@@ -92,6 +95,10 @@ class GroupMonitor:
     def lateness(self, ranks: Sequence[int]) -> str:
         """A line per rank: what it completed last in this group, when, and what it does now."""
         return peer_state.lateness(self._segment, self._own_page, ranks, self._global_ranks, _PATIENCE)
+
+    def activity(self, rank: int) -> str:
+        """What a rank of this host does now, in words, for ranks of other hosts."""
+        return peer_state.activity(self._segment, self._own_page, rank, _PATIENCE)
 
 
 def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:

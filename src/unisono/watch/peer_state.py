@@ -30,14 +30,34 @@ REPLACED = "has replaced itself by another program (exec)"
 
 
 def _who(segment: Segment, rank: int, name: int) -> str:
+    if segment.elsewhere is not None and rank in segment.elsewhere:
+        return segment.elsewhere.who(rank, name)
     return f"rank {name} (pid {segment.identity(rank).pid} on {socket.gethostname()})"
 
 
 def loss(segment: Segment, rank: int, name: int) -> Loss | None:
     """The loss of ``rank`` (global rank ``name``); None if it may still arrive."""
+    if segment.elsewhere is not None and rank in segment.elsewhere:
+        return _loss_elsewhere(segment, rank, name)
     who = segment.identity(rank)
     found = _loss(segment, rank, name, who) if who.pid else None
     return found and found._replace(who=who)
+
+
+def _loss_elsewhere(segment: Segment, rank: int, name: int) -> Loss | None:
+    """The same of a rank of another host, by what it or its connection has reported."""
+    assert segment.elsewhere is not None
+    ended = segment.elsewhere.ended(rank)
+    if ended is None:
+        return None
+    state, note = ended
+    here, left = _who(segment, rank, name), read_exit_note(note)
+    if state == LEFT:
+        return Loss(f"{here} {left.words or 'has left the group'}", left.cause)
+    if state == GAVE_UP:
+        words = "has given this group up"
+        return Loss(f"{here} {words} over it" if left.cause else f"{here} {words}: {left.words}", left.cause)
+    return Loss(f"{here} is lost: {note}")
 
 
 def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
@@ -80,7 +100,7 @@ def losses(segment: Segment, missing: Sequence[int], global_ranks: Sequence[int]
 def _killed(segment: Segment, rank: int, name: int) -> Loss | None:
     """The loss of a rank that arrived at a call and died in it; None if it lives, has left or has aborted."""
     who = segment.identity(rank)
-    if alive(who) or segment.state(rank) != JOINED:
+    if not who.pid or alive(who) or segment.state(rank) != JOINED:
         return None
     return Loss(f"{_who(segment, rank, name)} is dead: {fate(who)}; it had come to this call", who=who)
 
@@ -92,7 +112,27 @@ def lateness(
     there = [rank for rank in missing if segment.identity(rank).pid]
     asked = [segment.identity(rank) for rank in there]
     answers = dict(zip(there, own.stacks_of(asked, patience), strict=True))
-    return "".join(f"\n  {_late(segment, rank, global_ranks[rank], answers.get(rank, ''))}" for rank in missing)
+    doing = {rank: now(segment.identity(rank), answers[rank]) for rank in there}
+    if segment.elsewhere is not None:
+        doing |= segment.elsewhere.activities(missing, 2 * patience)
+        missing = [*missing, *_stopped_proxies(segment, missing)]
+        doing |= {rank: now(segment.identity(rank), "") for rank in missing if rank not in doing}
+    return "".join(f"\n  {_late(segment, rank, global_ranks[rank], doing.get(rank))}" for rank in missing)
+
+
+def _stopped_proxies(segment: Segment, missing: Sequence[int]) -> list[int]:
+    """The ranks of this host that are stopped, and lay down what missing ranks of other hosts send."""
+    elsewhere = segment.elsewhere
+    assert elsewhere is not None
+    proxies = {elsewhere.proxy(rank) for rank in missing if rank in elsewhere}
+    return [rank for rank in sorted(proxies - set(missing)) if stopped(segment.identity(rank))]
+
+
+def activity(segment: Segment, own: OwnPage, rank: int, patience: float) -> str:
+    """The present activity of a rank of this host, in words."""
+    who = segment.identity(rank)
+    (answer,) = own.stacks_of([who], patience)
+    return now(who, answer)
 
 
 def now(who: Identity, answer: str) -> str:
@@ -104,9 +144,8 @@ def now(who: Identity, answer: str) -> str:
     return "it does not answer (busy outside Python, holding the interpreter lock)"
 
 
-def _late(segment: Segment, rank: int, name: int, answer: str) -> str:
-    who = segment.identity(rank)
-    if not who.pid:
+def _late(segment: Segment, rank: int, name: int, doing: str | None) -> str:
+    if doing is None:
         return f"rank {name} has never joined this group"
     done = segment.longs[segment.field(rank, COMPLETED)]
     if done:
@@ -119,4 +158,4 @@ def _late(segment: Segment, rank: int, name: int, answer: str) -> str:
         words = "has not completed a call in this group" + (", nor joined it" if segment.state(rank) == ABSENT else "")
     failure = segment.text(rank, MESSAGE_ERROR)
     failed = f"; the last of its messages that failed: {failure}" if failure else ""
-    return f"{_who(segment, rank, name)} {words}; {now(who, answer)}{failed}"
+    return f"{_who(segment, rank, name)} {words}; {doing or 'it does not answer'}{failed}"

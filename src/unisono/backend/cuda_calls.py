@@ -1,0 +1,164 @@
+"""The calls of torch's methods on CUDA tensors, as the guard compares them and as kernels take them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from unisono.backend.tensors import PLAIN, check_memory, overlap
+from unisono.errors import UsageError
+from unisono.gpu.kernels import GpuCall, moved_as, reduces_on_gpu
+from unisono.runtime.call import Call, name_of_dtype
+from unisono.runtime.reduce import op_and_factor
+
+__all__ = ["CANONICAL", "call_of", "devices_of", "kernel_form", "operation_of", "strided"]
+
+CANONICAL = {
+    "_allgather_base": "all_gather_single", "_reduce_scatter_base": "reduce_scatter_single",
+    "alltoall_base": "all_to_all_single", "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+}  # fmt: skip
+"""Names of earlier torch releases, by which methods are called as well."""
+
+KernelForm = tuple[GpuCall, torch.Tensor, torch.Tensor]
+"""A call as kernels take it, its input and its output."""
+
+
+def devices_of(arguments: Sequence[Any]) -> dict[torch.device, str]:
+    """The devices of all tensors among a method's arguments, with a word on where the first of each stands."""
+    found: dict[torch.device, str] = {}
+    for number, argument in enumerate(arguments):
+        _look(argument, f"argument {number}", found)
+    return found
+
+
+def _look(argument: Any, where: str, found: dict[torch.device, str]) -> None:
+    if isinstance(argument, torch.Tensor):
+        found.setdefault(argument.device, where)
+    elif isinstance(argument, list | tuple):
+        for k, one in enumerate(argument):
+            if isinstance(one, torch.Tensor | list | tuple):
+                _look(one, f"{where}, tensor {k}" if isinstance(one, torch.Tensor) else where, found)
+
+
+def call_of(operations: Any, name: str, arguments: Sequence[Any]) -> Call | None:
+    """The call that peers compare; None for messages, which two ranks alone make. ``name``: canonical."""
+    make = _CALLS.get(name)
+    return make(operations, *arguments) if make else None
+
+
+def _op(options: Any) -> str:
+    return op_and_factor(options.reduceOp)[0]
+
+
+def _all_to_all_single(
+    ops: Any, output: torch.Tensor, tensor: torch.Tensor, out_splits: Any, in_splits: Any, *_: Any
+) -> Call:
+    if not out_splits and not in_splits:
+        found: Call = ops.call("all_to_all", tensor, extra_signature="single")
+        return found
+    rows = [list(splits) or [t.shape[0] // ops.size] * ops.size
+            for splits, t in ((in_splits, tensor), (out_splits, output))]  # fmt: skip
+    per = [t[0].numel() if t.shape[0] else 1 for t in (tensor, output)]
+    shapes = [[(row * per[k],) for row in rows[k]] for k in (0, 1)]
+    moved: Call = ops.moving("all_to_all", tensor.dtype, shapes[0], shapes[1], lambda: f"splits {rows[0]} {rows[1]}")
+    return moved
+
+
+_CALLS: dict[str, Callable[..., Call]] = {
+    "allreduce": lambda ops, tensors, opts: ops.call("all_reduce", tensors[0], _op(opts)),
+    "allreduce_coalesced": lambda ops, tensors, opts: ops.call("all_reduce", tensors[0], _op(opts), parts=tensors),
+    "reduce": lambda ops, tensors, opts: ops.call("reduce", tensors[0], _op(opts), opts.rootRank),
+    "broadcast": lambda ops, tensors, opts: ops.call("broadcast", tensors[0], root=opts.rootRank),
+    "allgather": lambda ops, outputs, tensors, *_: ops.all_gather_call(outputs[0], tensors[0]),
+    "allgather_coalesced": lambda ops, outputs, tensors, *_: ops.call("all_gather", tensors[0], parts=tensors),
+    "all_gather_single": lambda ops, output, tensor, *_: ops.call("all_gather", tensor, extra_signature="single"),
+    "all_gather_single_coalesced": lambda ops, outputs, ts, *_: ops.call("all_gather", ts[0], parts=ts),
+    "reduce_scatter": lambda ops, outputs, inputs, opts: ops.call(
+        "reduce_scatter", inputs[0][0], _op(opts), parts=inputs[0]
+    ),
+    "reduce_scatter_single": lambda ops, output, tensor, opts: ops.call("reduce_scatter", tensor, _op(opts)),
+    "reduce_scatter_single_coalesced": lambda ops, outputs, tensors, opts: ops.call(
+        "reduce_scatter", tensors[0], _op(opts), parts=tensors
+    ),
+    "gather": lambda ops, outputs, tensors, opts: ops.gather_call(
+        outputs[0] if outputs else [], tensors[0], opts.rootRank
+    ),
+    "scatter": lambda ops, outputs, inputs, opts: ops.scatter_call(
+        outputs[0], inputs[0] if inputs else [], opts.rootRank
+    ),
+    "alltoall": lambda ops, outputs, inputs, *_: ops.all_to_all_call(outputs, inputs),
+    "all_to_all_single": _all_to_all_single,
+}
+
+
+def kernel_form(name: str, arguments: Sequence[Any], size: int, by: str = "", chunks: int = 1) -> KernelForm | None:
+    """The call as kernels take it; None if only NCCL takes it. ``by``, ``chunks``: of an algorithm chosen by name.
+
+    Decided by facts that the header holds, or by the caller's own mistakes, for which NCCL has its words.
+    """
+    if name in ("allreduce", "broadcast"):
+        tensor, options = arguments[0][0], arguments[1]
+        source, output, count = tensor, tensor, tensor.numel()
+    elif name in ("all_gather_single", "reduce_scatter_single", "all_to_all_single"):
+        output, source, options = arguments[0], arguments[1], arguments[-1]
+        swaps = name == "all_to_all_single"
+        if swaps and (arguments[2] or arguments[3]):
+            return None
+        count = source.numel() if name == "all_gather_single" else source.numel() // size
+        whole = {"all_gather_single": count * size, "reduce_scatter_single": count}.get(name, source.numel())
+        uneven = name != "all_gather_single" and count * size != source.numel()
+        uneven = uneven or (swaps and any(t.dim() and t.shape[0] % size for t in (source, output)))
+        if source.dtype != output.dtype or output.numel() != whole or uneven:
+            raise UsageError(
+                f"{name} of {source.numel()} elements of {name_of_dtype(source.dtype)} over {size} ranks into "
+                f"{output.numel()} of {name_of_dtype(output.dtype)}: sizes or dtypes do not fit"
+            )
+    else:
+        return None
+    if any(type(t) not in PLAIN or t.layout != torch.strided or not t.is_contiguous() for t in (source, output)):
+        return None
+    check_memory(source, "the tensor")
+    check_memory(output, "the output")
+    if name == "all_to_all_single" and overlap(source, output):
+        source = source.clone()
+    collective, reduces, dtype = _COLLECTIVES[name], name in ("allreduce", "reduce_scatter_single"), source.dtype
+    if reduces:
+        op, names = _op(options), name_of_dtype(dtype)
+        if not reduces_on_gpu(op, names):
+            return None
+        return GpuCall(collective, names, count, op, 0, by, chunks), source, output
+    moved, each = moved_as(dtype.itemsize, count)
+    root = options.rootRank if name == "broadcast" else 0
+    return GpuCall(collective, moved, each, "", root, by, chunks), source, output
+
+
+def operation_of(name: str) -> str:
+    """The operation of a method, as headers name it: ``all_gather`` of ``all_gather_single``."""
+    if name in ("send", "recv"):
+        return name
+    return next((op for start, op in _OPERATIONS.items() if name.startswith(start)), "recv")
+
+
+def strided(name: str, arguments: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Input and output of a call with one of each, of which one is not contiguous; None for any other."""
+    if name in ("allreduce", "broadcast"):
+        source = output = arguments[0][0]
+    elif name in ("all_gather_single", "reduce_scatter_single", "all_to_all_single"):
+        output, source = arguments[0], arguments[1]
+    else:
+        return None
+    if any(t.layout != torch.strided for t in (source, output)) or (source.is_contiguous() and output.is_contiguous()):
+        return None
+    return source, output
+
+
+_OPERATIONS = {
+    "allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "reduce": "reduce", "broadcast": "broadcast",
+    "allgather": "all_gather", "all_gather": "all_gather", "gather": "gather", "scatter": "scatter",
+    "alltoall": "all_to_all", "all_to_all": "all_to_all",
+}  # fmt: skip
+_COLLECTIVES = {
+    "allreduce": "all_reduce", "broadcast": "broadcast", "all_gather_single": "all_gather",
+    "reduce_scatter_single": "reduce_scatter", "all_to_all_single": "all_to_all",
+}  # fmt: skip

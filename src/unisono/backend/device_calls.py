@@ -1,0 +1,332 @@
+"""Calls on GPUs of one rank in one group: compared by the guard, then launched as kernels or left to an inner NCCL."""
+
+import logging
+import os
+import threading
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Work
+
+from unisono.backend.cuda_calls import call_of, devices_of, kernel_form, operation_of, strided
+from unisono.backend.device_facts import exchanged, no_kernels, own_facts
+from unisono.backend.group import Group
+from unisono.backend.inner import Inner
+from unisono.backend.options import chosen
+from unisono.backend.work import DONE
+from unisono.errors import UnisonoError, UsageError
+from unisono.gpu.kernels import KernelCalls
+from unisono.gpu.workspace import symmetric_workspace
+from unisono.runtime.call import SIGNATURE, Call
+from unisono.runtime.task import copy_error
+from unisono.units import show_ranks
+
+__all__ = ["DeviceCalls", "LaunchedWork"]
+
+_INTERVAL = 0.05  # s between two looks of the watcher
+_KEPT = 2048
+_log = logging.getLogger("unisono")
+
+
+def _external(stream: int, device: torch.device | None) -> Any:
+    """The stream of a raw handle."""
+    return torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
+
+
+class LaunchedWork(Work):
+    """A kernel launched on ``stream``: `wait` orders the current stream after it; nothing waits on the host."""
+
+    def __init__(self, outputs: list[torch.Tensor], stream: int, calls: "DeviceCalls") -> None:
+        super().__init__()
+        self._outputs, self._stream, self._calls = outputs, stream, calls
+        self._device = outputs[0].device
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Raises the error of the group if a kernel has failed."""
+        self._calls.raise_failure()
+        if torch._C._cuda_getCurrentRawStream(self._device.index) != self._stream:
+            torch.cuda.current_stream(self._device).wait_stream(_external(self._stream, self._device))
+        return True
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """True once the stream has reached the end of the kernel."""
+        return bool(_external(self._stream, self._device).query())
+
+    def is_success(self) -> bool:
+        """True once it is complete, unless the group has failed."""
+        return self.is_completed() and self._calls.error is None
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Complete at once, in the order of streams: who reads it goes on after the kernel."""
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._device])
+        self.wait()
+        future.set_result(self._outputs)
+        return future
+
+
+class DeviceCalls:
+    """``kernels``: whether its user wants them; the facts of all ranks decide (device_facts.py)."""
+
+    def __init__(
+        self, group: Group, store: Any, timeout: timedelta, kernels: bool, device: torch.device | None
+    ) -> None:
+        self._group, self._store, self._timeout, self._kernels_wanted = group, store, timeout, kernels
+        self.device = device
+        self.error: UnisonoError | None = None
+        self._lock = threading.RLock()
+        self._inner: Inner | None = None
+        self.kernels: KernelCalls | None = None
+        self._launches: dict[Any, Callable[[int, int, int], None] | None] = {}
+        self._kinds: dict[Any, tuple[Callable[[int, int, int], None], Call]] = {}
+        self._stream, self._captured = -1, False  # the last one launched on, and whether it was captured then
+        self._closed = threading.Event()
+        self._aborting: threading.Thread | None = None
+        self._name = ""
+
+    # The first call
+
+    def start(self, device: torch.device) -> Inner:
+        """Makes what calls need, with the first of them: collective over the group."""
+        with self._lock:
+            if self._inner is not None:
+                return self._inner
+            group = self._group
+            self.device = self.device or device
+            torch.cuda.set_device(self.device)
+            store = PrefixStore(f"cuda/{group.nonce}/", self._store)
+            mine, seconds = own_facts(self.device, self._kernels_wanted), min(group.timeout, 1e6)
+            found = exchanged(store, group.rank, group.global_ranks, group.label, mine, seconds)
+            self._name = f"unisono/{group.nonce}"
+            self._inner = Inner(
+                "nccl", PrefixStore("nccl/", store), group.rank, group.global_ranks, self._timeout, self._name,
+                self.device,
+            )  # fmt: skip
+            why = no_kernels(found)
+            if not why:
+                os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+                space = symmetric_workspace(self._name, self.device)
+                self._inner.call("barrier").wait()  # no rank raises a flag before all workspaces are empty
+                least = min(facts.multiprocessors for facts in found)
+                self.kernels = KernelCalls(space, group.rank, group.size, least, min(group.timeout, 1e6))
+            how = f"NCCL alone: {why}" if why else "kernels over mapped memory, and NCCL for what they do not serve"
+            if group.rank == 0:
+                _log.info("%s: calls on GPUs of %s by %s", group.label, show_ranks(group.size), how)
+            threading.Thread(target=_watch, args=(weakref.ref(self), self._closed), daemon=True).start()
+            return self._inner
+
+    # A call
+
+    def again(self, name: str, key: Any, source: torch.Tensor, output: torch.Tensor, options: Any) -> Any:
+        """The Work of a call of a kind that kernels have served before; None if it is to go by `call`.
+
+        ``key``: the reduce op, or the root, or None.
+        """
+        kernels = self.kernels
+        if kernels is None or self.error is not None or kernels.workspace.failed():
+            return None
+        source_at, output_at = source.data_ptr(), output.data_ptr()
+        found = self._kinds.get(self._kind(name, key, source, output, source_at | output_at))
+        if found is None or not source_at or not output_at or not source.is_contiguous() or not output.is_contiguous():
+            return None
+        launch, call = found
+        with self._lock:
+            return self._launched(launch, call, source_at, output_at, output, options)
+
+    def _kind(self, name: str, key: Any, source: torch.Tensor, output: torch.Tensor, places: int) -> Any:
+        """The key of a kind of call."""
+        options = chosen(self._group.operations.options)
+        by = options.key if options is not None else None
+        shapes = (source.shape, source.dtype, source.get_device(), output.shape, output.dtype, output.get_device())
+        return name, key, shapes, places & 15 == 0, by
+
+    def _launched(
+        self, launch: Callable[[int, int, int], None], call: Call, source_at: int, output_at: int,
+        output: torch.Tensor, options: Any,
+    ) -> Any:  # fmt: skip
+        """The Work of a launch, after the guard. Lock held."""
+        self._issued(call)
+        assert self.device is not None
+        stream: int = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if stream != self._stream:
+            self._order(stream)
+        launch(stream, source_at, output_at)
+        return LaunchedWork([output], stream, self) if options.asyncOp else DONE
+
+    def call(self, name: str, arguments: Sequence[Any]) -> Any:
+        """The Work of a call by torch's method ``name`` (canonical)."""
+        self.raise_failure()
+        if not self._group.joined:
+            self._group.join(name)
+        device = self._checked(name, arguments)
+        inner = self.start(device)
+        call = call_of(self._group.operations, name, arguments)
+        if (tensors := strided(name, arguments)) is not None:
+            return self._packed(name, arguments, *tensors)
+        with self._lock:
+            try:
+                launched = self._launch(name, arguments, call) if call is not None else None
+            except UsageError as error:
+                self.refuse(name, error, device)
+                raise
+            if launched is not None:
+                return launched
+            if call is not None:
+                self._issued(call)
+        return inner.call(name, *arguments)
+
+    def _packed(self, name: str, arguments: Sequence[Any], source: torch.Tensor, output: torch.Tensor) -> Any:
+        """A call on tensors with gaps: on contiguous copies, brought back in the order of the stream."""
+        flat, result = source.contiguous(), torch.empty_like(output, memory_format=torch.contiguous_format)
+        given = ([flat],) if output is source else (result, flat)
+        work = self.call(name, [*given, *arguments[len(given) :]])
+        work.wait()
+        output.copy_(flat if output is source else result)
+        stream = torch._C._cuda_getCurrentRawStream(output.device.index)
+        return LaunchedWork([output], stream, self) if arguments[-1].asyncOp else DONE
+
+    def _checked(self, name: str, arguments: Sequence[Any]) -> torch.device:
+        """The device of all tensors; raises `UsageError`, of which the peers learn, if it is not the group's."""
+        found = devices_of(arguments)
+        devices = list(found)
+        wanted = self.device or devices[0]
+        wrong = next((device for device in devices if device.type != "cuda" or device != wanted), None)
+        if wrong is None:
+            return wanted
+        words = f"{name}: {found[wrong]} is on {wrong}, but the calls of {self._group.label} are on {wanted} here"
+        error = UsageError(f"{words}: give tensors of one device")
+        self.refuse(name, error, wanted)
+        raise error
+
+    def refuse(self, name: str, error: UsageError, device: torch.device) -> None:
+        """Raises ``error``, a caller's mistake, of which the peers learn by the guard."""
+        self.start(device)
+        with self._lock:
+            self._issued(Call(operation_of(name), refused=str(error)), error)
+
+    def _issued(self, call: Call, instead: UnisonoError | None = None) -> None:
+        """Lets the guard compare a call. Raises its error, or ``instead``; the group has then failed."""
+        try:
+            self._group.device_guard.issued(call)
+        except UnisonoError as error:
+            self._fail(instead or error)
+            raise (instead or error) from None
+        if instead is not None:
+            self._fail(instead)
+            raise instead
+
+    def _launch(self, name: str, arguments: Sequence[Any], call: Call) -> Any:
+        """The Work of a call that kernels serve; None for any other. Lock held."""
+        if self.kernels is None:
+            return self._refuse_named(call)
+        options = chosen(self._group.operations.options)
+        by = options.name_for(call.op) if options is not None else ""
+        form = kernel_form(name, arguments, self._group.size, by, options.chunks if options is not None else 1)
+        if form is None:
+            return self._refuse_named(call)
+        shape, source, output = form
+        source_at, output_at = source.data_ptr(), output.data_ptr()
+        aligned = (source_at | output_at) & 15 == 0
+        key = (shape, call.signature, aligned)
+        try:
+            launch = self._launches[key]
+        except KeyError:
+            if len(self._launches) >= _KEPT:
+                self._launches.clear()
+                self._kinds.clear()
+            header = zlib.crc32(call.signature[: SIGNATURE.size])
+            launch = self._launches[key] = self.kernels.prepare(shape, header, aligned)
+        if launch is None:
+            return None
+        extra = call.reduce_op or (call.root if call.root >= 0 else None)
+        self._kinds[self._kind(name, extra, source, output, source_at | output_at)] = (launch, call)
+        return self._launched(launch, call, source_at, output_at, output, arguments[-1])
+
+    def _refuse_named(self, call: Call) -> None:
+        """Raises `UsageError` if an algorithm was chosen by name for a call that kernels do not run."""
+        if call.algorithm:
+            raise UsageError(f"{call.describe()}: on GPUs here NCCL carries it, which takes no algorithm by name")
+
+    def _order(self, stream: int) -> None:
+        """Orders a stream after the last one: kernels of one workspace must not overlap."""
+        last, captured, capturing = self._stream, self._captured, torch.cuda.is_current_stream_capturing()
+        self._stream, self._captured = stream, capturing
+        if last >= 0 and captured == capturing:  # a graph is ordered by the stream that it is replayed on
+            torch.cuda.current_stream(self.device).wait_stream(_external(last, self.device))
+
+    # Failures
+
+    def raise_failure(self) -> None:
+        """Raises the error of the group if a call on GPUs has failed."""
+        if self.error is None and self.kernels is not None and (failure := self.kernels.workspace.failure()):
+            with self._lock:
+                self._fail(self._group.device_guard.explain(failure.peer))
+        if self.error is not None:
+            again = copy_error(self.error)
+            again.args = (f"this group has failed before and can only be destroyed: {self.error}",)
+            raise again
+
+    def _fail(self, error: UnisonoError) -> None:
+        """Ends all calls under way, here and, by what they wait for, at the peers."""
+        if self.error is not None:
+            return
+        self.error = copy_error(error)
+        self._group.monitor.failed(error)
+        self._group.monitor.gave_up(error)
+        if self.kernels is not None:
+            self.kernels.workspace.end_kernels()
+        if self._inner is not None:
+            self._aborting = threading.Thread(target=self._inner.abort, daemon=True)
+            self._aborting.start()
+
+    def look(self) -> None:
+        """Checks for mismatches, lost and late peers; of what it finds it writes to the log, for no call may follow."""
+        with self._lock:
+            guard = getattr(self._group, "device_guard", None)  # gone once the group is left, at exit for instance
+            if self.error is not None or guard is None:
+                return
+            try:
+                guard.check(self._group.timeout)
+                if self.kernels is not None and (failure := self.kernels.workspace.failure()):
+                    raise guard.explain(failure.peer)
+            except UnisonoError as error:
+                self._fail(error)
+                _log.error("%s: %s", type(error).__name__, error)
+
+    def close(self) -> None:
+        """Leaves the inner group."""
+        self._closed.set()
+        with self._lock:
+            if self._aborting is not None:
+                self._aborting.join()
+            if self._inner is not None:
+                self._inner.close(self._aborting is None)
+            self._inner = self.kernels = None
+            self._launches.clear()
+            self._kinds.clear()
+
+    @property
+    def inner(self) -> Inner | None:
+        """The inner group, once there is one."""
+        return self._inner
+
+
+def _watch(calls: "weakref.ref[DeviceCalls]", closed: threading.Event) -> None:
+    """The watcher's thread: ends with the group."""
+    while not closed.wait(_INTERVAL):
+        found = calls()
+        if found is None:
+            return
+        found.look()
+        del found

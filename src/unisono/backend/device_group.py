@@ -1,0 +1,177 @@
+"""One process group for both devices: CPU tensors by shared memory, CUDA tensors by `device_calls`.
+
+Made in place of `UnisonoProcessGroup` where this process has GPUs. Every method looks where its tensors are; a group
+asked for as ``cpu:gloo,cuda:unisono`` leaves CPU tensors to an inner Gloo, one as ``cpu:unisono,cuda:nccl`` all CUDA
+tensors to NCCL.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions, PrefixStore
+
+from unisono.backend.caller_frame import keep_from_dynamo
+from unisono.backend.cuda_calls import CANONICAL, devices_of
+from unisono.backend.device_calls import DeviceCalls
+from unisono.backend.group import Group
+from unisono.backend.inner import Inner
+from unisono.backend.process_group import UnisonoProcessGroup
+from unisono.errors import UsageError
+from unisono.runtime.reduce import op_and_factor
+
+__all__ = ["Devices", "TwoDeviceGroup", "asked_devices"]
+
+_METHODS = (
+    "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_single_coalesced", "broadcast", "allgather", "all_gather_single", "all_gather_single_coalesced",
+    "allgather_coalesced", "gather", "scatter", "alltoall", "all_to_all_single", "send", "recv", "recv_anysource",
+    *CANONICAL,
+)  # fmt: skip
+_SERVED = {"cpu": ("unisono", "gloo"), "cuda": ("unisono", "nccl")}
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Which backend has which device, and the GPU that was given as ``device_id``."""
+
+    cpu: str = "unisono"
+    cuda: str = "unisono"
+    bound: torch.device | None = None
+
+
+def asked_devices(frame: FrameType | None) -> Devices:
+    """What the program asked of torch, read in the frame of the function of torch that makes groups.
+
+    torch hands a backend neither the string ``cpu:unisono,cuda:nccl`` nor ``device_id``. Raises `UsageError` for
+    combinations that are not served.
+    """
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    if frame is None:
+        return Devices()
+    text, bound = str(frame.f_locals.get("backend") or ""), frame.f_locals.get("device_id")
+    bound = bound if isinstance(bound, torch.device) and bound.type == "cuda" else None
+    if ":" not in text:
+        return Devices(bound=bound)
+    return _devices(text, bound)
+
+
+def _devices(text: str, bound: torch.device | None) -> Devices:
+    """The devices of ``cpu:unisono,cuda:nccl``, in any order."""
+    found = dict(part.strip().split(":", 1) for part in text.split(","))
+    for device, backend in found.items():
+        if backend.lower() not in _SERVED.get(device, ()):
+            served = "; ".join(f"{name}: {' or '.join(names)}" for name, names in _SERVED.items())
+            raise UsageError(f"backend {text!r}: {device}:{backend} can not stand beside unisono ({served})")
+    return Devices(found.get("cpu", "unisono").lower(), found.get("cuda", "unisono").lower(), bound)
+
+
+class TwoDeviceGroup(UnisonoProcessGroup):
+    """A process group for CPU and CUDA tensors."""
+
+    def __init__(self, group: Group, store: Any, timeout: timedelta, devices: Devices, kernels: bool = True) -> None:
+        super().__init__(group, store, timeout)
+        wanted = kernels and devices.cuda == "unisono"
+        self._cuda = DeviceCalls(group, store, timeout, wanted, devices.bound)
+        self._on_cpu = devices.cpu
+        self._gloo: Inner | None = None
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """torch asks it for timeouts and aborts: of CUDA, NCCL's."""
+        if torch.device(device).type != "cuda":
+            return self
+        index = torch.device(device).index
+        self._group.join("a call on GPUs")
+        return self._cuda.start(torch.device("cuda", torch.cuda.current_device() if index is None else index)).backend
+
+    def _cpu_inner(self) -> Inner:
+        """The inner Gloo, of ``cpu:gloo,cuda:unisono``."""
+        if self._gloo is None:
+            group = self._group
+            self._group.join("a call on CPUs")
+            store = PrefixStore(f"gloo/{group.nonce}/", self._store)
+            name = f"unisono/{group.nonce}/cpu"
+            self._gloo = Inner(
+                "gloo", store, group.rank, group.global_ranks, self._timeout, name, torch.device("cpu")
+            )  # fmt: skip
+        return self._gloo
+
+    def shutdown(self) -> None:
+        """Leaves both groups."""
+        self._cuda.close()
+        if self._gloo is not None:
+            self._gloo.close()
+        super().shutdown()
+
+    def abort(self) -> None:
+        """Leaves at once; calls under way end with an error."""
+        if self._cuda.inner is not None:
+            self._cuda.inner.abort()
+        super().abort()
+
+
+def _all_reduce_again(tensors: Any, opts: Any = None, *_: Any) -> Any:
+    if type(opts) is not AllreduceOptions or not tensors[0].is_cuda:
+        return None
+    return op_and_factor(opts.reduceOp)[0], tensors[0], tensors[0], opts
+
+
+def _broadcast_again(tensors: Any, opts: Any = None, *_: Any) -> Any:
+    if type(opts) is not BroadcastOptions or not tensors[0].is_cuda:
+        return None
+    return opts.rootRank, tensors[0], tensors[0], opts
+
+
+def _reduce_scatter_again(output: Any, tensor: Any, opts: Any = None) -> Any:
+    return (op_and_factor(opts.reduceOp)[0], tensor, output, opts) if opts is not None and tensor.is_cuda else None
+
+
+def _all_gather_again(output: Any, tensor: Any, opts: Any = None) -> Any:
+    return (None, tensor, output, opts) if opts is not None and tensor.is_cuda else None
+
+
+_AGAIN: dict[str, Callable[..., Any]] = {
+    "allreduce": _all_reduce_again,
+    "broadcast": _broadcast_again,
+    "reduce_scatter_single": _reduce_scatter_again,
+    "all_gather_single": _all_gather_again,
+}
+"""The forms of calls by which a kind is known again: reduce op or root, input, output, options."""
+
+
+def _routed(name: str, cpu: Callable[..., Any]) -> Callable[..., Any]:
+    """The method ``name`` of both devices."""
+    canonical, names = CANONICAL.get(name, name), list(inspect.signature(cpu).parameters)[1:]
+
+    again = _AGAIN.get(canonical)
+
+    def method(self: TwoDeviceGroup, *args: Any, **kwargs: Any) -> Any:
+        if again is not None and not kwargs and self._cuda.kernels is not None:
+            form = again(*args)
+            if form is not None and (work := self._cuda.again(canonical, *form)) is not None:
+                return work
+        devices = devices_of((*args, *kwargs.values()))
+        if not any(device.type == "cuda" for device in devices):
+            if self._on_cpu == "gloo" and devices:
+                return self._cpu_inner().call(canonical, *args, **kwargs)
+            return cpu(self, *args, **kwargs)
+        arguments = [*args, *(kwargs[word] for word in names[len(args) :] if word in kwargs)]
+        return self._cuda.call(canonical, arguments)
+
+    method.__name__ = name
+    return method
+
+
+for _name in _METHODS:
+    setattr(TwoDeviceGroup, _name, _routed(_name, getattr(UnisonoProcessGroup, _name)))
+
+keep_from_dynamo(TwoDeviceGroup)

@@ -1,0 +1,76 @@
+"""Which kernel serves which call on GPUs, by facts that are equal on all ranks; what no row serves goes to NCCL.
+
+Sizes and launches come from measurements on 2 and 4 H200 over NVLink (docs/gpu.md). Above the sizes of the table
+kernels are as fast as NCCL alone, but take more multiprocessors from what computes beside them.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from unisono.gpu.layout import ROWS, WORLD_SIZE_MAX, slot_numel
+
+__all__ = ["LAUNCHES", "TABLE", "GpuDefault", "LaunchShape", "gpu_default", "launch_shape"]
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class GpuDefault:
+    """A row: a collective of up to ``upto`` bytes, of the whole tensor (all_gather: of the output), by a schedule.
+
+    ``upto_ranks``: the most ranks the row serves.
+    """
+
+    collective: str
+    upto: int
+    schedule: str
+    upto_ranks: int = WORLD_SIZE_MAX
+
+
+TABLE = (
+    GpuDefault("all_reduce", 1 * MIB, "one_shot", 2),
+    GpuDefault("all_reduce", 512 * KIB, "one_shot", 4),
+    GpuDefault("all_reduce", 256 * KIB, "one_shot"),
+    GpuDefault("all_reduce", 16 * MIB, "two_phase"),
+    GpuDefault("all_gather", 16 * MIB, "direct"),
+    GpuDefault("reduce_scatter", 16 * MIB, "direct"),
+    GpuDefault("all_to_all", 16 * MIB, "direct"),
+    GpuDefault("broadcast", 8 * MIB, "star", 2),
+    GpuDefault("broadcast", 2 * MIB, "star"),
+)
+"""The first row that fits counts. Rows for more than 4 ranks are not measured."""
+
+
+@lru_cache(maxsize=4096)
+def gpu_default(collective: str, nbytes: int, world_size: int) -> str:
+    """The schedule of a call whose whole tensor has ``nbytes``; empty if it goes to NCCL."""
+    for row in TABLE:
+        if row.collective == collective and nbytes <= row.upto and world_size <= row.upto_ranks:
+            return row.schedule
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchShape:
+    """Elements of a tile, warps of a block, blocks; ``one_tile``: no block has more than one."""
+
+    tile: int
+    warps: int
+    blocks: int
+    one_tile: bool
+
+
+LAUNCHES = ((32 * KIB, 2 * KIB, 4), (128 * KIB, 4 * KIB, 8), (1 << 62, 16 * KIB, 16))
+"""Rows: up to so many bytes of a chunk, tiles of so many bytes by so many warps."""
+_BLOCKS = 128
+
+
+def launch_shape(part: int, itemsize: int, slots: int, multiprocessors: int) -> LaunchShape:
+    """The launch for chunks of ``part`` elements; ``slots``: of a half. Blocks wait for their peers' blocks of the same
+    number, so that all must be on the GPU at once: there are no more than multiprocessors.
+    """
+    nbytes, warps = next((nbytes, warps) for upto, nbytes, warps in LAUNCHES if part * itemsize <= upto)
+    tile = min(slot_numel(slots, itemsize), nbytes // itemsize)
+    tiles = max(1, -(-part // tile))
+    blocks = min(tiles, _BLOCKS, ROWS, multiprocessors)
+    return LaunchShape(tile, warps, blocks, blocks == tiles)

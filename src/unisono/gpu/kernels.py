@@ -1,0 +1,113 @@
+"""Kernels of one rank in one group: generated, compiled and loaded at the first call of a kind, then launched."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from unisono.algorithms import build
+from unisono.errors import UsageError
+from unisono.gpu.compile import Kernel, compiled, launcher
+from unisono.gpu.defaults import gpu_default, launch_shape
+from unisono.gpu.kernel_text import Form, kernel, kernel_name, module
+from unisono.gpu.workspace import Workspace
+from unisono.program import lower
+from unisono.schedule import Schedule
+
+__all__ = ["GpuCall", "KernelCalls", "Launched", "moved_as", "reduces_on_gpu"]
+
+_FLOATS = ("bfloat16", "float16", "float32")
+_NUMBERS = (*_FLOATS, "float64", "int32", "int64")
+_COUNT_MAX = (1 << 31) - (1 << 20)
+_SHAPES = ("all_reduce", "broadcast", "reduce")  # one block
+
+
+def reduces_on_gpu(op: str, dtype: str) -> bool:
+    """True if kernels have a reduce op for a dtype."""
+    return dtype in (_FLOATS if op == "AVG" else _NUMBERS) and op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
+
+
+def moved_as(itemsize: int, count: int) -> tuple[str, int]:
+    """The dtype, and how many elements, as which ``count`` elements of ``itemsize`` bytes are moved."""
+    dtype = {2: "int16", 4: "int32"}.get(itemsize, "int64" if itemsize % 8 == 0 else "int8")
+    return dtype, count * itemsize // _ITEMSIZES[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCall:
+    """A kind of call, the same on all ranks: ``count`` elements of a block; ``schedule``: chosen by name, or empty."""
+
+    collective: str
+    dtype: str
+    count: int
+    op: str = ""
+    root: int = 0
+    schedule: str = ""
+    chunks: int = 1
+
+    def blocks(self, world_size: int) -> int:
+        """Blocks of the whole tensor."""
+        return 1 if self.collective in _SHAPES else world_size
+
+
+_ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1}
+
+Launched = Callable[[int, int, int], None]
+"""Called with the raw stream, the addresses of input and output."""
+
+
+@lru_cache(maxsize=256)
+def _text(schedule: Schedule, rank: int, form: Form) -> tuple[str, str, int]:
+    """A kernel's name, the text of its module, the slots of a half."""
+    program = lower(schedule, rank, "put", True)
+    return kernel_name(program, form), module([kernel(program, form)]), max(program.slots, default=0)
+
+
+class KernelCalls:
+    """The kernels of a rank. ``multiprocessors``: the least of all ranks' GPUs; ``limit``: seconds that they wait."""
+
+    def __init__(self, workspace: Workspace, rank: int, world_size: int, multiprocessors: int, limit: float) -> None:
+        self.workspace, self.rank, self.size = workspace, rank, world_size
+        self._multiprocessors = min(multiprocessors, workspace.multiprocessors)
+        self.limit = limit
+
+    def schedule(self, call: GpuCall) -> Schedule | None:
+        """The schedule of a call; None if it goes to NCCL.
+
+        Raises UsageError if one was chosen by name that does not exist for the collective and the number of ranks.
+        """
+        nbytes = call.count * _ITEMSIZES[call.dtype] * call.blocks(self.size)
+        name = call.schedule or gpu_default(call.collective, nbytes, self.size)
+        if not name:
+            return None
+        if not 0 < call.count <= _COUNT_MAX:
+            if call.schedule and call.count:
+                raise UsageError(f"{call.collective} of {call.count} elements: kernels move up to {_COUNT_MAX}")
+            return None
+        return build(name, call.collective, self.size, call.root, call.chunks)
+
+    def prepare(self, call: GpuCall, header: int, aligned: bool) -> Launched | None:
+        """The launch of a kind of call, its kernel loaded; None if the call goes to NCCL.
+
+        ``header``: 32 bits that must be equal on all ranks; ``aligned``: input and output begin at multiples of 16
+        bytes. Raises UsageError as `schedule`, and `Unfit` for a schedule that kernels do not run.
+        """
+        schedule = self.schedule(call)
+        if schedule is None:
+            return None
+        pieces = schedule.collective.pieces
+        part = call.count if pieces == 1 else (-(-call.count // pieces) + 15) // 16 * 16
+        ragged = call.count % 16 != 0
+        _, _, slots = _text(schedule, self.rank, Form(call.op, True, ragged))
+        shape = launch_shape(part, _ITEMSIZES[call.dtype], slots, self._multiprocessors)
+        name, text, _ = _text(schedule, self.rank, Form(call.op, not shape.one_tile, ragged))
+        made = compiled(Kernel(name, text, call.dtype, shape.tile, shape.warps, not ragged, aligned))
+        launch, space, nanoseconds = launcher(made), self.workspace, int(min(self.limit, 1e9) * 1e9)
+        blocks, count = shape.blocks, call.count
+        signed = header - (1 << 32) if header >= 1 << 31 else header
+
+        def go(stream: int, source: int, target: int) -> None:
+            launch(
+                blocks, stream, source, target, space.bases, space.counters, space.record, count, signed, nanoseconds
+            )
+
+        return go

@@ -1,0 +1,199 @@
+"""The other hosts of a group, as one rank knows them: its channels to their ranks, and what became of these.
+
+Two channels go to a rank of another host: one for messages and news, to every such rank; one for meetings
+(crossing.py), between a rank and its proxies. Each has a thread that receives.
+"""
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unisono.transport.host import HostMap
+from unisono.transport.layout import AFFINITY, GAVE_UP, JOINED, LEFT, STATE
+from unisono.transport.mesh import Channel, Mesh, Receive
+from unisono.transport.segment import Segment
+
+__all__ = ["MEETING", "RING_BYTES", "RING_COUNTS", "Network"]
+
+MEETING, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER = range(7)
+"""Kinds of frames."""
+_MEETINGS, _MESSAGES = 1, 2
+_FRAME = 4096  # bytes of a frame beside those of a header
+_DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 1.0}
+"""Seconds after which a rank that is lost, has given up or has left will not arrive any more, as another rank of this
+host, its proxy, may be slow to lay down what it has sent."""
+_SLOW = 3.0  # s: the same for its proxy, which sees the last frame itself
+_OTHER_CORES = 1  # the mark of a set of cores that no rank of this host has
+_RANK = struct.Struct("<i")
+
+_Land = Callable[[int, memoryview, Receive], None]
+
+
+class Network:
+    """The channels of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``."""
+
+    def __init__(
+        self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], store: Any, timeout: float, limit: float
+    ) -> None:
+        self.hosts, self._segment, self._global_ranks = hosts, segment, global_ranks
+        self.deliver_meeting: _Land = lambda peer, body, receive: None
+        self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
+        self.activity: Callable[[int], str] = lambda rank: ""
+        """What a rank of this host does now, in words; asked by ranks of other hosts."""
+        self.closing: list[Callable[[float], None]] = []
+        """Called before the channels end, with the seconds that each may take."""
+        self._ended: dict[int, tuple[float, int, str]] = {}  # by rank: when, its state, its exit note or the error
+        self._through: set[int] = set()  # ranks whose last frame for a meeting has been laid down
+        self._proxied = set(hosts.proxied)
+        self._answers: dict[int, list[str]] = {}
+        self._receipts: set[int] = set()  # of ranks that have read that this one has left
+        self._answered = threading.Condition()
+        frame = _FRAME + -(-segment.layout.header // 256) * 256 + 256
+        address = hosts.places[hosts.rank].address
+        self._mesh = Mesh(store, hosts.rank, len(hosts.of), address, timeout, limit, frame, self._lost)
+        self.room = self._mesh.room
+        proxies = {hosts.proxy(hosts.rank, host) for host in range(len(hosts.hosts)) if host != hosts.mine}
+        self.meetings = {
+            peer: self._mesh.channel(peer, _MEETINGS, self._meeting) for peer in sorted(proxies | set(hosts.proxied))
+        }
+        self.messages: dict[int, Channel] = {
+            peer: self._mesh.channel(peer, _MESSAGES, self._message) for peer in hosts.remote
+        }
+        longs = segment.longs
+        for peer in hosts.remote:
+            longs[segment.field(peer, STATE)] = JOINED
+            longs[segment.field(peer, AFFINITY)] = _OTHER_CORES
+        segment.elsewhere = self
+
+    def start(self) -> None:
+        """Begins to receive, once all who handle frames are there."""
+        self._mesh.start()
+
+    @staticmethod
+    def clock() -> int:
+        """Now, as the times of calls are written."""
+        return time.monotonic_ns()
+
+    # Frames
+
+    def _meeting(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
+        if kind == MEETING and self.hosts.proxy(peer, self.hosts.mine) == self.hosts.rank:
+            self.deliver_meeting(peer, body, receive)
+        elif kind == _NEWS:
+            self._through.add(peer)
+
+    def _message(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
+        if kind in (RING_BYTES, RING_COUNTS):
+            self.deliver_message(peer, kind, body, receive)
+        elif kind == _NEWS:
+            (state,) = _RANK.unpack_from(body)
+            self._end(peer, state, bytes(body[_RANK.size :]).decode())
+            if state == LEFT:
+                self.messages[peer].send(_RECEIPT, b"")
+        elif kind == _RECEIPT:
+            with self._answered:
+                self._receipts.add(peer)
+                self._answered.notify_all()
+        elif kind == _QUESTION:
+            (rank,) = _RANK.unpack_from(body)
+            if rank in self.hosts.local:
+                self.messages[peer].send(_ANSWER, body[: _RANK.size].tobytes() + self.activity(rank).encode()[:2000])
+        elif kind == _ANSWER:
+            (rank,) = _RANK.unpack_from(body)
+            with self._answered:
+                self._answers.setdefault(rank, []).append(bytes(body[_RANK.size :]).decode())
+                self._answered.notify_all()
+
+    def _lost(self, peer: int, tag: int, words: str) -> None:
+        if tag == _MEETINGS:
+            self._through.add(peer)
+        self._end(peer, 0, words)
+
+    def _end(self, peer: int, state: int, note: str) -> None:
+        known = self._ended.get(peer)
+        if known is None or (known[1] != LEFT and state):
+            self._ended[peer] = (time.monotonic(), state, note)
+            with self._answered:
+                self._answered.notify_all()
+        if state:
+            self._segment.longs[self._segment.field(peer, STATE)] = state
+
+    # The ranks elsewhere
+
+    @property
+    def local(self) -> Sequence[int]:
+        """The ranks of this host."""
+        return self.hosts.local
+
+    @property
+    def ranks_of_hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of every host, as schedules take them."""
+        return tuple(map(tuple, self.hosts.hosts))
+
+    def __contains__(self, rank: int) -> bool:
+        """True if the rank is on another host."""
+        return self.hosts.of[rank] != self.hosts.mine
+
+    def proxy(self, rank: int) -> int:
+        """The rank of this host that lays down what a rank of another one sends for meetings."""
+        return self.hosts.proxy(rank, self.hosts.mine)
+
+    def who(self, rank: int, name: int) -> str:
+        """The rank, of global rank ``name``, in words."""
+        place = self.hosts.places[rank]
+        return f"rank {name} (pid {place.pid} on {place.hostname})"
+
+    def ended(self, rank: int) -> tuple[int, str] | None:
+        """The state of a rank that has left, has given up or is lost (0), with its exit note; None otherwise."""
+        found = self._ended.get(rank)
+        if found is None:
+            return None
+        since, state, note = found
+        if rank not in self._through and time.monotonic() < since + (_SLOW if rank in self._proxied else _DELAY[state]):
+            return None
+        return state, note
+
+    def publish(self, state: int, note: str) -> None:
+        """Notifies the ranks of other hosts that this rank has left or has given up; ``note``: its exit note."""
+        body = _RANK.pack(state) + note.encode()[: self.room - 64]
+        for channel in (*self.meetings.values(), *self.messages.values()):
+            channel.send(_NEWS, body)
+
+    def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]:
+        """What ranks of other hosts do now, in the words of a rank of their host; empty for one of which none comes."""
+        asked = [rank for rank in ranks if rank in self]
+        with self._answered:
+            for rank in asked:
+                self._answers.pop(rank, None)
+        for rank in asked:
+            for peer in self.hosts.hosts[self.hosts.of[rank]]:
+                self.messages[peer].send(_QUESTION, _RANK.pack(rank))
+        end = time.monotonic() + patience
+        with self._answered:
+            self._answered.wait_for(
+                lambda: all(any(self._answers.get(rank, ())) for rank in asked), max(0.0, end - time.monotonic())
+            )
+            return {rank: max(self._answers.get(rank, [""]), key=len) for rank in asked}
+
+    def leave(self, note: str, seconds: float) -> None:
+        """Sends what is left and publishes that this rank has left; then ends the channels and their threads.
+
+        Each of these takes ``seconds`` at most. A connection is not ended before the peer has read what was sent: a
+        peer that writes to one that is closed could lose what it has not read.
+        """
+        for close in self.closing:
+            close(seconds)
+        self.publish(LEFT, note)
+        with self._answered:
+            self._answered.wait_for(lambda: all(map(self._parted, self.hosts.remote)), seconds)
+        self._mesh.close(seconds)
+
+    def disown(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        self._mesh.disown()
+
+    def _parted(self, peer: int) -> bool:
+        """True if a rank has read that this one has left, has left itself, or is lost."""
+        return peer in self._receipts or self._ended.get(peer, (0, GAVE_UP))[1] != GAVE_UP

@@ -1,0 +1,175 @@
+"""The guard of calls on GPUs: headers compared on the host, without a wait, whatever carries the call out.
+
+Before a call is launched its rank writes the header into shared memory, numbered, and compares it with those of the
+peers that are as far. So of two ranks whose calls differ the later one raises before it launches anything; the earlier
+one, whose GPU waits by then, learns it at its next call or from its watcher (backend/device_watcher.py), which also
+looks for lost and late peers by `check`. A rank keeps its last headers only: of ranks further apart than that the
+checksum over all earlier headers, which every header carries, is compared at the next number that both have.
+"""
+
+import struct
+import time
+import zlib
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
+from unisono.runtime.call import SIGNATURE, Call, Site, call_site, site_text
+from unisono.runtime.header import Header, read_header
+from unisono.runtime.monitor import Monitor
+from unisono.transport import futex
+from unisono.transport.board import Board
+from unisono.transport.layout import DEVICE_ISSUED
+from unisono.units import name_ranks
+from unisono.watch.guard import table
+
+__all__ = ["DeviceGuard"]
+
+_SUMS = struct.Struct("<Q")
+_KEPT = 2048  # headers kept for reuse
+
+
+class DeviceGuard:
+    """One rank's guard in one group. `issued` and `check` raise; both are to be called by one thread at a time."""
+
+    def __init__(self, board: Board, global_ranks: Sequence[int], label: str, monitor: Monitor) -> None:
+        self._board, self._segment, self._rank = board, board.segment, board.rank
+        self._global_ranks, self._label, self._monitor = list(global_ranks), label, monitor
+        layout = board.segment.layout
+        self._depth, self._header = layout.DEVICE_CALLS, layout.header
+        self._numbers_at, self._headers_at = layout.device_numbers, layout.device_headers
+        self._peers = [rank for rank in range(board.size) if rank != board.rank]
+        self._issued_at = {peer: board.segment.field(peer, DEVICE_ISSUED) for peer in range(board.size)}
+        self._compared = dict.fromkeys(self._peers, 0)
+        self._headers: dict[Call, bytes] = {}
+        self._mine: deque[tuple[int, Call, bytes, float]] = deque(maxlen=self._depth)
+        self._sum = 0
+        self.number = 0
+        """Calls that this rank has issued."""
+
+    def issued(self, call: Call) -> None:
+        """Publishes a call's header and compares it; raises `MismatchError` if a peer's of the same number differs."""
+        header = self._headers.get(call)
+        if header is None:
+            if len(self._headers) >= _KEPT:
+                self._headers.clear()
+            header = self._headers[call] = call.header(self._board.size, self._header - _SUMS.size)
+        self._sum = zlib.crc32(call.signature, self._sum)
+        data = header + _SUMS.pack(self._sum)
+        number = self.number = self.number + 1
+        self._mine.append((number, call, data, time.monotonic()))
+        word, at = self._place(self._rank, number)
+        longs = self._segment.longs
+        longs[word] = 0
+        futex.release()
+        self._segment.raw[at : at + self._header] = data
+        futex.release()
+        longs[word] = longs[self._issued_at[self._rank]] = number
+        self.compare()
+
+    def compare(self) -> None:
+        """Compares all headers that have come since; raises `MismatchError`."""
+        longs, compared, mine = self._segment.longs, self._compared, self.number
+        for peer in self._peers:
+            last, done = min(longs[self._issued_at[peer]], mine), compared[peer]
+            if last > done:
+                self._compare(peer, max(done + 1, mine - self._depth + 1), last)
+                compared[peer] = last
+
+    def _compare(self, peer: int, first: int, last: int) -> None:
+        """Compares the headers of calls ``first`` to ``last`` with those of a peer, as far as both are there still."""
+        for number in range(first, last + 1):
+            theirs, mine = self._read(peer, number), self._own(number)
+            if theirs is not None and mine is not None and theirs != mine[2] and not self._agree(peer, mine[2], theirs):
+                raise MismatchError(self._words(number, mine[1]))
+
+    def check(self, timeout: float) -> None:
+        """Raises `PeerLostError` for a lost peer that has not issued what this rank has, `CollectiveTimeout` for a late
+        one, `MismatchError` as `compare`.
+        """
+        self.compare()
+        missing = [peer for peer in self._peers if self._published(peer) < self.number]
+        if not missing:
+            return
+        number = min(self._published(peer) for peer in missing) + 1
+        found = self._own(max(number, self.number - self._depth + 1))
+        if found is None:
+            return
+        call, since = found[1], found[3]
+        what = f"{call.describe(self._global_ranks)}, call no. {number} of {self._label} on GPUs,"
+        losses = self._monitor.losses(missing)
+        missing = [peer for peer in missing if self._published(peer) < number]
+        if losses and missing:
+            raise self._monitor.lost(f"{what} can not end", losses)
+        if missing and time.monotonic() - since > timeout:
+            absent = [self._global_ranks[peer] for peer in missing]
+            arrived = ", ".join(str(name) for name in self._global_ranks if name not in absent)
+            text = f"{what} did not end within {timeout:g} s: {name_ranks(absent)} missing (arrived: {arrived})"
+            raise CollectiveTimeout(text + self._monitor.lateness(missing))
+
+    def explain(self, peer: int) -> UnisonoError:
+        """The error of a kernel that gave up over ``peer``: what comparing finds, or else what is known."""
+        try:
+            self.compare()
+        except MismatchError as found:
+            return found
+        name = self._global_ranks[peer]
+        return CollectiveTimeout(f"a call of {self._label} on GPUs did not end: rank {name} did not arrive")
+
+    # Headers in shared memory
+
+    def _place(self, rank: int, number: int) -> tuple[int, int]:
+        """Of a header: its number among the words, its first byte."""
+        at = rank * self._depth + number % self._depth
+        return self._numbers_at // 8 + at, self._headers_at + at * self._header
+
+    def _published(self, rank: int) -> int:
+        return int(self._segment.longs[self._issued_at[rank]])
+
+    def _read(self, rank: int, number: int) -> bytes | None:
+        """A header; None if it is not there, or not any more."""
+        place = self._place(rank, number)
+        if self._segment.longs[place[0]] != number:
+            return None
+        futex.acquire()
+        data = self._segment.raw[place[1] : place[1] + self._header]
+        futex.acquire()
+        return data if self._segment.longs[place[0]] == number else None
+
+    def _own(self, number: int) -> tuple[int, Call, bytes, float] | None:
+        first = self._mine[0][0] if self._mine else 0
+        return self._mine[number - first] if self._mine and 0 <= number - first < len(self._mine) else None
+
+    def _agree(self, peer: int, mine: bytes, theirs: bytes) -> bool:
+        """True if two headers of one number describe one call, after equal calls."""
+        if mine[: SIGNATURE.size] != theirs[: SIGNATURE.size] or mine[-_SUMS.size :] != theirs[-_SUMS.size :]:
+            return False
+        size = self._board.size
+        pieces = struct.Struct(f"<{2 * size}Q")
+        here, there = (pieces.unpack_from(data, SIGNATURE.size) for data in (mine, theirs))
+        return bool(here[peer] == there[size + self._rank] and there[self._rank] == here[size + peer])
+
+    def _words(self, number: int, call: Call) -> str:
+        rows, signatures, site = [], {}, call_site()
+        for rank in range(self._board.size):
+            data = self._read(rank, number)
+            header = read_header(data[: -_SUMS.size]) if data is not None else None
+            if data is not None:
+                signatures[rank] = data[: SIGNATURE.size]
+            mine = rank == self._rank
+            words = call.describe(self._global_ranks) if mine else self._described(rank, number, header)
+            place: Site | None = site if mine and number == self.number else None
+            rows.append((self._global_ranks[rank], words, site_text(place) if place else ""))
+        usual, votes = Counter(signatures.values()).most_common(1)[0]
+        odd = [r for r, s in signatures.items() if s != usual or 2 * votes <= self._board.size]
+        listing = table(rows, [self._global_ranks[rank] for rank in odd])
+        earlier = "" if len(set(signatures.values())) > 1 else "\nEarlier calls, or sizes of pieces, differ."
+        return (
+            f"the ranks of {self._label} disagree about call no. {number} on GPUs:\n{listing}{earlier}\n"
+            "All ranks must make the same call; the group can only be destroyed."
+        )
+
+    def _described(self, rank: int, number: int, header: Header | None) -> str:
+        if header is not None:
+            return header.describe(self._global_ranks) + " refused its arguments" * header.refused
+        return "(has not come to it)" if self._published(rank) < number else "(has gone on)"

@@ -1,0 +1,81 @@
+"""What Triton makes of generated kernels, seen without a GPU: 16 bytes an access, and nothing narrower."""
+
+import re
+
+import pytest
+
+from unisono.algorithms import build
+from unisono.gpu.compile import HOPPER, Kernel, compiled, launcher, triton_missing
+from unisono.gpu.kernel_text import Form, kernel, kernel_name, module
+from unisono.program import lower
+
+pytestmark = pytest.mark.skipif(bool(triton_missing()), reason=triton_missing() or "-")
+
+CASES = [
+    ("one_shot", "all_reduce", 4, Form("SUM")), ("one_shot", "all_reduce", 2, Form("MAX", loop=False)),
+    ("two_phase", "all_reduce", 4, Form("SUM")), ("two_phase", "all_reduce", 8, Form("AVG")),
+    ("two_phase", "all_reduce", 4, Form("SUM", ragged=True)), ("direct", "all_gather", 4, Form()),
+    ("direct", "reduce_scatter", 4, Form("SUM")), ("direct", "all_to_all", 4, Form()),
+    ("star", "broadcast", 4, Form()),
+]  # fmt: skip
+
+
+def ptx(name: str, collective: str, n: int, form: Form, dtype: str, aligned: bool = True) -> str:
+    program = lower(build(name, collective, n), 1, "put", True)
+    text = module([kernel(program, form)])
+    made = compiled(Kernel(kernel_name(program, form), text, dtype, 4096, 8, not form.ragged, aligned), HOPPER)
+    return str(made.asm["ptx"])
+
+
+def accesses(text: str, what: str) -> list[str]:
+    """The loads and stores of data; flags, counters and addresses are single words of 32 or 64 bits."""
+    return re.findall(rf"(?:ld|st)\.global[.\w:]*\.{what}\b", text)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}{case[3].suffix}")
+def test_accesses_are_wide(case: tuple[str, str, int, Form]) -> None:
+    name, collective, n, form = case
+    text = ptx(name, collective, n, form, "bfloat16")
+    program = lower(build(name, collective, n), 1, "put", True)
+    broadcast = collective == "broadcast"
+    moved = sum(len(row.to) for row in program.rows)  # at least: values read are on top of it
+    assert len(accesses(text, "v4.b32")) >= (1 if broadcast else moved)
+    if not form.ragged:
+        assert not accesses(text, "(?:b16|b8)")
+    assert text.count("st.release.sys.global.u64") == program.meetings * (2 if form.ragged else 1)
+    assert "multimem" not in text
+
+
+def test_what_is_not_aligned_is_narrow_and_no_less_right() -> None:
+    assert accesses(ptx("one_shot", "all_reduce", 2, Form("SUM"), "bfloat16", aligned=False), "b16")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int64", "int32"])
+def test_every_dtype_compiles(dtype: str) -> None:
+    for op in ("SUM", "PRODUCT", "MIN", "MAX"):
+        assert ".version" in ptx("one_shot", "all_reduce", 2, Form(op), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_data_of_any_width_is_moved(dtype: str) -> None:
+    assert accesses(ptx("direct", "all_gather", 2, Form(), dtype), "v4.b32")
+
+
+def test_a_launcher_takes_integers() -> None:
+    calls: list[tuple[object, ...]] = []
+
+    class Run:
+        launch_cooperative_grid, launch_pdl = False, False
+
+        def launch(self, *arguments: object) -> None:
+            calls.append(arguments)
+
+    class Made:
+        _run, function, packed_metadata = Run(), "function", "metadata"
+
+        def _init_handles(self) -> None:
+            pass
+
+    launcher(Made())(3, 7, 1, 2)
+    fixed = ("function", False, False, None, None, "metadata", None, None, None)
+    assert calls == [(3, 1, 1, 7, *fixed, 1, 2, None, None)]

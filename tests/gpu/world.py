@@ -1,0 +1,82 @@
+"""N ranks on one GPU in one process: a workspace, a stream and kernels for each, bases in a plain table.
+
+What is tested so is all but the links: values, order of sums, meetings, guard, limits. A rank that does not take part
+in a call is one whose kernel is not launched.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from unisono.gpu.compile import triton_missing
+from unisono.gpu.kernels import GpuCall, KernelCalls, Launched
+from unisono.gpu.layout import NBYTES
+from unisono.gpu.workspace import Workspace
+
+__all__ = ["NEEDS_GPU", "World"]
+
+
+def _missing() -> str:
+    if os.environ.get("UNISONO_TEST_GPU") != "1":
+        return "GPUs are hidden in this run: make test-gpu"
+    if not torch.cuda.is_available():
+        return "there is no GPU"
+    return triton_missing()
+
+
+NEEDS_GPU = pytest.mark.skipif(bool(_missing()), reason=_missing() or "-")
+"""For tests that launch kernels."""
+
+
+class World:
+    """``limit``: seconds that a kernel waits."""
+
+    def __init__(self, n: int, limit: float = 5.0) -> None:
+        self.n, self.device = n, torch.device("cuda", 0)
+        self.memory = [torch.zeros(NBYTES, dtype=torch.uint8, device=self.device) for _ in range(n)]
+        bases = torch.tensor([m.data_ptr() for m in self.memory], dtype=torch.int64, device=self.device)
+        self.spaces = [Workspace(bases.data_ptr(), self.device, bases) for _ in range(n)]
+        # Blocks of all ranks must be on the one GPU at once.
+        most = self.spaces[0].multiprocessors // n
+        self.kernels = [KernelCalls(space, rank, n, most, limit) for rank, space in enumerate(self.spaces)]
+        self.streams = [torch.cuda.Stream() for _ in range(n)]
+        self.pool, self.kept = ThreadPoolExecutor(n), {}  # type: ignore[var-annotated]
+        torch.cuda.synchronize()
+
+    def run(
+        self,
+        call: GpuCall,
+        xs: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        *,
+        headers: Sequence[int] = (),
+        absent: Sequence[int] = (),
+        delays: Sequence[int] = (),
+    ) -> None:
+        """Launches the call on every rank's stream; all kernels are loaded before the first one waits."""
+        headers = headers or [7] * self.n
+        launches = list(self.pool.map(lambda rank: self.prepared(rank, call, headers[rank], xs, outs), range(self.n)))
+        for rank, launch in enumerate(launches):
+            if rank in absent:
+                continue
+            with torch.cuda.stream(self.streams[rank]):
+                if delays:
+                    torch.cuda._sleep(delays[rank])  # type: ignore[no-untyped-call]
+            launch(self.streams[rank].cuda_stream, xs[rank].data_ptr(), outs[rank].data_ptr())
+
+    def prepared(self, rank: int, call: GpuCall, header: int, xs: Any, outs: Any) -> Launched:
+        """The launch of a rank, kept."""
+        key = (rank, call, header, (xs[rank].data_ptr() | outs[rank].data_ptr()) % 16 == 0)
+        if key not in self.kept:
+            launch = self.kernels[rank].prepare(call, header, key[3])
+            assert launch is not None
+            self.kept[key] = launch
+        return self.kept[key]
+
+    def failures(self) -> list[str]:
+        """The kinds of the recorded failures by rank; empty where there is none."""
+        return [found.kind if (found := space.failure()) else "" for space in self.spaces]

@@ -1,0 +1,131 @@
+"""The guard of calls on GPUs, which needs no GPU: headers in shared memory, compared without a wait."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ranks import ranks
+from unisono.errors import MismatchError, UnisonoError
+from unisono.runtime.call import Call
+
+
+def guard() -> Any:
+    group: Any = dist.group.WORLD
+    return group._group.device_guard
+
+
+def call(numel: int, op: str = "SUM") -> Call:
+    return Call("all_reduce", torch.float32, (numel,), op)
+
+
+def equal_calls(rank: int, world_size: int) -> int:
+    for k in range(300):  # more than are kept; ranks drift apart
+        guard().issued(call(k % 7))
+        if k % 100 == 60 + rank:
+            time.sleep(0.02)
+    dist.barrier()
+    guard().compare()
+    guard().check(0.0)
+    return int(guard().number)
+
+
+def other_call(rank: int, world_size: int, early: bool) -> tuple[str, str]:
+    """The first error of a rank and when it came: at its call, or later, when it looks."""
+    for _ in range(3):
+        guard().issued(call(4))
+    dist.barrier()
+    first = (rank != 1) if early else (rank == 1)
+    found = ("", "")
+    for now in (True, False):
+        if first == now:
+            try:
+                guard().issued(call(5, "MAX" if rank == 1 else "SUM"))
+            except MismatchError as error:
+                found = ("at the call", str(error))
+        dist.barrier()
+    if not found[0]:
+        try:
+            guard().check(10.0)
+        except MismatchError as error:
+            found = ("later", str(error))
+    dist.barrier()
+    return found
+
+
+def missed(rank: int, world_size: int) -> str:
+    """Rank 1 leaves a call out and makes many others: its headers are gone when the others compare."""
+    shapes = [k % 5 for k in range(400)]
+    if rank == 1:
+        del shapes[100]
+        for numel in shapes:
+            guard().issued(call(numel))
+    dist.barrier()
+    try:
+        if rank != 1:
+            for numel in shapes[: len(shapes) - 1]:
+                guard().issued(call(numel))
+        dist.barrier()
+        guard().compare()
+    except MismatchError as error:
+        dist.barrier() if rank != 1 else None
+        return str(error)
+    return ""
+
+
+def late(rank: int, world_size: int) -> str:
+    if rank != 2:
+        guard().issued(call(4))
+    dist.barrier()
+    try:
+        guard().check(30.0)
+        time.sleep(0.05)
+        guard().check(0.01)
+    except UnisonoError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        dist.barrier()
+    return ""
+
+
+def fresh(n: int, fn: Any, *args: Any) -> list[Any]:
+    """On a default group of its own, whose guard has counted nothing."""
+    ranks(n, group=False).run(torch_free)
+    return ranks(n).run(fn, *args)
+
+
+def torch_free(rank: int, world_size: int) -> None:
+    """Between two groups."""
+
+
+def test_equal_calls_pass() -> None:
+    assert fresh(3, equal_calls) == [300] * 3
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_who_comes_later_raises_at_its_call_and_the_others_when_they_look(early: bool) -> None:
+    found = fresh(3, other_call, early)
+    for rank, (when, words) in enumerate(found):
+        assert when == ("later" if (rank != 1) == early else "at the call")
+        assert "the ranks of the default group disagree about call no. 4 on GPUs" in words
+        assert "all_reduce(float32 [5], MAX)" in words
+        assert "-> rank 1: " in words
+        assert "the group can only be destroyed" in words
+
+
+def test_a_call_left_out_long_ago_is_found() -> None:
+    found = fresh(3, missed)
+    assert "disagree about call no." in found[0]
+    assert "disagree about call no." in found[2]
+
+
+def test_a_late_rank_is_named() -> None:
+    found = fresh(3, late)
+    assert found[2] == ""
+    for words in found[:2]:
+        assert words.startswith(
+            "CollectiveTimeout: all_reduce(float32 [4], SUM), call no. 1 of the default group on GPUs"
+        )
+        assert "rank 2 missing (arrived: 0, 1)" in words
