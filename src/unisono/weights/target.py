@@ -54,6 +54,7 @@ class Target:
         self.own = lineup.own
         self._nbytes = {name: self.layout[name].nbytes_of(self.own) for name in self.names}
         self.number = {name: number for number, name in enumerate(self.names)}
+        self._moves: dict[Key, list[Move]] = {}
         self.windows = {
             (source, window.number): window
             for source, windows in enumerate(movement.windows)
@@ -172,9 +173,12 @@ class Target:
 
     def moves(self, key: Key) -> list[Move]:
         """Where the items of a window lie in this rank's tensors."""
-        window = self.windows[key]
-        moves = self._movement.plan.moves(self._movement.rank, window.chunk)
-        return [cut_move(moves[item.piece], item) for item in window.items]
+        if not self._moves:  # once for all updates of the line-up: a chunk has many windows
+            plan, rank = self._movement.plan, self._movement.rank
+            of = {chunk: plan.moves(rank, chunk) for chunk in {window.chunk for window in self.windows.values()}}
+            for each, window in self.windows.items():
+                self._moves[each] = [cut_move(of[window.chunk][item.piece], item) for item in window.items]
+        return self._moves[key]
 
     def checker(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> Checker:
         """The checksums of this rank's parts of some tensors."""
