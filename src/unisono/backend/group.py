@@ -200,7 +200,8 @@ class Group:
         Whatever it raises, the group is left.
         """
         try:
-            publish_self(self._store, self.rank)
+            with self._members.able():
+                publish_self(self._store, self.rank)
             self.join()
             self.ranks_here = ranks_here(self._store, self.rank, self.global_ranks, self.label)
         except BaseException as error:
