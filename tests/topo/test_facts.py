@@ -11,6 +11,7 @@ from unisono.backend.launchers import RankPlace
 from unisono.errors import UsageError
 from unisono.topo import facts
 from unisono.topo.facts import Facts, host_facts, resolve
+from unisono.transport import interfaces as interfaces_module
 from unisono.transport.interfaces import address_for_peers, address_towards, interface_of, interfaces, own_addresses
 
 
@@ -85,6 +86,10 @@ def test_the_address_for_peers_is_no_loopback_where_there_is_another(monkeypatch
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     first = next(iter(own_addresses()), "127.0.0.1")
     assert address_for_peers("") == address_for_peers("127.0.1.1") == address_for_peers("no.invalid") == first
+    monkeypatch.setattr(interfaces_module, "own_addresses", lambda name: ["172.17.0.1", "127.0.0.5"])
+    monkeypatch.setattr(interfaces_module, "address_towards", {"host0": "127.0.0.1", "host1": "127.0.0.5"}.__getitem__)
+    assert address_for_peers("host0", "host1") == "127.0.0.5"  # not that of docker0
+    monkeypatch.undo()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert address_for_peers("127.0.0.1") == "127.0.0.1"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")

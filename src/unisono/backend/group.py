@@ -38,9 +38,6 @@ __all__ = ["Group", "Operations"]
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
 _ENDED = "ended (its program came to an end, at its last line or by sys.exit) without destroy_process_group"
-_KNOWN = "known"  # in the place of a nonce: the default group knows the hosts
-_FLUSH = 10.0  # s that a rank which leaves waits for what it has sent to be on its way
-_SILENCE = 15.0  # s after which a host that does not answer is lost
 _page_lock = threading.RLock()  # held while the own page is opened or closed
 _last_failure: UnisonoError | None = None  # the failure of a group of this process, until the next one is made
 

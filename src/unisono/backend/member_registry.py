@@ -13,6 +13,7 @@ count each its own.
 
 import errno
 import json
+import logging
 import os
 import socket
 import time
@@ -275,10 +276,30 @@ class MemberRegistry:
 
     def report_absent(self) -> None:
         """Logs once, some seconds after a default group began to be made, which ranks have not come."""
-        if not self.counted and self._silent_until and time.monotonic() > self._silent_until:
-            self._silent_until = 0.0
-            me = f"rank {self._rank} of {len(self._global_ranks)} (pid {os.getpid()} on {socket.gethostname()})"
-            log_absent(me, self.absent(), ABSENT_SECONDS)
+        if self._silent_for_long():
+            log_absent(self._me(), self.absent(), ABSENT_SECONDS)
+
+    def report_claim(self, nonce: str) -> None:
+        """Logs once, as late, that the ranks which meet in memory ``nonce`` have another process for this one.
+
+        No error: they may be of an earlier attempt, on a host whose processes can not be looked up here.
+        """
+        if self.store.check([f"claimed/{self._rank}/{nonce}"]) and self._silent_for_long():
+            logging.getLogger("unisono").warning(
+                "%s: another process, on another host, has joined as rank %d. Give every process its own rank; this "
+                "one waits for the job to be started again",
+                *(self._me(), self._rank),
+            )
+
+    def _silent_for_long(self) -> bool:
+        """True once, `ABSENT_SECONDS` after a default group began to be made."""
+        if self.counted or not self._silent_until or time.monotonic() <= self._silent_until:
+            return False
+        self._silent_until = 0.0
+        return True
+
+    def _me(self) -> str:
+        return f"rank {self._rank} of {len(self._global_ranks)} (pid {os.getpid()} on {socket.gethostname()})"
 
     def absent(self) -> list[int]:
         """The global ranks that have not made this group."""

@@ -15,7 +15,7 @@ from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.runtime.network import Network
 from unisono.transport.host import Host, HostMap, Place
-from unisono.transport.mesh import interface
+from unisono.transport.interfaces import address_for_peers
 from unisono.transport.process import start_time
 from unisono.transport.segment import Segment, attach, create
 from unisono.units import name_ranks
@@ -83,9 +83,7 @@ class OverHosts:
         if store.add(f"came/{self._rank}", 1) > 1:
             self._check_claim(store)
             return None
-        self._check_interface()
-        mine = Place.mine(os.environ.get("MASTER_ADDR", ""))
-        store.set(str(self._rank), json.dumps(mine))
+        store.set(str(self._rank), json.dumps(self._place()))
         begun = time.monotonic()
         while missing := [rank for rank in range(size) if not store.check([str(rank)])]:
             if self._outdated(nonce):
@@ -96,6 +94,7 @@ class OverHosts:
                     f"{deadline - begun:g} s (world size {size}, on several hosts). Are all started, with the same "
                     "address and port?"
                 )
+            self._members.report_claim(nonce)
             self._members.check()
             self._members.check_reasons()
             time.sleep(_PAUSE)
@@ -117,10 +116,10 @@ class OverHosts:
                 f"{there.hostname}; give every process its own rank"
             )
 
-    def _check_interface(self) -> None:
-        """Raises `UsageError`, and lets the other ranks know, if an interface is named that is not there."""
+    def _place(self) -> Place:
+        """Where this rank is; raises `UsageError`, once all can read why, if it names an interface in vain."""
         try:
-            interface()
+            return Place.mine(self._members.store.host())
         except UsageError as error:
             self._members.cannot_join(f"can not join it ({error})")
             raise
@@ -137,7 +136,9 @@ class OverHosts:
         segment.longs[3] = int(self.hosts.oversubscribed)  # all ranks choose alike
         self._members.store.keep_alive(min(silence, timeout))
         store = self._members.store.plain(f"{self._birth}/mesh")
-        self._network = Network(segment, self.hosts, self._global_ranks, store, timeout, silence)
+        # Where the store is on this host, another one has found the way to it.
+        address = address_for_peers(self._members.store.host(), self.hosts.places[self.hosts.remote[0]].address)
+        self._network = Network(segment, self.hosts, self._global_ranks, address, store, timeout, silence)
 
     def start(self, activity: Callable[[int], str]) -> None:
         """Begins to receive; ``activity``: what a rank of this host does now, in words."""

@@ -110,6 +110,11 @@ class JobStore:
         with self._open() as store:
             return PrefixStore(f"{self._prefix}/{prefix}", store)  # type: ignore[arg-type]  # it is one of torch's
 
+    def host(self) -> str:
+        """The name or address under which this process reaches the store, MASTER_ADDR if it is no server."""
+        with self._open() as store:
+            return str(getattr(chain_of(store)[-1], "host", "") or os.environ.get("MASTER_ADDR", ""))
+
     def keep_alive(self, limit: float) -> None:
         """Ends the connection to the store, with an error of the call under way, if that is silent for ``limit`` s."""
         with self._open() as store:

@@ -109,7 +109,7 @@ class Crossing:
             self._stands_at = max(meeting, self._stands_at)
             self._turn.notify_all()
 
-    def _close(self, seconds: float) -> None:
+    def _close(self, deadline: float) -> None:
         """Lets waiting frames go: they are dropped."""
         self._stand_at(1 << 62)
 

@@ -7,6 +7,7 @@ way, so that nothing that arrives has to wait for room.
 
 import struct
 import threading
+import time
 from collections.abc import Sequence
 
 from unisono.runtime.network import RING_BYTES, RING_COUNTS, Network
@@ -50,14 +51,14 @@ class MirroredRings:
                 self._threads[peer] = thread
                 thread.start()
 
-    def _close(self, seconds: float) -> None:
-        """Sends on what is there, then ends the threads, waiting for each ``seconds`` at most."""
+    def _close(self, deadline: float) -> None:
+        """Sends on what is there, then ends the threads, waiting for them until ``deadline`` at most."""
         with self._starting:
             self._ended = True
         for peer in self._threads:
             self._bells[peer].add()
         for thread in self._threads.values():
-            thread.join(seconds)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self, peer: int) -> None:
         """Sends on what this rank writes for ``peer``, and what it has read from it."""

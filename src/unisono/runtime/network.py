@@ -32,18 +32,22 @@ _Land = Callable[[int, memoryview, Receive], None]
 
 
 class Network:
-    """The channels of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``."""
+    """The channels of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``.
+
+    ``address``, ``store``, ``timeout``, ``limit``: see `Mesh`.
+    """
 
     def __init__(
-        self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], store: Any, timeout: float, limit: float
-    ) -> None:
+        self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], address: str, store: Any, timeout: float,
+        limit: float,
+    ) -> None:  # fmt: skip
         self.hosts, self._segment, self._global_ranks = hosts, segment, global_ranks
         self.deliver_meeting: _Land = lambda peer, body, receive: None
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
         self.activity: Callable[[int], str] = lambda rank: ""
         """What a rank of this host does now, in words; asked by ranks of other hosts."""
         self.closing: list[Callable[[float], None]] = []
-        """Called before the channels end, with the seconds that each may take."""
+        """Called before the channels end, with the moment (``time.monotonic``) until which they may take."""
         self._ended: dict[int, tuple[float, int, str]] = {}  # by rank: when, its state, its exit note or the error
         self._through: set[int] = set()  # ranks whose last frame for a meeting has been laid down
         self._proxied = set(hosts.proxied)
@@ -51,7 +55,6 @@ class Network:
         self._receipts: set[int] = set()  # of ranks that have read that this one has left
         self._answered = threading.Condition()
         frame = _FRAME + -(-segment.layout.header // 256) * 256 + 256
-        address = hosts.places[hosts.rank].address
         self._mesh = Mesh(store, hosts.rank, len(hosts.of), address, timeout, limit, frame, self._lost)
         self.room = self._mesh.room
         proxies = {hosts.proxy(hosts.rank, host) for host in range(len(hosts.hosts)) if host != hosts.mine}
@@ -180,15 +183,17 @@ class Network:
     def leave(self, note: str, seconds: float) -> None:
         """Sends what is left and publishes that this rank has left; then ends the channels and their threads.
 
-        Each of these takes ``seconds`` at most. A connection is not ended before the peer has read what was sent: a
-        peer that writes to one that is closed could lose what it has not read.
+        All of this takes ``seconds`` at most, and then the end of the threads. A connection is not ended before the
+        peer has read what was sent: a peer that writes to one that is closed could lose what it has not read.
         """
+        deadline = time.monotonic() + seconds
         for close in self.closing:
-            close(seconds)
+            close(deadline)
         self.publish(LEFT, note)
         with self._answered:
-            self._answered.wait_for(lambda: all(map(self._parted, self.hosts.remote)), seconds)
-        self._mesh.close(seconds)
+            parted = lambda: all(map(self._parted, self.hosts.remote))  # noqa: E731
+            self._answered.wait_for(parted, deadline - time.monotonic())
+        self._mesh.close(deadline)
 
     def disown(self) -> None:
         """In a forked child: the connections are the parent's."""

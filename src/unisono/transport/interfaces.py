@@ -7,6 +7,7 @@ import ctypes
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from unisono.errors import UsageError
@@ -96,18 +97,19 @@ def address_towards(host: str, port: int = 9) -> str:
         return str(probe.getsockname()[0])
 
 
-def address_for_peers(towards: str) -> str:
+def address_for_peers(*towards: str) -> str:
     """The own address under which peers on other hosts reach this one.
 
-    The one on the way to ``towards`` (MASTER_ADDR, say) or, where that is empty, no name or this host itself, the first
-    of an interface; 127.0.0.1 on a host without any. Raises `UsageError` if GLOO_SOCKET_IFNAME names no interface.
+    The one on the way to the first of ``towards`` (MASTER_ADDR, say) that is neither empty, nor no name, nor an own
+    loopback address; else the first of an interface, and 127.0.0.1 on a host without any. Raises `UsageError` if
+    GLOO_SOCKET_IFNAME names no interface.
     """
     listed = own_addresses(os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0])
-    try:
-        found = address_towards(towards) if towards else ""
-    except OSError:
-        found = ""
-    return found if found in listed else next(iter(listed), "127.0.0.1")
+    for host in filter(None, towards):
+        with suppress(OSError):
+            if (found := address_towards(host)) in listed:
+                return found
+    return next(iter(listed), "127.0.0.1")
 
 
 def interface_of(address: str) -> str:

@@ -6,10 +6,18 @@ needed: keepalive for a rank that waits, TCP_USER_TIMEOUT for data that is not a
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
+from typing import NamedTuple
 
-__all__ = ["keep_alive", "shut_down", "sockets"]
+__all__ = ["Connection", "keep_alive", "shut_down", "sockets"]
+
+
+class Connection(NamedTuple):
+    """A connected TCP socket: once it is closed, its descriptor may be that of another one, of another inode."""
+
+    fd: int
+    inode: int
 
 
 def _open(fd: int) -> socket.socket | None:
@@ -33,37 +41,44 @@ def _open(fd: int) -> socket.socket | None:
     return None
 
 
-def sockets(port: int = 0) -> set[int]:
-    """The descriptors of this process that are connected TCP sockets; with ``port``, those connected to that port."""
+def sockets(port: int = 0) -> set[Connection]:
+    """The connected TCP sockets of this process; with ``port``, those connected to that port."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         if (copy := _open(int(name))) is not None:
             with closing(copy), suppress(OSError):
                 if not port or copy.getpeername()[1] == port:
-                    found.add(int(name))
+                    found.add(Connection(int(name), _inode(copy)))
     return found
 
 
-def keep_alive(fds: Iterable[int], limit: float) -> None:
-    """Ends connections, each a TCP socket, whose peer does not answer for ``limit`` seconds."""
+def _inode(copy: socket.socket) -> int:
+    return os.fstat(copy.fileno()).st_ino
+
+
+def _open_ones(connections: Iterable[Connection]) -> Iterator[socket.socket]:
+    """Duplicates of those that are still connected."""
+    for each in connections:
+        if (copy := _open(each.fd)) is not None:
+            with closing(copy):
+                if _inode(copy) == each.inode:
+                    yield copy
+
+
+def keep_alive(connections: Iterable[Connection], limit: float) -> None:
+    """Ends connections whose peer does not answer for ``limit`` seconds."""
     idle, interval = max(1, int(limit // 3)), max(1, int(limit // 6))
     count = max(1, round((limit - idle) / interval))
-    for fd in fds:
-        copy = _open(fd)
-        if copy is None:
-            continue
-        with closing(copy):
-            copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
-            copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
-            copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
-            copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * limit))
+    for copy in _open_ones(connections):
+        copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+        copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+        copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
+        copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * limit))
 
 
-def shut_down(fds: Iterable[int]) -> None:
-    """Ends connections, each a TCP socket, whoever holds them; what was sent arrives."""
-    for fd in fds:
-        copy = _open(fd)
-        if copy is not None:
-            with closing(copy), suppress(OSError):
-                copy.shutdown(socket.SHUT_RDWR)
+def shut_down(connections: Iterable[Connection]) -> None:
+    """Ends connections, whoever holds them; what was sent arrives."""
+    for copy in _open_ones(connections):
+        with suppress(OSError):
+            copy.shutdown(socket.SHUT_RDWR)

@@ -10,10 +10,9 @@ Debian and Ubuntu install it, the group that torch makes by itself can not be re
 """
 
 import ctypes
-import os
-import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -23,17 +22,17 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from unisono.errors import PeerLostError, UsageError
+from unisono.errors import PeerLostError
 from unisono.transport.keepalive import keep_alive, shut_down, sockets
 from unisono.transport.process import OwnThread
 
-__all__ = ["Channel", "Mesh", "Receive", "interface"]
+__all__ = ["Channel", "Mesh", "Receive"]
 
 _AHEAD = 3  # receives of a channel that are posted
 _HEAD = struct.Struct("<II")  # kind, bytes of the body
 _FOREVER = timedelta(days=10_000)
 _CONNECTING = 60.0  # s that ranks which are all there may take to connect
-_ENDING = 2.0  # s that a thread may take to end
+_ENDING = 2.0  # s that the threads may take to end
 _KEPT = 64  # sends whose buffers are kept at most
 
 Receive = Callable[[Sequence[torch.Tensor]], None]
@@ -45,8 +44,8 @@ _Lost = Callable[[int, int, str], None]
 class Mesh:
     """The Gloo group of all ranks of a group. Raises `PeerLostError` if the ranks can not be connected.
 
-    ``address``: of this host on the way to its peers, unless ``GLOO_SOCKET_IFNAME`` names an interface. ``limit``:
-    seconds after which a host that does not answer is lost. ``lost(peer, tag, words)`` is called when a channel fails.
+    ``address``: of this host on the way to its peers. ``limit``: seconds after which a host that does not answer is
+    lost. ``lost(peer, tag, words)`` is called when a channel fails.
     """
 
     def __init__(
@@ -55,16 +54,14 @@ class Mesh:
     ) -> None:  # fmt: skip
         self.rank, self.frame_nbytes, self.lost = rank, frame_nbytes, lost
         self.room = frame_nbytes - _HEAD.size
-        name = interface()
         before = sockets()
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=min(timeout, _CONNECTING))
         try:
-            device = ProcessGroupGloo.create_device(**({"interface": name} if name else {"hostname": address}))
-            options._devices = [device]
+            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
             self.gloo: Any = ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:
-            raise PeerLostError(f"the ranks can not be connected over {name or address}: {first(error)}") from error
+            raise PeerLostError(f"the ranks can not be connected over {address}: {first(error)}") from error
         self._sockets = sockets() - before
         keep_alive(self._sockets, limit)
         self._channels: list[Channel] = []
@@ -80,18 +77,19 @@ class Mesh:
         for channel in self._channels:
             channel.start()
 
-    def close(self, seconds: float) -> None:
-        """Ends the connections once all that was sent is on its way, or after ``seconds``; then the threads."""
+    def close(self, deadline: float) -> None:
+        """Ends the connections once all that was sent is on its way, or at ``deadline``; then the threads."""
         flushing = OwnThread(target=self._flush, name="unisono flushes", daemon=True)
         flushing.start()
-        flushing.join(seconds)
+        flushing.join(max(0.0, deadline - time.monotonic()))
         for channel in self._channels:
             channel.end()
         shut_down(self._sockets)  # no thread may wait in Gloo when Python ends
         threads = [flushing, *(thread for channel in self._channels for thread in channel.threads)]
+        deadline = time.monotonic() + _ENDING
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join(_ENDING)
+                thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
             self.disown()
             return
@@ -253,15 +251,6 @@ class Channel:
     def _fail(self, error: RuntimeError) -> None:
         if not self.ended:
             self._mesh.lost(self.peer, self._tag // 2, first(error))
-
-
-def interface() -> str:
-    """The interface that ``GLOO_SOCKET_IFNAME`` names, or nothing. Raises `UsageError` if this host has no such one."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    there = [each for _, each in socket.if_nameindex()]
-    if name and name not in there:
-        raise UsageError(f"GLOO_SOCKET_IFNAME is {name!r}, but {socket.gethostname()} has {', '.join(there)}: name one")
-    return name
 
 
 def first(error: BaseException) -> str:
