@@ -52,7 +52,9 @@ class Lead:
         attempt = self._attempt
         if attempt is None:
             if self._pushes and now >= self._deadline():
-                self._refuse("CollectiveTimeout", self._nobody(now))
+                waited = now - self._since
+                words = nobody_pushes(self._hub, self._pushes, self._receivers, waited, self._last)
+                self._refuse("CollectiveTimeout", words)
         elif now >= attempt.deadline:
             self._late(attempt)
         elif attempt.suspicion and now >= attempt.suspicion[0]:
@@ -200,8 +202,9 @@ class Lead:
 
     def _fit(self, attempt: Attempt) -> None:
         self._key = None
-        if not attempt.replicas:  # it goes to nobody
-            return self._all_moved(attempt)
+        if not attempt.replicas:
+            self._all_moved(attempt)  # it goes to nobody
+            return
         self._lineups += 1
         attempt.lineup, attempt.awaited = self._lineups, "fitted"
         parties = [
@@ -343,9 +346,6 @@ class Lead:
             self._key = None
         for each in attempt.members:
             self._give_up(each, attempt, "CollectiveTimeout" if each in own else "UpdateError", text)
-
-    def _nobody(self, now: float) -> str:
-        return nobody_pushes(self._hub, self._pushes, self._receivers, now - self._since, self._last)
 
     def _status(self) -> str:
         """Words for a replica that has waited in vain."""
