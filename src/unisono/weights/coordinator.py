@@ -58,6 +58,11 @@ class Coordinator:
             os.write(self._waking, b"c")  # before the thread knows: it closes what is written to
             self._thread.join(_CLOSING + 5)
 
+    def shown(self) -> dict[str, int | None]:
+        """The version that each replica shows, of those that have joined."""
+        parties = dict(self.parties)
+        return {name: party.shows for name, party in sorted(parties.items()) if party.complete}
+
     # The thread
 
     def _serve(self) -> None:

@@ -30,7 +30,7 @@ class Holds:
         """Nothing is shown within; yields the version."""
         me = threading.get_ident()
         with self._changed:
-            while not self._holders[me] and (self._writing or self._waiting):
+            while not self._holders[me] and (self._writing or self._waiting or self._late):
                 self._changed.wait()
             self._holders[me] += 1
         try:
@@ -83,6 +83,11 @@ class Holds:
             finally:
                 self._waiting -= 1
                 self._changed.notify_all()
+
+    def settle(self, seconds: float) -> bool:
+        """Waits until the version that `begin` has left to the last holder is shown; False if it is not in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._late is None and not self._writing, seconds)
 
     def done(self) -> None:
         """New holds may go on."""

@@ -17,10 +17,10 @@ def doing(attempt: Attempt, member: Member) -> str:
     activity = member.who.activity()
     if activity != "it runs":
         return f"has not come: {activity}"
+    if attempt.awaited == "shown" or (attempt.awaited == "ready" and member.held):
+        return "still holds the version before"
     if attempt.awaited == "ready":
         return "has not called " + ("push" if member.party.sender else "pull")
-    if attempt.awaited == "shown":
-        return "still holds the version before"
     return f"has not finished ({member.reached or 'announced'}); {activity}"
 
 

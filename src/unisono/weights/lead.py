@@ -52,10 +52,9 @@ class Lead:
         attempt = self._attempt
         if attempt is None:
             if self._pushes and now >= self._deadline():
-                self._refuse(
-                    "CollectiveTimeout",
-                    self._nobody(now),
-                )
+                waited = now - self._since
+                words = nobody_pushes(self._hub, self._pushes, self._receivers, waited, self._last)
+                self._refuse("CollectiveTimeout", words)
         elif now >= attempt.deadline:
             self._late(attempt)
         elif attempt.suspicion and now >= attempt.suspicion[0]:
@@ -99,7 +98,7 @@ class Lead:
             return
         attempt = self._attempt
         if message.kind == "shown" and not member.party.sender:
-            member.party.shows = int(message["version"])
+            member.party.shows, member.held = int(message["version"]), False
         if message.kind == "ready":
             member.describe(message)
         if message.kind == "late" and (attempt is None or member not in attempt.members):
@@ -144,7 +143,8 @@ class Lead:
             self._refuse("UpdateError", broken[0])
             return
         replicas = [party for party in self._hub.parties.values() if party.complete]
-        if self._disagree(replicas) or len(replicas) < min(self._receivers, 1 if self._number else self._receivers):
+        needed = 0 if self.version is not None else min(self._receivers, 1 if self._number else self._receivers)
+        if self._disagree(replicas) or len(replicas) < needed:
             return
         first = pushes[0]
         if self._gone and first["lost"] != "drop":
@@ -202,6 +202,9 @@ class Lead:
 
     def _fit(self, attempt: Attempt) -> None:
         self._key = None
+        if not attempt.replicas:
+            self._all_moved(attempt)  # it goes to nobody
+            return
         self._lineups += 1
         attempt.lineup, attempt.awaited = self._lineups, "fitted"
         parties = [
@@ -248,8 +251,6 @@ class Lead:
         attempt.awaited, self.version = "shown", attempt.version
         attempt.stats = [member.stats for party in attempt.replicas for member in party.ranks]
         attempt.names = [party.name for party in attempt.replicas]
-        for party in attempt.replicas:
-            party.shows = None
         sums = [[member.sums for member in party.ranks] for party in attempt.parties]
         for party, parts in zip(attempt.parties, sums, strict=True):
             others = sums[1:] if party.sender else [parts]
@@ -276,6 +277,7 @@ class Lead:
                 text=text,
                 receivers=[name for name in attempt.names if name not in attempt.lost],
                 lost=attempt.lost,
+                shows=self._hub.shown(),
                 seconds=time.monotonic() - attempt.began,
                 nbytes=sum(each.get("nbytes", 0) for each in stats),
                 moved=sum(each.get("moved", 0) for each in stats),
@@ -328,6 +330,8 @@ class Lead:
         words = "; ".join(f"{each} {doing(attempt, each)}" for each in missing) or "nobody else is late"
         if attempt.awaited == "shown":
             if member is None:
+                for each in missing:
+                    each.held = True
                 attempt.problems.append(("CollectiveTimeout", f"version {attempt.version} stands, but {words}"))
                 self._done(attempt)
             return
@@ -342,9 +346,6 @@ class Lead:
             self._key = None
         for each in attempt.members:
             self._give_up(each, attempt, "CollectiveTimeout" if each in own else "UpdateError", text)
-
-    def _nobody(self, now: float) -> str:
-        return nobody_pushes(self._hub, self._pushes, self._receivers, now - self._since, self._last)
 
     def _status(self) -> str:
         """Words for a replica that has waited in vain."""

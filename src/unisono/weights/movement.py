@@ -5,12 +5,13 @@ Every source has two pieces of memory that its peers map: the bucket (windows.py
     place       PACKED: in the bucket; UNCHANGED: not sent, the replica has it; else where it lies in the source's heap
     checksum    of the item's bytes, as a share of that of its whole tensor
 
-In step k all sources pack their k-th window, all ranks meet, the targets read. What lies in shared memory already is
-read there; then, and in a delta, tables go ahead of the data.
+In step k all sources pack their k-th window, and the targets read it. All ranks meet after some steps (`rounds`), so
+that sources pack while targets read, and a rank that has lost its core is seldom waited for. What lies in shared memory
+already is read there; then, and in a delta, tables go ahead of the data.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from unisono.weights.source import Packing, Source
 from unisono.weights.terms import PACKED, SLOTS, Numbers, Terms, call, half_of, rows_in
 from unisono.weights.windows import WINDOW, Window, windows_of
 
-__all__ = ["Movement"]
+__all__ = ["Movement", "rounds"]
 
 _LEAST = 64 << 10  # bytes of a window that are worth a meeting
 
@@ -124,8 +125,8 @@ class Movement:
             self.meet(terms)
         steps = self.steps(terms)
         own = steps[self.rank]
-        for step in range(max(map(len, steps), default=0)):
-            if step < len(own):
+        for each in rounds(steps):
+            for step in each[: max(len(own) - each.start, 0)]:
                 source.pack(own[step], packing, source.bucket[step % SLOTS], summing)
             self.meet(terms)
         if terms.tables:
@@ -137,7 +138,7 @@ class Movement:
         """Meets the others where they hand over what is not for this rank."""
         if terms.tables:
             self.meet(terms)
-        for _ in range(max(map(len, self.steps(terms)), default=0) + terms.tables):
+        for _ in range(len(rounds(self.steps(terms))) + terms.tables):
             self.meet(terms)
 
     def fetch(self, target: Any, reader: Any, terms: Terms) -> None:
@@ -147,12 +148,13 @@ class Movement:
         steps = self.steps(terms)
         if terms.tables:
             reader.begin(steps)
-        for step in range(max(map(len, steps), default=0)):
+        for each in rounds(steps):
             self.meet(terms)
-            for source, windows in enumerate(steps):
-                key = (source, windows[step].number) if step < len(windows) else None
-                if key in target.windows:
-                    reader.take(key, self.buckets[source][step % SLOTS])
+            for step in each:
+                for source, windows in enumerate(steps):
+                    key = (source, windows[step].number) if step < len(windows) else None
+                    if key in target.windows:
+                        reader.take(key, self.buckets[source][step % SLOTS])
         if terms.tables:
             self.meet(terms)
 
@@ -168,3 +170,17 @@ class Movement:
                 call(self.group, "largest", maxima)
             found.append(scales_of(fit, maxima) if self.lineup.sends else {})
         return found
+
+
+def rounds(steps: Sequence[Sequence[Window]]) -> list[range]:
+    """The steps between two meetings of all ranks: 1, 2, 4, 4, …, 2, 1, so that little is packed or read alone.
+
+    Two rounds that follow each other fit into the slots: one is packed while the other is read.
+    """
+    found: list[range] = []
+    first, stop = 0, max(map(len, steps), default=0)
+    while first < stop:
+        count = min(2 ** len(found), SLOTS // 2, max((stop - first + 1) // 2, 1))
+        found.append(range(first, first + count))
+        first += count
+    return found

@@ -12,6 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono import errors
 from unisono.errors import CollectiveTimeout, CorruptionError, MismatchError, PeerLostError, UnisonoError, UpdateError
+from unisono.runtime.loops import CHECKSUM, loops, wanted
 from unisono.transport.process import OwnThread
 from unisono.weights.lineup import Lineup, left, make_group
 from unisono.weights.movement import Movement
@@ -48,6 +49,8 @@ class Participant(ABC):
         self._group: Any = None
         self._store: Any = None
         self._sent = ""  # the signature that the lead knows
+        if wanted():
+            loops.kept(CHECKSUM)  # loaded now, not within the time of an update
 
     # What a side does
 

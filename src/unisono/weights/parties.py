@@ -23,6 +23,8 @@ class Member:
     who: Who
     reached: str = ""
     """What it has reported last in the update under way: ready, fitted, moved, shown."""
+    held: bool = False
+    """A decided version was not shown in time, and waits for those who hold."""
     signature: str = ""
     text: str = ""
     """A digest of what it holds, and that as it describes it."""

@@ -139,6 +139,7 @@ class Receiver:
                 try:
                     self._joining.join(deadline)
                     announced = self._announced(deadline)
+                    part.settle(announced, deadline)
                     began = time.monotonic()
                     part.take_part(announced, deadline, bases=part.bases())
                     return part.report(announced, time.monotonic() - began)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from unisono.weights.engine import ModuleEngine, as_engine
 from unisono.weights.hold import Holds
 from unisono.weights.holdings import signature_of
 from unisono.weights.layout import Sharding
+from unisono.weights.lineup import left
 from unisono.weights.movement import Movement
 from unisono.weights.participant import Participant, marked
 from unisono.weights.plan import Plan
@@ -24,6 +26,8 @@ from unisono.weights.update import Report
 from unisono.weights.wire import Message
 
 __all__ = ["Receiving"]
+
+_LOOK = 0.05  # s between two looks at the connection while threads hold
 
 
 class Receiving(Participant):
@@ -213,6 +217,20 @@ class Receiving(Participant):
         return f"version {version} is kept" if version is not None else "no version is shown yet"
 
     # As `Receiver` asks
+
+    def settle(self, announced: Message, deadline: float) -> None:
+        """Waits until a version that threads held off is shown, for it is in the standby.
+
+        Returns early if the announced update is given up. Raises `CollectiveTimeout`.
+        """
+        assert self.connection is not None
+        while not self.holds_of.settle(min(_LOOK, left(deadline))):
+            if time.monotonic() >= deadline:
+                raise self.late(announced["number"], announced["version"])
+            message = self.connection.receive()
+            if message is not None:
+                self.connection.unread(message)
+                return
 
     def bases(self) -> list[Any]:
         """The sender and the version of what is shown."""

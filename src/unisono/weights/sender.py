@@ -219,7 +219,7 @@ class Sender:
                 except Again:
                     announced = None
             elif message.kind == "done" and announced is not None and message["number"] == announced["number"]:
-                part.version = message["version"]
+                part.version, part.shown = message["version"], message["shows"]
                 if message["error"]:
                     raise _error_of(message)
                 return part.report(message, announced, snapshot)
@@ -231,9 +231,8 @@ class Sender:
 
     @property
     def receivers(self) -> dict[str, int | None]:
-        """The replicas that have joined, with the version that each shows; at rank 0, else empty."""
-        parties = dict(self._coordinator.parties) if self._coordinator is not None else {}
-        return {name: party.shows for name, party in sorted(parties.items()) if party.complete}
+        """The replicas that have joined, with the version each shows: now at rank 0, elsewhere after the last push."""
+        return self._coordinator.shown() if self._coordinator is not None else dict(self._part.shown)
 
     @property
     def plan(self) -> Plan | None:

@@ -32,6 +32,8 @@ class Sending(Participant):
         self._snapshot: Holdings | None = None
         self.current = self._holdings
         self.version: int | None = None
+        self.shown: dict[str, int | None] = {}
+        """The version that each replica showed after the last push."""
         self.plan: Plan | None = None
         self.bound = 0.0
         self._decided: tuple[Plan | None, Message | None] = None, None
@@ -122,6 +124,9 @@ class Sending(Participant):
 
     def show(self, announced: Message, decided: Message, deadline: float) -> None:
         """Keeps what the next update compares with."""
+        if not decided["lengths"]:  # it went to nobody
+            self._decided, self._base = (None, None), []
+            return
         if announced["checksum"]:
             self._decided = self.plan, decided
         if announced["delta"]:
@@ -150,7 +155,7 @@ class Sending(Participant):
             done["moved"],
             snapshot,
             done["seconds"],
-            self.bound,
+            self.bound if done["receivers"] else 0.0,
             announced["checksum"],
         )
 
