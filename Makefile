@@ -13,7 +13,7 @@ QUICK_OTHERS := $(addprefix tests/,drawing selection simulation topo verificatio
 # All tests, in halves of about equal length: what starts ranks that fail, hang and end, and mostly waits; and the rest,
 # where a new test is by itself. Side by side, but for what measures time, which comes after them with nothing beside it.
 UNIT_FAILING := $(addprefix tests/,hangs watch backend frameworks test_launch.py)
-UNIT_MEASURING := $(addprefix tests/,bench traces)
+UNIT_MEASURING := $(addprefix tests/,bench traces cli/test_signals.py)
 IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_MEASURING))
 
 .PHONY: run test unit-failing unit-others quick quick-proofs quick-others test-gpu test-frameworks test-hosts install lint types unit docs soak bench format clean
