@@ -34,11 +34,13 @@ def test_integers_in_and_out(loops: dict[str, Callable[..., int]]) -> None:
     assert loops["weigh"](large, 0, -1) == large - 4
 
 
-def test_code_is_made_anew_when_anything_in_it_changes() -> None:
-    sources = {file.resolve() for file in object_code._sources()}
+@pytest.mark.parametrize("kind", ["float32", *object_code._OWN])
+def test_code_is_made_anew_when_anything_in_it_changes(kind: str) -> None:
+    sources = {file.resolve() for file in object_code._sources(kind)}
     assert all(file.is_file() for file in sources)
     root = Path(object_code.__file__).parent.parent
-    for file in (file for name in object_code._COMPILED for file in root.glob(name)):
+    names = (*object_code._COMPILED, *object_code._OWN.get(kind, ()))
+    for file in (file for name in names for file in root.glob(name)):
         modules = re.findall(r"^from unisono\.([\w.]+) import", file.read_text(), re.MULTILINE)
         used = {(root / f"{module.replace('.', '/')}.py").resolve() for module in modules} - {root / "run.py"}
         needed = {each for each in used if each.is_file()} - {
