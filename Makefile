@@ -12,7 +12,7 @@ QUICK_OTHERS := $(addprefix tests/,drawing selection simulation topo verificatio
 
 # All tests, in halves of about equal length: what starts ranks that fail, hang and end, and mostly waits; and the rest,
 # where a new test is by itself. Side by side, but for what measures time, which comes after them with nothing beside it.
-UNIT_FAILING := $(addprefix tests/,hangs watch backend frameworks test_launch.py)
+UNIT_FAILING := $(addprefix tests/,hangs watch backend weights frameworks test_launch.py)
 UNIT_MEASURING := $(addprefix tests/,bench traces cli/test_signals.py)
 IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_MEASURING))
 
