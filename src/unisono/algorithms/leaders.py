@@ -115,6 +115,12 @@ def all_gather(world_size: int, chunks: int = 1, hosts: HostsOption = None) -> S
     return Schedule("leaders", Collective.of("all_gather", world_size, chunks), steps)
 
 
+def _one_block_each(cut: Cut, leaders: Ints, chunks: int) -> Step:
+    """From the leaders: to each of the other ranks its own block."""
+    others = cut.followers(leaders)
+    return Step.make(leaders[cut.group[others]], others, others * chunks, chunks)
+
+
 def _some(step: Step) -> Step:
     """Without the transfers of no chunks."""
     kept = step.count > 0
@@ -131,8 +137,7 @@ def reduce_scatter(world_size: int, chunks: int = 1, hosts: HostsOption = None) 
     """Sums to the leaders, an exchange between them of each host's blocks, and one block to each rank."""
     cut = cut_of(world_size, hosts, True)
     leaders = cut.leaders()
-    others = cut.followers(leaders)
-    down = Step.make(leaders[cut.group[others]], others, others * chunks, chunks)
+    down = _one_block_each(cut, leaders, chunks)
     steps = once(_whole(cut, leaders, world_size * chunks, True), _exchange(cut, leaders, chunks, True), down)
     return Schedule("leaders", Collective.of("reduce_scatter", world_size, chunks), steps)
 
@@ -143,9 +148,8 @@ def scatter(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption 
     cut = cut_of(world_size, hosts, False)
     leaders = cut.leaders(root)
     spans = cut.spans[cut.spans[:, 0] != cut.group[root]].T
-    others = cut.followers(leaders)
     out = Step.make(root, leaders[spans[0]], spans[1] * chunks, spans[2] * chunks)
-    down = Step.make(leaders[cut.group[others]], others, others * chunks, chunks)
+    down = _one_block_each(cut, leaders, chunks)
     return Schedule("leaders", Collective.of("scatter", world_size, chunks, root), once(out, down))
 
 
