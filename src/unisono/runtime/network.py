@@ -85,7 +85,7 @@ class Network:
         if kind == MEETING and self.hosts.proxy(peer, self.hosts.mine) == self.hosts.rank:
             self.deliver_meeting(peer, body, receive)
         elif kind == _NEWS:
-            self._through.add(peer)
+            self._complete(peer)
 
     def _message(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
         if kind in (RING_BYTES, RING_COUNTS):
@@ -110,9 +110,13 @@ class Network:
                 self._answered.notify_all()
 
     def _lost(self, peer: int, tag: int, words: str) -> None:
-        if tag == _MEETINGS:
-            self._through.add(peer)
+        if tag == _MEETINGS and self.meetings[peer].drained:
+            self._complete(peer)
         self._end(peer, 0, words)
+
+    def _complete(self, peer: int) -> None:
+        """Notes that a rank sends no frames for meetings any more, once all its data has been laid down."""
+        self.meetings[peer].after_data(lambda: self._through.add(peer))
 
     def _end(self, peer: int, state: int, note: str) -> None:
         known = self._ended.get(peer)

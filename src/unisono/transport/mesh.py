@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -126,18 +127,26 @@ class _Waiter:
                 self.thread.start()
         self._queue.put((works, done))
 
+    def afterwards(self, then: Callable[[], None]) -> None:
+        """Calls ``then`` once all that was added has ended, well or not."""
+        if self._started:
+            self._queue.put(((), then))
+        else:
+            then()
+
     def end(self) -> None:
         """Ends the thread."""
         self._queue.put(None)
 
     def _run(self) -> None:
-        try:
-            while (item := self._queue.get()) is not None:
-                for work in item[0]:
+        while (item := self._queue.get()) is not None:
+            works, done = item
+            try:
+                for work in works:
                     work.wait(_FOREVER)
-                item[1]()
-        except RuntimeError as error:
-            self._failed(error)
+                done()
+            except RuntimeError as error:
+                self._failed(error)
 
 
 class Channel:
@@ -152,7 +161,8 @@ class Channel:
         self._thread = OwnThread(target=self._run, name=f"unisono from rank {peer}", daemon=True)
         self._leaving = _Waiter(f"unisono data to rank {peer}", self._fail)
         self._coming = _Waiter(f"unisono data from rank {peer}", self._fail)
-        self.ended = False
+        self.ended = self.drained = False
+        """``drained``: the connection has failed and every frame that came before has been delivered."""
 
     @property
     def threads(self) -> list[threading.Thread]:
@@ -189,6 +199,10 @@ class Channel:
             self._fail(error)
         else:
             self._coming.add(works, done)
+
+    def after_data(self, then: Callable[[], None]) -> None:
+        """Calls ``then`` once all data that is expected has arrived or failed."""
+        self._coming.afterwards(then)
 
     def start(self) -> None:
         """Posts the first receives and begins to wait for them."""
@@ -232,15 +246,19 @@ class Channel:
         gloo, k = self._mesh.gloo, 0
         try:
             while not self.ended:
+                if not self._posted:
+                    raise RuntimeError("Connection closed by peer")
                 self._posted.popleft().wait(_FOREVER)
                 buffer = self._buffers[k]
                 view = memoryview(buffer.numpy().tobytes())
-                self._posted.append(gloo.recv([buffer], self.peer, self._tag))
+                with suppress(RuntimeError):  # the peer has gone: what has arrived before is delivered first
+                    self._posted.append(gloo.recv([buffer], self.peer, self._tag))
                 k = (k + 1) % _AHEAD
                 kind, nbytes = _HEAD.unpack_from(view)
                 if not self.ended:
                     self._deliver(self.peer, kind, view[_HEAD.size : _HEAD.size + nbytes], self._receive)
         except RuntimeError as error:
+            self.drained = True
             self._fail(error)
 
     def _receive(self, tensors: Sequence[torch.Tensor]) -> None:
