@@ -10,13 +10,15 @@ QUICK_OTHERS := $(addprefix tests/,drawing selection simulation topo verificatio
 	$(patsubst %,tests/cli/test_%.py,draw common list main pipeline plan simulate verify) \
 	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values)
 
-# All tests, in halves of about equal length: what starts ranks that fail, hang and end, and mostly waits; and the rest,
-# where a new test is by itself. Side by side, but for what measures time, which comes after them with nothing beside it.
-UNIT_FAILING := $(addprefix tests/,hangs watch backend weights frameworks test_launch.py)
+# All tests, in three parts of about equal length, side by side: what starts ranks that fail, hang and end, and mostly
+# waits; what starts programs and groups; and the rest, where a new test is by itself. What measures time comes after
+# them, with nothing beside it.
+UNIT_FAILING := $(addprefix tests/,hangs watch docs test_examples.py)
+UNIT_GROUPS := $(addprefix tests/,backend weights frameworks parallel train test_launch.py)
 UNIT_MEASURING := $(addprefix tests/,bench traces cli/test_signals.py)
-IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_MEASURING))
+IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_GROUPS) $(UNIT_MEASURING))
 
-.PHONY: run test unit-failing unit-others quick quick-proofs quick-others test-gpu test-frameworks test-hosts install lint types unit docs soak bench format clean
+.PHONY: run test unit-failing unit-groups unit-others quick quick-proofs quick-others test-gpu test-frameworks test-hosts install lint types unit docs soak bench format clean
 
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
@@ -38,12 +40,15 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-unit: install           ## all tests; each half shows what it did when it ends
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync unit-failing unit-others
+unit: install           ## all tests; each part shows what it did when it ends
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync unit-failing unit-groups unit-others
 	$(BIN)/python -m pytest $(UNIT_MEASURING)
 
 unit-failing:
 	$(BIN)/python -m pytest $(UNIT_FAILING)
+
+unit-groups:
+	$(BIN)/python -m pytest $(UNIT_GROUPS)
 
 unit-others:
 	$(BIN)/python -m pytest $(IGNORED)
