@@ -76,6 +76,18 @@ def test_a_folder_collected_without_the_command_is_reported(tmp_path: Path, monk
     assert "all_reduce(float32 [4], SUM)" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_a_rank_that_is_terminated_leaves_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun ends its ranks, right behind a Ctrl-C."""
+    end = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+    (tmp_path / "program.py").write_text(PROGRAM.partition("dist.destroy_process_group()")[0] + end)
+    monkeypatch.setenv("UNISONO_TRACE", str(tmp_path / "there"))
+    program = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "store"), "0"]
+    assert subprocess.run(program, capture_output=True, text=True, check=False).returncode == -signal.SIGTERM
+    result = _trace("--no-bound", "--out", str(tmp_path / "out"), "--from", str(tmp_path / "there"))
+    assert result.exit_code == 0, result.output
+    assert "all_reduce(float32 [4], SUM)" in (tmp_path / "out" / "report.html").read_text()
+
+
 SLEEPER = """
 import pathlib, signal, sys, time
 def end(number, frame):

@@ -12,6 +12,7 @@ import functools
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -20,6 +21,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from multiprocessing import util
 from pathlib import Path
+from signal import SIGTERM
+from types import FrameType
 from typing import Any
 
 from unisono.errors import CollectiveTimeout, DeadlockError, PeerLostError
@@ -90,6 +93,16 @@ class Collector:
             self._start_profiler()
         atexit.register(self.write)
         util.Finalize(None, self.write, exitpriority=100)  # processes of multiprocessing end without atexit
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(SIGTERM) is signal.SIG_DFL:
+            signal.signal(SIGTERM, self._terminated)  # torchrun sends it right behind a Ctrl-C
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        """Write, then end as without a handler."""
+        try:
+            self.write()
+        finally:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     def stop(self) -> None:
         """Take every wrapper off again."""
@@ -97,6 +110,8 @@ class Collector:
             setattr(owner, name, original)
         self._undo.clear()
         atexit.unregister(self.write)
+        if signal.getsignal(SIGTERM) == self._terminated:
+            signal.signal(SIGTERM, signal.SIG_DFL)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         self._undo.append((owner, name, vars(owner)[name]))
@@ -234,9 +249,7 @@ class Collector:
 
         The first time in the thread that has started the profiler stops that, and writes its events too.
         """
-        if (
-            sys.is_finalizing()
-        ):  # a group that something has kept until the end: it has been written, at exit at the latest
+        if sys.is_finalizing():  # a group that something has kept: it has been written, at exit at the latest
             return
         with self._writing:
             self.keep()
