@@ -47,6 +47,7 @@ FORKS.set_forkserver_preload(
 
 BACKEND = "unisono"
 TIMEOUT = 60.0  # seconds one run() may take, unless it says otherwise
+HOSTS = int(os.environ.get("UNISONO_TEST_HOSTS", "1"))  # over so many the ranks are spread, by turns: make test-hosts
 GRACE = 8.0  # seconds the other ranks get to end once one of them has failed
 DUMP_STACKS = signal.SIGRTMIN + 7
 PR_SET_PDEATHSIG = 1
@@ -206,6 +207,8 @@ def _serve(rank: int, pipe: connection.Connection, stack_file: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+    if HOSTS > 1:
+        _be_on_host(rank % HOSTS)
     # Every other rank uses the compiled loops: both ways are tested, and that they understand each other.
     os.environ["UNISONO_FUSED"] = "0" if rank % 2 else "now"
     warnings.simplefilter("error")
@@ -225,6 +228,16 @@ def _serve(rank: int, pipe: connection.Connection, stack_file: str) -> None:
                 answer = pickle.dumps((False, traceback.format_exc()))
             with contextlib.suppress(OSError):
                 pipe.send_bytes(answer)
+
+
+def _be_on_host(number: int) -> None:
+    """Replaces what tells this rank's host from others."""
+    import socket
+
+    from unisono.transport import host
+
+    host._boot_id = lambda: f"boot-{number}"
+    socket.gethostname = lambda: f"host{number}"
 
 
 def _obey(rank: int, kind: str, *details: Any) -> Any:

@@ -198,6 +198,10 @@ class Network:
             parted = lambda: all(map(self._parted, self.hosts.remote))  # noqa: E731
             self._answered.wait_for(parted, deadline - time.monotonic())
         self._mesh.close(deadline)
+        # Those who handle frames hold the group's memory, and it holds this: it ends here, not when Python collects it.
+        self.closing.clear()
+        self._segment.elsewhere = None
+        del self.deliver_meeting, self.deliver_message, self.activity
 
     def disown(self) -> None:
         """In a forked child: the connections are the parent's."""

@@ -96,6 +96,8 @@ class Mesh:
             return
         for channel in self._channels:
             channel.forget()
+        self._channels.clear()
+        self.lost = _ignore
         self.gloo = None  # now, not when Python ends
 
     def disown(self) -> None:
@@ -177,7 +179,8 @@ class Channel:
         self._coming.end()
 
     def forget(self) -> None:
-        """Drops the messages that were posted; no thread waits for them any more."""
+        """Drops the messages that were posted, and the callback; no thread waits for them any more."""
+        self._deliver = _ignore
         self._posted.clear()
         self._sent.clear()
 
@@ -269,6 +272,10 @@ class Channel:
     def _fail(self, error: RuntimeError) -> None:
         if not self.ended:
             self._mesh.lost(self.peer, self._tag // 2, first(error))
+
+
+def _ignore(*_: Any) -> None:
+    """Takes the place of the callbacks of a mesh that is closed: they hold the group's memory."""
 
 
 def first(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from unisono.transport.layout import (
     MESSAGE_ERROR,
 )
 from unisono.transport.process import Identity, alive, fate, stopped
-from unisono.transport.segment import Segment
+from unisono.transport.segment import Elsewhere, Segment
 from unisono.watch.exit_notes import read_exit_note
 from unisono.watch.status_page import OwnPage, own_page
 
@@ -30,28 +30,29 @@ REPLACED = "has replaced itself by another program (exec)"
 
 
 def _who(segment: Segment, rank: int, name: int) -> str:
-    if segment.elsewhere is not None and rank in segment.elsewhere:
-        return segment.elsewhere.who(rank, name)
+    elsewhere = segment.elsewhere
+    if elsewhere is not None and rank in elsewhere:
+        return elsewhere.who(rank, name)
     return f"rank {name} (pid {segment.identity(rank).pid} on {socket.gethostname()})"
 
 
 def loss(segment: Segment, rank: int, name: int) -> Loss | None:
     """The loss of ``rank`` (global rank ``name``); None if it may still arrive."""
-    if segment.elsewhere is not None and rank in segment.elsewhere:
-        return _loss_elsewhere(segment, rank, name)
+    elsewhere = segment.elsewhere
+    if elsewhere is not None and rank in elsewhere:
+        return _loss_elsewhere(elsewhere, rank, name)
     who = segment.identity(rank)
     found = _loss(segment, rank, name, who) if who.pid else None
     return found and found._replace(who=who)
 
 
-def _loss_elsewhere(segment: Segment, rank: int, name: int) -> Loss | None:
+def _loss_elsewhere(elsewhere: Elsewhere, rank: int, name: int) -> Loss | None:
     """The same of a rank of another host, by what it or its connection has reported."""
-    assert segment.elsewhere is not None
-    ended = segment.elsewhere.ended(rank)
+    ended = elsewhere.ended(rank)
     if ended is None:
         return None
     state, note = ended
-    here, left = _who(segment, rank, name), read_exit_note(note)
+    here, left = elsewhere.who(rank, name), read_exit_note(note)
     if state == LEFT:
         return Loss(f"{here} {left.words or 'has left the group'}", left.cause)
     if state == GAVE_UP:
@@ -113,17 +114,15 @@ def lateness(
     asked = [segment.identity(rank) for rank in there]
     answers = dict(zip(there, own.stacks_of(asked, patience), strict=True))
     doing = {rank: now(segment.identity(rank), answers[rank]) for rank in there}
-    if segment.elsewhere is not None:
-        doing |= segment.elsewhere.activities(missing, 2 * patience)
-        missing = [*missing, *_stopped_proxies(segment, missing)]
+    if (elsewhere := segment.elsewhere) is not None:
+        doing |= elsewhere.activities(missing, 2 * patience)
+        missing = [*missing, *_stopped_proxies(segment, elsewhere, missing)]
         doing |= {rank: now(segment.identity(rank), "") for rank in missing if rank not in doing}
     return "".join(f"\n  {_late(segment, rank, global_ranks[rank], doing.get(rank))}" for rank in missing)
 
 
-def _stopped_proxies(segment: Segment, missing: Sequence[int]) -> list[int]:
+def _stopped_proxies(segment: Segment, elsewhere: Elsewhere, missing: Sequence[int]) -> list[int]:
     """The ranks of this host that are stopped, and lay down what missing ranks of other hosts send."""
-    elsewhere = segment.elsewhere
-    assert elsewhere is not None
     proxies = {elsewhere.proxy(rank) for rank in missing if rank in elsewhere}
     return [rank for rank in sorted(proxies - set(missing)) if stopped(segment.identity(rank))]
 
