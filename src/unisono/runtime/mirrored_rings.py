@@ -70,7 +70,7 @@ class MirroredRings:
             while sent < written:
                 start = sent % out.capacity
                 nbytes = min(written - sent, out.capacity - start, _MOST)
-                inline = nbytes <= self._network.room - _BYTES.size
+                inline = nbytes <= channel.room - _BYTES.size
                 head = _BYTES.pack(sent, nbytes, out.posted(), inline)
                 at = out.start + start
                 if inline:

@@ -20,7 +20,8 @@ __all__ = ["MEETING", "RING_BYTES", "RING_COUNTS", "Network"]
 MEETING, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER = range(7)
 """Kinds of frames."""
 _MEETINGS, _MESSAGES = 1, 2
-_FRAME = 4096  # bytes of a frame beside those of a header
+_MEETING_ROOM, _MESSAGE_ROOM = 256 << 10, 16 << 10
+"""Bytes of data that a frame takes: as much as is sent to all ranks of a host as it is (choice.py); of a message."""
 _DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 1.0}
 """Seconds after which a rank that is lost, has given up or has left will not arrive any more, as another rank of this
 host, its proxy, may be slow to lay down what it has sent."""
@@ -54,15 +55,16 @@ class Network:
         self._answers: dict[int, list[str]] = {}
         self._receipts: set[int] = set()  # of ranks that have read that this one has left
         self._answered = threading.Condition()
-        frame = _FRAME + -(-segment.layout.header // 256) * 256 + 256
-        self._mesh = Mesh(store, hosts.rank, len(hosts.of), address, timeout, limit, frame, self._lost)
-        self.room = self._mesh.room
+        self._mesh = Mesh(store, hosts.rank, len(hosts.of), address, timeout, limit, self._lost)
         proxies = {hosts.proxy(hosts.rank, host) for host in range(len(hosts.hosts)) if host != hosts.mine}
+        self.room = _MEETING_ROOM + segment.layout.header + segment.layout.TEXT
+        """Bytes of a frame of a meeting."""
         self.meetings = {
-            peer: self._mesh.channel(peer, _MEETINGS, self._meeting) for peer in sorted(proxies | set(hosts.proxied))
+            peer: self._mesh.channel(peer, _MEETINGS, self.room, self._meeting)
+            for peer in sorted(proxies | set(hosts.proxied))
         }
         self.messages: dict[int, Channel] = {
-            peer: self._mesh.channel(peer, _MESSAGES, self._message) for peer in hosts.remote
+            peer: self._mesh.channel(peer, _MESSAGES, _MESSAGE_ROOM, self._message) for peer in hosts.remote
         }
         longs = segment.longs
         for peer in hosts.remote:
@@ -164,7 +166,7 @@ class Network:
 
     def publish(self, state: int, note: str) -> None:
         """Notifies the ranks of other hosts that this rank has left or has given up; ``note``: its exit note."""
-        body = _RANK.pack(state) + note.encode()[: self.room - 64]
+        body = _RANK.pack(state) + note.encode()[: _MESSAGE_ROOM - 64]
         for channel in (*self.meetings.values(), *self.messages.values()):
             channel.send(_NEWS, body)
 

@@ -1,9 +1,10 @@
-"""Connections between the ranks of a group on several hosts: frames of one fixed size over a Gloo group of our own.
+"""Connections between the ranks of a group on several hosts: frames over a Gloo group of our own.
 
 torch's ProcessGroupGloo carries a message once its receive is posted, so a message whose receive is posted late costs a
-round trip; and it survives no message whose size differs from its receive's. So a `Channel` between two ranks carries
-frames of one size, whose receives are posted ahead; what does not fit into a frame follows in messages whose sizes the
-frame gives. Frames of a channel arrive in the order in which they were sent.
+round trip; and it aborts over a message that is longer than its receive. So a `Channel` between two ranks carries
+frames of at most its ``room``, whose receives are posted ahead, for as much; a frame that is shorter leaves the rest of
+the buffer as it was, and gives its own length. What does not fit into a frame follows in messages whose sizes the frame
+gives. Frames of a channel arrive in the order in which they were sent.
 
 The Gloo group is made on the interface that leads to the peers: where a host's own name resolves to 127.0.1.1, as
 Debian and Ubuntu install it, the group that torch makes by itself can not be reached.
@@ -17,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import cycle
 from queue import SimpleQueue
 from typing import Any
 
@@ -50,11 +52,9 @@ class Mesh:
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, address: str, timeout: float, limit: float, frame_nbytes: int,
-        lost: _Lost,
-    ) -> None:  # fmt: skip
-        self.rank, self.frame_nbytes, self.lost = rank, frame_nbytes, lost
-        self.room = frame_nbytes - _HEAD.size
+        self, store: Any, rank: int, size: int, address: str, timeout: float, limit: float, lost: _Lost
+    ) -> None:
+        self.rank, self.lost = rank, lost
         before = sockets()
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=min(timeout, _CONNECTING))
@@ -67,9 +67,12 @@ class Mesh:
         keep_alive(self._sockets, limit)
         self._channels: list[Channel] = []
 
-    def channel(self, peer: int, tag: int, deliver: _Deliver) -> "Channel":
-        """A channel to and from ``peer``; ``deliver(peer, kind, body, receive)`` is called for each arriving frame."""
-        channel = Channel(self, peer, tag, deliver)
+    def channel(self, peer: int, tag: int, room: int, deliver: _Deliver) -> "Channel":
+        """A channel to and from ``peer``, for bodies of ``room`` bytes.
+
+        ``deliver(peer, kind, body, receive)`` is called for each arriving frame; ``body`` is its alone until it returns.
+        """
+        channel = Channel(self, peer, tag, room, deliver)
         self._channels.append(channel)
         return channel
 
@@ -152,14 +155,17 @@ class _Waiter:
 
 
 class Channel:
-    """Frames between this rank and one peer, see the module's text. Two tags of Gloo, ``2 * tag`` and the next."""
+    """Frames between this rank and one peer, see the module's text. Two tags of Gloo, ``2 * tag`` and the next.
 
-    def __init__(self, mesh: Mesh, peer: int, tag: int, deliver: _Deliver) -> None:
-        self._mesh, self.peer, self._tag, self._deliver = mesh, peer, 2 * tag, deliver
+    ``room``: bytes of a frame's body at most.
+    """
+
+    def __init__(self, mesh: Mesh, peer: int, tag: int, room: int, deliver: _Deliver) -> None:
+        self._mesh, self.peer, self._tag, self.room, self._deliver = mesh, peer, 2 * tag, room, deliver
         self._sending = threading.RLock()
         self._sent: deque[Any] = deque()
         self._posted: deque[Any] = deque()
-        self._buffers = [torch.zeros(mesh.frame_nbytes, dtype=torch.uint8) for _ in range(_AHEAD)]
+        self._buffers = [torch.empty(_HEAD.size + room, dtype=torch.uint8) for _ in range(_AHEAD)]
         self._thread = OwnThread(target=self._run, name=f"unisono from rank {peer}", daemon=True)
         self._leaving = _Waiter(f"unisono data to rank {peer}", self._fail)
         self._coming = _Waiter(f"unisono data from rank {peer}", self._fail)
@@ -220,10 +226,7 @@ class Channel:
         """
         if self.ended:
             return
-        frame = torch.zeros(self._mesh.frame_nbytes, dtype=torch.uint8)
-        view: Any = frame.numpy().data
-        _HEAD.pack_into(view, 0, kind, len(body))
-        view[_HEAD.size : _HEAD.size + len(body)] = body
+        frame = torch.frombuffer(bytearray(b"".join((_HEAD.pack(kind, len(body)), body))), dtype=torch.uint8)
         gloo = self._mesh.gloo
         try:
             with self._sending:
