@@ -8,28 +8,41 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from unisono.transport.host import HostMap
-from unisono.transport.layout import AFFINITY, GAVE_UP, JOINED, LEFT, STATE
+from unisono.transport.layout import AFFINITY, GAVE_UP, JOINED, LEFT, MEETINGS, STATE
 from unisono.transport.mesh import Channel, Mesh, Receive
 from unisono.transport.segment import Segment
 
-__all__ = ["MEETING", "RING_BYTES", "RING_COUNTS", "Network"]
+__all__ = ["MEETING", "MEETING_ROOM", "RING_BYTES", "RING_COUNTS", "Network"]
 
 MEETING, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER = range(7)
 """Kinds of frames."""
 _MEETINGS, _MESSAGES = 1, 2
-_MEETING_ROOM, _MESSAGE_ROOM = 256 << 10, 16 << 10
-"""Bytes of data that a frame takes: as much as is sent to all ranks of a host as it is (choice.py); of a message."""
-_DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 1.0}
-"""Seconds after which a rank that is lost, has given up or has left will not arrive any more, as another rank of this
-host, its proxy, may be slow to lay down what it has sent."""
-_SLOW = 3.0  # s: the same for its proxy, which sees the last frame itself
+MEETING_ROOM, _MESSAGE_ROOM = 256 << 10, 16 << 10
+"""Bytes of data that a frame takes: of all ranks of a host, as much as is sent there as it is (choice.py); of a
+message."""
+_DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 5.0}
+"""Seconds after which a rank that is lost, has given up or has left will not arrive any more, although it has begun
+more meetings than have come here: other ranks send for it, and other ones of this host lay that down."""
+_NEVER = 1 << 62  # meetings
 _OTHER_CORES = 1  # the mark of a set of cores that no rank of this host has
 _RANK = struct.Struct("<i")
+_STATE = struct.Struct("<iQ")  # state, meetings begun
 
-_Land = Callable[[int, memoryview, Receive], None]
+
+class _Ended(NamedTuple):
+    """What became of a rank: when this was known, its state (0: lost), its exit note or the error, meetings begun."""
+
+    since: float
+    state: int
+    note: str
+    met: int
+
+
+_STAYS = _Ended(0.0, GAVE_UP, "", _NEVER)
+_Land = Callable[[int, memoryview], None]
 
 
 class Network:
@@ -43,26 +56,19 @@ class Network:
         limit: float,
     ) -> None:  # fmt: skip
         self.hosts, self._segment, self._global_ranks = hosts, segment, global_ranks
-        self.deliver_meeting: _Land = lambda peer, body, receive: None
+        self.deliver_meeting: _Land = lambda peer, body: None
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
         self.activity: Callable[[int], str] = lambda rank: ""
         """What a rank of this host does now, in words; asked by ranks of other hosts."""
         self.closing: list[Callable[[float], None]] = []
         """Called before the channels end, with the moment (``time.monotonic``) until which they may take."""
-        self._ended: dict[int, tuple[float, int, str]] = {}  # by rank: when, its state, its exit note or the error
-        self._through: set[int] = set()  # ranks whose last frame for a meeting has been laid down
-        self._proxied = set(hosts.proxied)
+        self._ended: dict[int, _Ended] = {}  # by rank
         self._answers: dict[int, list[str]] = {}
         self._receipts: set[int] = set()  # of ranks that have read that this one has left
         self._answered = threading.Condition()
         self._mesh = Mesh(store, hosts.rank, len(hosts.of), address, timeout, limit, self._lost)
-        proxies = {hosts.proxy(hosts.rank, host) for host in range(len(hosts.hosts)) if host != hosts.mine}
-        self.room = _MEETING_ROOM + segment.layout.header + segment.layout.TEXT
-        """Bytes of a frame of a meeting."""
-        self.meetings = {
-            peer: self._mesh.channel(peer, _MEETINGS, self.room, self._meeting)
-            for peer in sorted(proxies | set(hosts.proxied))
-        }
+        room = MEETING_ROOM + len(hosts.local) * (segment.layout.header + segment.layout.OUTBOX + segment.layout.TEXT)
+        self.meetings = {peer: self._mesh.channel(peer, _MEETINGS, room, self._meeting) for peer in hosts.counterparts}
         self.messages: dict[int, Channel] = {
             peer: self._mesh.channel(peer, _MESSAGES, _MESSAGE_ROOM, self._message) for peer in hosts.remote
         }
@@ -84,17 +90,15 @@ class Network:
     # Frames
 
     def _meeting(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
-        if kind == MEETING and self.hosts.proxy(peer, self.hosts.mine) == self.hosts.rank:
-            self.deliver_meeting(peer, body, receive)
-        elif kind == _NEWS:
-            self._complete(peer)
+        if kind == MEETING and self.hosts.receiver(self.hosts.mine, self.hosts.of[peer]) == self.hosts.rank:
+            self.deliver_meeting(peer, body)
 
     def _message(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
         if kind in (RING_BYTES, RING_COUNTS):
             self.deliver_message(peer, kind, body, receive)
         elif kind == _NEWS:
-            (state,) = _RANK.unpack_from(body)
-            self._end(peer, state, bytes(body[_RANK.size :]).decode())
+            state, met = _STATE.unpack_from(body)
+            self._end(peer, state, bytes(body[_STATE.size :]).decode(), met)
             if state == LEFT:
                 self.messages[peer].send(_RECEIPT, b"")
         elif kind == _RECEIPT:
@@ -112,18 +116,12 @@ class Network:
                 self._answered.notify_all()
 
     def _lost(self, peer: int, tag: int, words: str) -> None:
-        if tag == _MEETINGS and self.meetings[peer].drained:
-            self._complete(peer)
         self._end(peer, 0, words)
 
-    def _complete(self, peer: int) -> None:
-        """Notes that a rank sends no frames for meetings any more, once all its data has been laid down."""
-        self.meetings[peer].after_data(lambda: self._through.add(peer))
-
-    def _end(self, peer: int, state: int, note: str) -> None:
+    def _end(self, peer: int, state: int, note: str, met: int = _NEVER) -> None:
         known = self._ended.get(peer)
-        if known is None or (known[1] != LEFT and state):
-            self._ended[peer] = (time.monotonic(), state, note)
+        if known is None or (known.state != LEFT and state):
+            self._ended[peer] = _Ended(time.monotonic(), state, note, met)
             with self._answered:
                 self._answered.notify_all()
         if state:
@@ -145,9 +143,9 @@ class Network:
         """True if the rank is on another host."""
         return self.hosts.of[rank] != self.hosts.mine
 
-    def proxy(self, rank: int) -> int:
-        """The rank of this host that lays down what a rank of another one sends for meetings."""
-        return self.hosts.proxy(rank, self.hosts.mine)
+    def proxies(self, rank: int) -> set[int]:
+        """The ranks of this host that lay down what a rank of another one sends for meetings."""
+        return {self.hosts.proxy(rank, self.hosts.mine), self.hosts.receiver(self.hosts.mine, self.hosts.of[rank])}
 
     def who(self, rank: int, name: int) -> str:
         """The rank, of global rank ``name``, in words."""
@@ -159,15 +157,15 @@ class Network:
         found = self._ended.get(rank)
         if found is None:
             return None
-        since, state, note = found
-        if rank not in self._through and time.monotonic() < since + (_SLOW if rank in self._proxied else _DELAY[state]):
-            return None
-        return state, note
+        here = self._segment.longs[self._segment.field(rank, MEETINGS)]
+        over = here >= found.met or time.monotonic() >= found.since + _DELAY[found.state]
+        return (found.state, found.note) if over else None
 
     def publish(self, state: int, note: str) -> None:
         """Notifies the ranks of other hosts that this rank has left or has given up; ``note``: its exit note."""
-        body = _RANK.pack(state) + note.encode()[: _MESSAGE_ROOM - 64]
-        for channel in (*self.meetings.values(), *self.messages.values()):
+        met = self._segment.longs[self._segment.field(self.hosts.rank, MEETINGS)]
+        body = _STATE.pack(state, met) + note.encode()[: _MESSAGE_ROOM - 64]
+        for channel in self.messages.values():
             channel.send(_NEWS, body)
 
     def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]:
@@ -211,4 +209,4 @@ class Network:
 
     def _parted(self, peer: int) -> bool:
         """True if a rank has read that this one has left, has left itself, or is lost."""
-        return peer in self._receipts or self._ended.get(peer, (0, GAVE_UP))[1] != GAVE_UP
+        return peer in self._receipts or self._ended.get(peer, _STAYS).state != GAVE_UP

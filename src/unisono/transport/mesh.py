@@ -70,7 +70,7 @@ class Mesh:
     def channel(self, peer: int, tag: int, room: int, deliver: _Deliver) -> "Channel":
         """A channel to and from ``peer``, for bodies of ``room`` bytes.
 
-        ``deliver(peer, kind, body, receive)`` is called for each arriving frame; ``body`` is its alone until it returns.
+        ``deliver(peer, kind, body, receive)`` is called for each arriving frame; ``body`` is overwritten after it.
         """
         channel = Channel(self, peer, tag, room, deliver)
         self._channels.append(channel)
@@ -132,13 +132,6 @@ class _Waiter:
                 self.thread.start()
         self._queue.put((works, done))
 
-    def afterwards(self, then: Callable[[], None]) -> None:
-        """Calls ``then`` once all that was added has ended, well or not."""
-        if self._started:
-            self._queue.put(((), then))
-        else:
-            then()
-
     def end(self) -> None:
         """Ends the thread."""
         self._queue.put(None)
@@ -169,8 +162,7 @@ class Channel:
         self._thread = OwnThread(target=self._run, name=f"unisono from rank {peer}", daemon=True)
         self._leaving = _Waiter(f"unisono data to rank {peer}", self._fail)
         self._coming = _Waiter(f"unisono data from rank {peer}", self._fail)
-        self.ended = self.drained = False
-        """``drained``: the connection has failed and every frame that came before has been delivered."""
+        self.ended = False
 
     @property
     def threads(self) -> list[threading.Thread]:
@@ -209,10 +201,6 @@ class Channel:
         else:
             self._coming.add(works, done)
 
-    def after_data(self, then: Callable[[], None]) -> None:
-        """Calls ``then`` once all data that is expected has arrived or failed."""
-        self._coming.afterwards(then)
-
     def start(self) -> None:
         """Posts the first receives and begins to wait for them."""
         gloo = self._mesh.gloo
@@ -249,22 +237,19 @@ class Channel:
             self._fail(error)
 
     def _run(self) -> None:
-        gloo, k = self._mesh.gloo, 0
+        gloo, buffers = self._mesh.gloo, cycle([(buffer, buffer.numpy().data) for buffer in self._buffers])
         try:
             while not self.ended:
                 if not self._posted:
                     raise RuntimeError("Connection closed by peer")
                 self._posted.popleft().wait(_FOREVER)
-                buffer = self._buffers[k]
-                view = memoryview(buffer.numpy().tobytes())
-                with suppress(RuntimeError):  # the peer has gone: what has arrived before is delivered first
-                    self._posted.append(gloo.recv([buffer], self.peer, self._tag))
-                k = (k + 1) % _AHEAD
+                buffer, view = next(buffers)
                 kind, nbytes = _HEAD.unpack_from(view)
                 if not self.ended:
                     self._deliver(self.peer, kind, view[_HEAD.size : _HEAD.size + nbytes], self._receive)
+                with suppress(RuntimeError):  # the peer has gone: what has arrived before is delivered first
+                    self._posted.append(gloo.recv([buffer], self.peer, self._tag))
         except RuntimeError as error:
-            self.drained = True
             self._fail(error)
 
     def _receive(self, tensors: Sequence[torch.Tensor]) -> None:

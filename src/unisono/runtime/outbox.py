@@ -1,0 +1,73 @@
+"""Outboxes: what the ranks of a host have staged for other hosts at a meeting, in words that all of them read.
+
+A rank publishes its outbox once it has arrived. Whoever finds all outboxes of its host published is the last to come,
+and sends for all of them. Two ranks that come at one time may both find that; both send, and one frame is dropped.
+"""
+
+import struct
+from collections.abc import Sequence
+
+from unisono.transport import futex
+from unisono.transport.segment import Segment
+
+__all__ = ["LATER", "NOTHING", "Outboxes", "Spans"]
+
+Spans = list[tuple[int, int]]
+"""Of bytes that a rank has staged: offsets in the segment, and how many there."""
+NOTHING, LATER = 0xFFFFFFFF, 0xFFFFFFFE
+"""In the place of a number of spans: nothing for that host; data that follows once all ranks agree on the call."""
+_HEAD, _COUNT, _SPAN = struct.Struct("<I"), struct.Struct("<I"), struct.Struct("<QQ")
+
+
+class Outboxes:
+    """The outboxes of the ``local`` ranks, of which ``rank`` is one; each has spans for every one of ``hosts``."""
+
+    def __init__(self, segment: Segment, rank: int, local: Sequence[int], hosts: int) -> None:
+        layout = segment.layout
+        self._segment, self._hosts = segment, hosts
+        self._at = {each: layout.outboxes + each * layout.OUTBOX for each in local}
+        self._mine = self._at[rank]
+        self.most_spans = (layout.OUTBOX - 8 - _HEAD.size - _COUNT.size * hosts) // (_SPAN.size * hosts)
+        """Spans for one host that have room."""
+
+    def publish(self, meeting: int, waits: bool, found: Sequence[Spans | int]) -> None:
+        """Publishes what goes to each host: spans, `NOTHING` or `LATER`.
+
+        ``waits``: a rank of another host may have to see the frame before the meeting is complete.
+        """
+        parts = [_HEAD.pack(waits)]
+        for spans in found:
+            if isinstance(spans, int):
+                parts.append(_COUNT.pack(spans))
+            else:
+                parts += [_COUNT.pack(len(spans)), *(_SPAN.pack(*span) for span in spans)]
+        data = b"".join(parts)
+        self._segment.raw[self._mine + 8 : self._mine + 8 + len(data)] = data
+        futex.release()
+        self._segment.longs[self._mine // 8] = meeting + 1
+
+    def complete(self, meeting: int) -> bool:
+        """True if all ranks of this host have published for a meeting; of several that ask, the last one sees it."""
+        futex.fence()
+        longs = self._segment.longs
+        return all(longs[at // 8] == meeting + 1 for at in self._at.values())
+
+    def read(self) -> tuple[bool, dict[int, list[Spans | int]]]:
+        """Whether any rank `waits`; by rank, what it has for each host. All must have published."""
+        futex.acquire()
+        waits, found = False, {}
+        for rank, at in self._at.items():
+            data = self._segment.raw[at + 8 : at + self._segment.layout.OUTBOX]
+            (mine,) = _HEAD.unpack_from(data)
+            waits, place = waits or bool(mine), _HEAD.size
+            rows: list[Spans | int] = []
+            for _ in range(self._hosts):
+                (count,) = _COUNT.unpack_from(data, place)
+                place += _COUNT.size
+                if count >= LATER:
+                    rows.append(count)
+                    continue
+                rows.append([_SPAN.unpack_from(data, place + k * _SPAN.size) for k in range(count)])
+                place += count * _SPAN.size
+            found[rank] = rows
+        return waits, found
