@@ -86,6 +86,7 @@ class Crossing:
         self._leaving = _InUse()  # staging memory that is sent from since the last meeting
         self._unsettled: Callable[[], bool] | None = None  # what is left to do at a meeting once ranks agree
         self._found: dict[tuple[int, ...], tuple[Table, list[Spans]]] = {}
+        self._nexts: dict[tuple[int, ...], tuple[Table, tuple[int, int] | None]] = {}
         self._tables: dict[tuple[int, int, bytes], tuple[Table, Table]] = {}
         network.deliver_meeting = self._land
         network.closing.append(self._close)
@@ -129,8 +130,8 @@ class Crossing:
     def _send(self, prepared: Prepared, meeting: int, words: bool) -> None:
         first, iteration, row = self._control.position
         table = prepared.staged
-        now = iteration, int((table.rows[: row // WORDS, KIND] == MEET).sum())
         begins = meeting == first
+        now = (0, 0) if begins else (iteration, int((table.rows[: row // WORDS, KIND] == MEET).sum()))
         spans = self._spans(prepared, table, (0, -1) if begins else self._before, now, first & 1)
         self._before = now
         before, self._leaving = self._leaving, _InUse()
@@ -261,7 +262,7 @@ class Crossing:
     def _expect_next(self, prepared: Prepared, meeting: int) -> None:
         """Posts what is to come for the next meeting of the program; for the first one of the next program, frames."""
         table, first = prepared.staged, self._control.position[0]
-        then = _next(table, self._before)
+        then = self._next(table, self._before)
         if then is not None:
             for peer in self._hosts.proxied:
                 theirs = self._table_of(prepared, table, peer)
@@ -271,6 +272,16 @@ class Crossing:
                 elif not self._fits(spans):
                     self._expect_data(peer, spans, partial(self._arrive_for, peer, meeting + 1))
         self._stand_at(meeting + 1)
+
+    def _next(self, table: Table, now: tuple[int, int]) -> tuple[int, int] | None:
+        """Iteration and number, in the body, of the meeting after one; None if it is the last."""
+        key = (id(table), *now)
+        found = self._nexts.get(key)
+        if found is None:
+            if len(self._nexts) >= _KEPT:
+                self._nexts.clear()
+            found = self._nexts[key] = (table, _next(table, now))
+        return found[1]
 
     def _expect_data(self, peer: int, spans: Spans, done: Callable[[], None]) -> None:
         tensors = [self._segment.bytes[at : at + nbytes] for at, nbytes in spans]

@@ -6,6 +6,7 @@ and sends for all of them. Two ranks that come at one time may both find that; b
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 from unisono.transport import futex
 from unisono.transport.segment import Segment
@@ -35,13 +36,7 @@ class Outboxes:
 
         ``waits``: a rank of another host may have to see the frame before the meeting is complete.
         """
-        parts = [_HEAD.pack(waits)]
-        for spans in found:
-            if isinstance(spans, int):
-                parts.append(_COUNT.pack(spans))
-            else:
-                parts += [_COUNT.pack(len(spans)), *(_SPAN.pack(*span) for span in spans)]
-        data = b"".join(parts)
+        data = _packed(waits, tuple(each if isinstance(each, int) else tuple(each) for each in found))
         self._segment.raw[self._mine + 8 : self._mine + 8 + len(data)] = data
         futex.release()
         self._segment.longs[self._mine // 8] = meeting + 1
@@ -55,19 +50,32 @@ class Outboxes:
     def read(self) -> tuple[bool, dict[int, list[Spans | int]]]:
         """Whether any rank `waits`; by rank, what it has for each host. All must have published."""
         futex.acquire()
-        waits, found = False, {}
-        for rank, at in self._at.items():
-            data = self._segment.raw[at + 8 : at + self._segment.layout.OUTBOX]
-            (mine,) = _HEAD.unpack_from(data)
-            waits, place = waits or bool(mine), _HEAD.size
-            rows: list[Spans | int] = []
-            for _ in range(self._hosts):
-                (count,) = _COUNT.unpack_from(data, place)
-                place += _COUNT.size
-                if count >= LATER:
-                    rows.append(count)
-                    continue
-                rows.append([_SPAN.unpack_from(data, place + k * _SPAN.size) for k in range(count)])
-                place += count * _SPAN.size
-            found[rank] = rows
-        return waits, found
+        raw, nbytes = self._segment.raw, self._segment.layout.OUTBOX
+        read = {rank: _unpacked(raw[at + 8 : at + nbytes], self._hosts) for rank, at in self._at.items()}
+        return any(waits for waits, _ in read.values()), {rank: found for rank, (_, found) in read.items()}
+
+
+@lru_cache(maxsize=256)
+def _packed(waits: bool, found: tuple[tuple[tuple[int, int], ...] | int, ...]) -> bytes:
+    parts = [_HEAD.pack(waits)]
+    for spans in found:
+        if isinstance(spans, int):
+            parts.append(_COUNT.pack(spans))
+        else:
+            parts += [_COUNT.pack(len(spans)), *(_SPAN.pack(*span) for span in spans)]
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=256)
+def _unpacked(data: bytes, hosts: int) -> tuple[bool, list[Spans | int]]:
+    (waits,), place = _HEAD.unpack_from(data), _HEAD.size
+    found: list[Spans | int] = []
+    for _ in range(hosts):
+        (count,) = _COUNT.unpack_from(data, place)
+        place += _COUNT.size
+        if count >= LATER:
+            found.append(count)
+        else:
+            found.append([_SPAN.unpack_from(data, place + k * _SPAN.size) for k in range(count)])
+            place += count * _SPAN.size
+    return bool(waits), found
