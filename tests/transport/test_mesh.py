@@ -38,7 +38,7 @@ class OneMesh:
     """A mesh of one channel; notes what is lost."""
 
     def __init__(self) -> None:
-        self.gloo, self.words, self.over = Closed(), list[str](), threading.Event()
+        self.engine, self.words, self.over = Closed(), list[str](), threading.Event()
 
     def lost(self, peer: int, tag: int, words: str) -> None:
         self.words.append(words)

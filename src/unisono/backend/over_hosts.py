@@ -16,6 +16,8 @@ from unisono.errors import CollectiveTimeout, UsageError
 from unisono.runtime.network import Network
 from unisono.transport.host import Host, HostMap, Place
 from unisono.transport.interfaces import address_for_peers
+from unisono.transport.mesh import Connected, connect_gloo
+from unisono.transport.mpi import connect_mpi
 from unisono.transport.process import start_time
 from unisono.transport.segment import Segment, attach, create
 from unisono.units import name_ranks
@@ -129,16 +131,24 @@ class OverHosts:
         store = self._members.store
         return nonce != _KNOWN and store.check(["segment"]) and store.get("segment").decode().split()[2] != nonce
 
-    def connect(self, segment: Segment, timeout: float, silence: float) -> None:
-        """Connects this rank to those of other hosts, if there are; ``silence``: seconds until a silent one is lost."""
+    def connect(self, segment: Segment, timeout: float, silence: float, engine: str) -> None:
+        """Connects this rank to those of other hosts, if there are, by an ``engine``, see `Options`.
+
+        ``silence``: seconds until a silent host is lost.
+        """
         if self.hosts is None:
             return
         segment.longs[3] = int(self.hosts.oversubscribed)  # all ranks choose alike
         self._members.store.keep_alive(min(silence, timeout))
-        store = self._members.store.plain(f"{self._birth}/mesh")
-        # Where the store is on this host, another one has found the way to it.
-        address = address_for_peers(self._members.store.host(), self.hosts.places[self.hosts.remote[0]].address)
-        self._network = Network(segment, self.hosts, self._global_ranks, address, store, timeout, silence)
+        store, size = self._members.store.plain(f"{self._birth}/mesh"), len(self._global_ranks)
+        if engine == "mpi":
+            messages = connect_mpi(store, self._rank, size)
+            connected = Connected(messages, messages.shut_down)
+        else:
+            # Where the store is on this host, another one has found the way to it.
+            address = address_for_peers(self._members.store.host(), self.hosts.places[self.hosts.remote[0]].address)
+            connected = connect_gloo(store, self._rank, size, address, timeout, silence)
+        self._network = Network(segment, self.hosts, self._global_ranks, connected)
 
     def start(self, activity: Callable[[int], str]) -> None:
         """Begins to receive; ``activity``: what a rank of this host does now, in words."""

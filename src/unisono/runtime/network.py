@@ -8,11 +8,11 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from unisono.transport.host import HostMap
 from unisono.transport.layout import AFFINITY, GAVE_UP, JOINED, LEFT, MEETINGS, STATE
-from unisono.transport.mesh import Channel, Mesh, Receive
+from unisono.transport.mesh import Channel, Connected, Mesh, Receive
 from unisono.transport.segment import Segment
 
 __all__ = ["MEETING", "MEETING_ROOM", "RING_BYTES", "RING_COUNTS", "Network"]
@@ -46,15 +46,9 @@ _Land = Callable[[int, memoryview], None]
 
 
 class Network:
-    """The channels of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``.
+    """The channels of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``."""
 
-    ``address``, ``store``, ``timeout``, ``limit``: see `Mesh`.
-    """
-
-    def __init__(
-        self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], address: str, store: Any, timeout: float,
-        limit: float,
-    ) -> None:  # fmt: skip
+    def __init__(self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], connected: Connected) -> None:
         self.hosts, self._segment, self._global_ranks = hosts, segment, global_ranks
         self.deliver_meeting: _Land = lambda peer, body: None
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
@@ -66,7 +60,8 @@ class Network:
         self._answers: dict[int, list[str]] = {}
         self._receipts: set[int] = set()  # of ranks that have read that this one has left
         self._answered = threading.Condition()
-        self._mesh = Mesh(store, hosts.rank, len(hosts.of), address, timeout, limit, self._lost)
+        self._gave_up = False
+        self._mesh = Mesh(connected, self._lost)
         room = MEETING_ROOM + len(hosts.local) * (segment.layout.header + segment.layout.OUTBOX + segment.layout.TEXT)
         self.meetings = {peer: self._mesh.channel(peer, _MEETINGS, room, self._meeting) for peer in hosts.counterparts}
         self.messages: dict[int, Channel] = {
@@ -163,6 +158,7 @@ class Network:
 
     def publish(self, state: int, note: str) -> None:
         """Notifies the ranks of other hosts that this rank has left or has given up; ``note``: its exit note."""
+        self._gave_up |= state == GAVE_UP
         met = self._segment.longs[self._segment.field(self.hosts.rank, MEETINGS)]
         body = _STATE.pack(state, met) + note.encode()[: _MESSAGE_ROOM - 64]
         for channel in self.messages.values():
@@ -197,7 +193,7 @@ class Network:
         with self._answered:
             parted = lambda: all(map(self._parted, self.hosts.remote))  # noqa: E731
             self._answered.wait_for(parted, deadline - time.monotonic())
-        self._mesh.close(deadline)
+        self._mesh.close(deadline, not self._gave_up and all(each.state == LEFT for each in self._ended.values()))
         # Those who handle frames hold the group's memory, and it holds this: it ends here, not when Python collects it.
         self.closing.clear()
         self._segment.elsewhere = None

@@ -1,4 +1,4 @@
-"""Connections between the ranks of a group on several hosts: frames over a Gloo group of our own.
+"""Connections between the ranks of a group on several hosts: frames over an engine, a Gloo group of our own or MPI.
 
 torch's ProcessGroupGloo carries a message once its receive is posted, so a message whose receive is posted late costs a
 round trip; and it aborts over a message that is longer than its receive. So a `Channel` between two ranks carries
@@ -20,7 +20,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import cycle
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo
@@ -29,13 +29,14 @@ from unisono.errors import PeerLostError
 from unisono.transport.keepalive import keep_alive, shut_down, sockets
 from unisono.transport.process import OwnThread
 
-__all__ = ["Channel", "Mesh", "Receive"]
+__all__ = ["Channel", "Connected", "Engine", "Mesh", "Receive", "connect_gloo"]
 
 _AHEAD = 3  # receives of a channel that are posted
 _HEAD = struct.Struct("<II")  # kind, bytes of the body
 _FOREVER = timedelta(days=10_000)
 _CONNECTING = 60.0  # s that ranks which are all there may take to connect
 _ENDING = 2.0  # s that the threads may take to end
+_PAUSE = 0.05  # s
 _KEPT = 64  # sends whose buffers are kept at most
 
 Receive = Callable[[Sequence[torch.Tensor]], None]
@@ -44,27 +45,45 @@ _Deliver = Callable[[int, int, memoryview, Receive], None]
 _Lost = Callable[[int, int, str], None]
 
 
-class Mesh:
-    """The Gloo group of all ranks of a group. Raises `PeerLostError` if the ranks can not be connected.
+class Engine(Protocol):
+    """What carries messages between ranks: torch's `ProcessGroupGloo`, or MPI (mpi.py)."""
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any: ...  # noqa: D102
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any: ...  # noqa: D102
+
+
+class Connected(NamedTuple):
+    """An engine that reaches all ranks of a group; `shut_down` ends every wait in it."""
+
+    engine: Engine
+    shut_down: Callable[[], None]
+
+
+def connect_gloo(store: Any, rank: int, size: int, address: str, timeout: float, limit: float) -> Connected:
+    """Connects the ranks of a group by Gloo. Raises `PeerLostError` if that fails.
 
     ``address``: of this host on the way to its peers. ``limit``: seconds after which a host that does not answer is
-    lost. ``lost(peer, tag, words)`` is called when a channel fails.
+    lost.
     """
+    before = sockets()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=min(timeout, _CONNECTING))
+    try:
+        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        gloo: Any = ProcessGroupGloo(store, rank, size, options)
+    except RuntimeError as error:
+        raise PeerLostError(f"the ranks can not be connected over {address}: {first(error)}") from error
+    own = sockets() - before
+    keep_alive(own, limit)
+    return Connected(gloo, lambda: shut_down(own))
 
-    def __init__(
-        self, store: Any, rank: int, size: int, address: str, timeout: float, limit: float, lost: _Lost
-    ) -> None:
-        self.rank, self.lost = rank, lost
-        before = sockets()
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=min(timeout, _CONNECTING))
-        try:
-            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-            self.gloo: Any = ProcessGroupGloo(store, rank, size, options)
-        except RuntimeError as error:
-            raise PeerLostError(f"the ranks can not be connected over {address}: {first(error)}") from error
-        self._sockets = sockets() - before
-        keep_alive(self._sockets, limit)
+
+class Mesh:
+    """The connections of a rank to all of its group; ``lost(peer, tag, words)`` is called when a channel fails."""
+
+    def __init__(self, connected: Connected, lost: _Lost) -> None:
+        self.engine: Any = connected.engine
+        self._shut_down, self.lost = connected.shut_down, lost
         self._channels: list[Channel] = []
 
     def channel(self, peer: int, tag: int, room: int, deliver: _Deliver) -> "Channel":
@@ -81,14 +100,17 @@ class Mesh:
         for channel in self._channels:
             channel.start()
 
-    def close(self, deadline: float) -> None:
-        """Ends the connections once all that was sent is on its way, or at ``deadline``; then the threads."""
-        flushing = OwnThread(target=self._flush, name="unisono flushes", daemon=True)
+    def close(self, deadline: float, data: bool) -> None:
+        """Ends the connections once all frames are on their way, or at ``deadline``; then the threads.
+
+        ``data``: what is sent beside frames, too: the peers will receive it.
+        """
+        flushing = OwnThread(target=self._flush, args=(data,), name="unisono flushes", daemon=True)
         flushing.start()
         flushing.join(max(0.0, deadline - time.monotonic()))
         for channel in self._channels:
             channel.end()
-        shut_down(self._sockets)  # no thread may wait in Gloo when Python ends
+        self._shut_down()  # no thread may wait in the engine when Python ends
         threads = [flushing, *(thread for channel in self._channels for thread in channel.threads)]
         deadline = time.monotonic() + _ENDING
         for thread in threads:
@@ -101,17 +123,17 @@ class Mesh:
             channel.forget()
         self._channels.clear()
         self.lost = _ignore
-        self.gloo = None  # now, not when Python ends
+        self.engine = None  # now, not when Python ends
 
     def disown(self) -> None:
-        """Keeps Gloo for good: in a forked child its threads are the parent's, so nothing of it may end there."""
+        """Keeps the engine for good: in a forked child its threads are the parent's, so nothing of it may end there."""
         for channel in self._channels:
             channel.ended = True
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.gloo))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.engine))
 
-    def _flush(self) -> None:
+    def _flush(self, data: bool) -> None:
         for channel in self._channels:
-            channel.flush()
+            channel.flush(data)
 
 
 class _Waiter:
@@ -132,6 +154,14 @@ class _Waiter:
                 self.thread.start()
         self._queue.put((works, done))
 
+    def drain(self) -> None:
+        """Returns once all that was added has ended, well or not."""
+        if self._started:
+            over = threading.Event()
+            self._queue.put(((), over.set))
+            while self.thread.is_alive() and not over.wait(_PAUSE):
+                pass
+
     def end(self) -> None:
         """Ends the thread."""
         self._queue.put(None)
@@ -148,7 +178,7 @@ class _Waiter:
 
 
 class Channel:
-    """Frames between this rank and one peer, see the module's text. Two tags of Gloo, ``2 * tag`` and the next.
+    """Frames between this rank and one peer, see the module's text. Two tags of the engine, ``2 * tag`` and the next.
 
     ``room``: bytes of a frame's body at most.
     """
@@ -186,7 +216,7 @@ class Channel:
         """Sends tensors that the peer expects (`expect_data`); calls ``done`` once they may be written again."""
         try:
             with self._sending:
-                works = [self._mesh.gloo.send([tensor], self.peer, self._tag + 1) for tensor in tensors]
+                works = [self._mesh.engine.send([tensor], self.peer, self._tag + 1) for tensor in tensors]
         except RuntimeError as error:
             self._fail(error)
         else:
@@ -195,7 +225,7 @@ class Channel:
     def expect_data(self, tensors: Sequence[torch.Tensor], done: Callable[[], None]) -> None:
         """Posts the receives of what the peer sends by `send_data`; calls ``done`` once all of it is there."""
         try:
-            works = [self._mesh.gloo.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
+            works = [self._mesh.engine.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
         except RuntimeError as error:
             self._fail(error)
         else:
@@ -203,8 +233,8 @@ class Channel:
 
     def start(self) -> None:
         """Posts the first receives and begins to wait for them."""
-        gloo = self._mesh.gloo
-        self._posted.extend(gloo.recv([buffer], self.peer, self._tag) for buffer in self._buffers)
+        engine = self._mesh.engine
+        self._posted.extend(engine.recv([buffer], self.peer, self._tag) for buffer in self._buffers)
         self._thread.start()
 
     def send(self, kind: int, body: bytes | bytearray | memoryview, more: Sequence[torch.Tensor] = ()) -> None:
@@ -215,29 +245,31 @@ class Channel:
         if self.ended:
             return
         frame = torch.frombuffer(bytearray(b"".join((_HEAD.pack(kind, len(body)), body))), dtype=torch.uint8)
-        gloo = self._mesh.gloo
+        engine = self._mesh.engine
         try:
             with self._sending:
-                self._sent.append((gloo.send([frame], self.peer, self._tag), frame))
+                self._sent.append((engine.send([frame], self.peer, self._tag), frame))
                 for tensor in more:
-                    self._sent.append((gloo.send([tensor], self.peer, self._tag + 1), tensor))
+                    self._sent.append((engine.send([tensor], self.peer, self._tag + 1), tensor))
                 old = [self._sent.popleft()[0] for _ in range(len(self._sent) - _KEPT)]
             for work in old:
                 work.wait(_FOREVER)
         except RuntimeError as error:
             self._fail(error)
 
-    def flush(self) -> None:
-        """Returns once all that was sent is on its way."""
+    def flush(self, data: bool) -> None:
+        """Returns once all frames, and the ``data`` beside them, are on their way."""
         try:
             with self._sending:
                 while self._sent:
                     self._sent.popleft()[0].wait(_FOREVER)
         except RuntimeError as error:
             self._fail(error)
+        if data:
+            self._leaving.drain()
 
     def _run(self) -> None:
-        gloo, buffers = self._mesh.gloo, cycle([(buffer, buffer.numpy().data) for buffer in self._buffers])
+        engine, buffers = self._mesh.engine, cycle([(buffer, buffer.numpy().data) for buffer in self._buffers])
         try:
             while not self.ended:
                 if not self._posted:
@@ -248,12 +280,12 @@ class Channel:
                 if not self.ended:
                     self._deliver(self.peer, kind, view[_HEAD.size : _HEAD.size + nbytes], self._receive)
                 with suppress(RuntimeError):  # the peer has gone: what has arrived before is delivered first
-                    self._posted.append(gloo.recv([buffer], self.peer, self._tag))
+                    self._posted.append(engine.recv([buffer], self.peer, self._tag))
         except RuntimeError as error:
             self._fail(error)
 
     def _receive(self, tensors: Sequence[torch.Tensor]) -> None:
-        works = [self._mesh.gloo.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
+        works = [self._mesh.engine.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
         for work in works:
             work.wait(_FOREVER)
 
