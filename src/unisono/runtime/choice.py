@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from math import sqrt
 
 from unisono.algorithms import build
 from unisono.program import best_staged, default, lower
@@ -16,8 +17,11 @@ MEASURED = "measured"
 """Compared by the guard before all else if measurements choose."""
 DEFAULT = "default"
 """The name of the table's choice among the algorithms that `unisono tune` measures."""
-_SENT_TO_ALL, _PIECE, _MOST_PIECES = 256 << 10, 256 << 10, 32
-"""Bytes that may cross to a host so that all ranks there sum by themselves; of a piece of larger sums; pieces."""
+_SENT_TO_ALL = 1 << 20
+"""Bytes that may cross to a host so that all ranks there sum by themselves: what one message carries (crossing.py)."""
+_MEETING, _STAGED, _MOST_PIECES = 256 << 10, 1 << 20, 32
+"""Of larger sums: bytes that a link carries in the time that a meeting takes beside its data; of a rank's piece, at
+most, since no more is staged at once; pieces."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")
 
 
@@ -64,8 +68,16 @@ def by_hosts(
         return Choice(
             build("one_shot" if collective == "all_reduce" else "star", collective, world_size, root), "staged"
         )
-    chunks = max(1, min(_MOST_PIECES, nbytes // _PIECE))
-    return Choice(build("prefix", collective, world_size, root, chunks, hosts=hosts), "staged")
+    return Choice(build("prefix", collective, world_size, root, _pieces(nbytes, hosts), hosts=hosts), "staged")
+
+
+def _pieces(nbytes: int, hosts: tuple[tuple[int, ...], ...]) -> int:
+    """The pieces of a sum that goes from host to host: k of them take (k + 1) meetings and as much of the link's time.
+
+    That is least for the square root of the bytes by those that a meeting costs.
+    """
+    staged = _STAGED * min(map(len, hosts))
+    return max(1, min(_MOST_PIECES, max(round(sqrt(nbytes / _MEETING)), nbytes // staged)))
 
 
 def by_name(

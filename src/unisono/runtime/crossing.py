@@ -33,6 +33,9 @@ _HEAD = struct.Struct("<QII")  # meeting; whether ranks that sleep are woken; ra
 _RANK = struct.Struct("<IIIIQQ")  # rank; bytes of header and text; spans; calls issued, completed
 _SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
 _KEPT = 4096
+_COPIED = 256 << 10
+"""Bytes of a frame up to which copying them is quicker than a message beside it. At a first meeting, where the receive
+of that could not be posted ahead, a frame takes as much as it has room for."""
 
 
 class _InUse:
@@ -77,7 +80,8 @@ class Crossing:
         self._segment, self._hosts = board.segment, network.hosts
         hosts = self._hosts
         self._outboxes = Outboxes(board.segment, board.rank, hosts.local, len(hosts.hosts))
-        self._share = MEETING_ROOM // max(map(len, hosts.hosts))  # bytes that a rank may have in a frame
+        most = max(map(len, hosts.hosts))
+        self._shares = _COPIED // most, MEETING_ROOM // most  # bytes that a rank may have in a frame; in a first one
         self._sent_at = self._passed = -1  # the meetings for which this rank has sent, and that it found complete last
         self._before = (0, -1)  # iteration and meeting of the body that it has sent for, of the call under way
         self._turn = threading.Condition()
@@ -137,7 +141,7 @@ class Crossing:
         before, self._leaving = self._leaving, _InUse()
         out: list[Spans | int] = []
         for host, found in enumerate(spans):
-            fits = self._fits(found)
+            fits = self._fits(found, begins)
             if host == self._hosts.mine or not (found or begins) or not (fits or begins):
                 out.append(NOTHING)
             else:
@@ -154,9 +158,9 @@ class Crossing:
         else:
             before.afterwards(mark)
 
-    def _fits(self, spans: Spans) -> bool:
-        """True if they go in a frame."""
-        return len(spans) <= self._outboxes.most_spans and sum(nbytes for _, nbytes in spans) <= self._share
+    def _fits(self, spans: Spans, begins: bool) -> bool:
+        """True if they go in a frame; ``begins``: of a first meeting."""
+        return len(spans) <= self._outboxes.most_spans and sum(nbytes for _, nbytes in spans) <= self._shares[begins]
 
     def _send_data(self, host: int, spans: Spans) -> None:
         self._leaving.add()
@@ -197,7 +201,7 @@ class Crossing:
         """True if a rank whose proxy this is has data for this host's ranks that no frame holds, at a first meeting."""
         for peer in self._hosts.proxied:
             theirs = self._table_of(prepared, table, peer)
-            if not self._fits(self._spans(prepared, theirs, (0, -1), (0, 0), meeting & 1)[self._hosts.mine]):
+            if not self._fits(self._spans(prepared, theirs, (0, -1), (0, 0), meeting & 1)[self._hosts.mine], True):
                 return True
         return False
 
@@ -217,11 +221,11 @@ class Crossing:
             for peer in self._hosts.proxied:
                 theirs = self._table_of(prepared, table, peer, headers)
                 found = self._spans(prepared, theirs, (0, -1), (0, 0), parity)[mine]
-                if not self._fits(found):
+                if not self._fits(found, True):
                     coming.add()
                     self._expect_data(peer, found, coming.done)
             for host, found in enumerate(spans):
-                if host != mine and not self._fits(found):
+                if host != mine and not self._fits(found, True):
                     self._send_data(host, found)
         coming.afterwards(partial(before.afterwards, mark))
         return True
@@ -269,7 +273,7 @@ class Crossing:
                 spans = self._spans(prepared, theirs, self._before, then, first & 1)[self._hosts.mine]
                 if not spans:
                     self._arrive_for(peer, meeting + 1)
-                elif not self._fits(spans):
+                elif not self._fits(spans, False):
                     self._expect_data(peer, spans, partial(self._arrive_for, peer, meeting + 1))
         self._stand_at(meeting + 1)
 

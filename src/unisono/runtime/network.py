@@ -20,9 +20,8 @@ __all__ = ["MEETING", "MEETING_ROOM", "RING_BYTES", "RING_COUNTS", "Network"]
 MEETING, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER = range(7)
 """Kinds of frames."""
 _MEETINGS, _MESSAGES = 1, 2
-MEETING_ROOM, _MESSAGE_ROOM = 256 << 10, 16 << 10
-"""Bytes of data that a frame takes: of all ranks of a host, as much as is sent there as it is (choice.py); of a
-message."""
+MEETING_ROOM, _MESSAGE_ROOM = 1 << 20, 16 << 10
+"""Bytes of data that a frame takes: of all ranks of a host, at a meeting; of a message."""
 _DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 5.0}
 """Seconds after which a rank that is lost, has given up or has left will not arrive any more, although it has begun
 more meetings than have come here: other ranks send for it, and other ones of this host lay that down."""
