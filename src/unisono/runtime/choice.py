@@ -19,7 +19,7 @@ DEFAULT = "default"
 """The name of the table's choice among the algorithms that `unisono tune` measures."""
 _SENT_TO_ALL = 1 << 20
 """Bytes that may cross to a host so that all ranks there sum by themselves: what one message carries (crossing.py)."""
-_MEETING, _STAGED, _MOST_PIECES = 256 << 10, 1 << 20, 32
+_MEETING, _STAGED, _MOST_PIECES = 64 << 10, 1 << 20, 32
 """Of larger sums: bytes that a link carries in the time that a meeting takes beside its data; of a rank's piece, at
 most, since no more is staged at once; pieces."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")

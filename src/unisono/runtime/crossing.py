@@ -33,7 +33,7 @@ _HEAD = struct.Struct("<QII")  # meeting; whether ranks that sleep are woken; ra
 _RANK = struct.Struct("<IIIIQQ")  # rank; bytes of header and text; spans; calls issued, completed
 _SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
 _KEPT = 4096
-_COPIED = 256 << 10
+_COPIED = 128 << 10
 """Bytes of a frame up to which copying them is quicker than a message beside it. At a first meeting, where the receive
 of that could not be posted ahead, a frame takes as much as it has room for."""
 
@@ -78,6 +78,7 @@ class Crossing:
     def __init__(self, board: Board, control: Control, network: Network) -> None:
         self._board, self._control, self._network = board, control, network
         self._segment, self._hosts = board.segment, network.hosts
+        self._view = memoryview(board.segment.raw)
         hosts = self._hosts
         self._outboxes = Outboxes(board.segment, board.rank, hosts.local, len(hosts.hosts))
         most = max(map(len, hosts.hosts))
@@ -171,7 +172,8 @@ class Crossing:
         """Sends what all ranks of this host have published; returns whether ranks that sleep have to see it."""
         waits, every = self._outboxes.read()
         for host in range(len(self._hosts.hosts)):
-            parts, count = [b""], 0
+            parts: list[bytes | memoryview] = [b""]
+            count = 0
             for rank, out in every.items():
                 if out[host] != NOTHING:
                     parts += self._parts(rank, out[host], meeting, guarded, words)
@@ -179,10 +181,12 @@ class Crossing:
             if count:
                 parts[0] = _HEAD.pack(meeting, waits, count)
                 receiver = self._hosts.receiver(host, self._hosts.mine)
-                self._network.meetings[receiver].send(MEETING, b"".join(parts))
+                self._network.meetings[receiver].send(MEETING, parts)
         return waits
 
-    def _parts(self, rank: int, spans: Spans | int, meeting: int, guarded: bool, words: bool) -> list[bytes]:
+    def _parts(
+        self, rank: int, spans: Spans | int, meeting: int, guarded: bool, words: bool
+    ) -> list[bytes | memoryview]:
         """A rank's part of a frame."""
         segment, header, text = self._segment, b"", b""
         if guarded:
@@ -194,7 +198,7 @@ class Crossing:
         counts = segment.longs[segment.field(rank, ISSUED)], segment.longs[segment.field(rank, COMPLETED)]
         return [
             _RANK.pack(rank, len(header), len(text), len(own), *counts), header, text,
-            *(_SPAN.pack(*span) for span in own), *(segment.raw[at : at + nbytes] for at, nbytes in own),
+            *(_SPAN.pack(*span) for span in own), *(self._view[at : at + nbytes] for at, nbytes in own),
         ]  # fmt: skip
 
     def _comes_later(self, prepared: Prepared, table: Table, meeting: int) -> bool:

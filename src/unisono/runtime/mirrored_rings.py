@@ -74,14 +74,14 @@ class MirroredRings:
                 head = _BYTES.pack(sent, nbytes, out.posted(), inline)
                 at = out.start + start
                 if inline:
-                    channel.send(RING_BYTES, head + self._segment.raw[at : at + nbytes])
+                    channel.send(RING_BYTES, (head, self._segment.raw[at : at + nbytes]))
                 else:
-                    channel.send(RING_BYTES, head, [self._segment.bytes[at : at + nbytes]])
+                    channel.send(RING_BYTES, (head,), [self._segment.bytes[at : at + nbytes]])
                 sent += nbytes
             now = into.reader_counts()
             if now != counts:
                 counts = now
-                channel.send(RING_COUNTS, _COUNTS.pack(*now))
+                channel.send(RING_COUNTS, (_COUNTS.pack(*now),))
             if last or self._network.ended(peer):
                 return
             bell.sleep(seen, _PAUSE)

@@ -94,7 +94,7 @@ class Network:
             state, met = _STATE.unpack_from(body)
             self._end(peer, state, bytes(body[_STATE.size :]).decode(), met)
             if state == LEFT:
-                self.messages[peer].send(_RECEIPT, b"")
+                self.messages[peer].send(_RECEIPT, ())
         elif kind == _RECEIPT:
             with self._answered:
                 self._receipts.add(peer)
@@ -102,7 +102,7 @@ class Network:
         elif kind == _QUESTION:
             (rank,) = _RANK.unpack_from(body)
             if rank in self.hosts.local:
-                self.messages[peer].send(_ANSWER, body[: _RANK.size].tobytes() + self.activity(rank).encode()[:2000])
+                self.messages[peer].send(_ANSWER, (body[: _RANK.size], self.activity(rank).encode()[:2000]))
         elif kind == _ANSWER:
             (rank,) = _RANK.unpack_from(body)
             with self._answered:
@@ -159,9 +159,9 @@ class Network:
         """Notifies the ranks of other hosts that this rank has left or has given up; ``note``: its exit note."""
         self._gave_up |= state == GAVE_UP
         met = self._segment.longs[self._segment.field(self.hosts.rank, MEETINGS)]
-        body = _STATE.pack(state, met) + note.encode()[: _MESSAGE_ROOM - 64]
+        parts = _STATE.pack(state, met), note.encode()[: _MESSAGE_ROOM - 64]
         for channel in self.messages.values():
-            channel.send(_NEWS, body)
+            channel.send(_NEWS, parts)
 
     def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]:
         """What ranks of other hosts do now, in the words of a rank of their host; empty for one of which none comes."""
@@ -171,7 +171,7 @@ class Network:
                 self._answers.pop(rank, None)
         for rank in asked:
             for peer in self.hosts.hosts[self.hosts.of[rank]]:
-                self.messages[peer].send(_QUESTION, _RANK.pack(rank))
+                self.messages[peer].send(_QUESTION, (_RANK.pack(rank),))
         end = time.monotonic() + patience
         with self._answered:
             self._answered.wait_for(

@@ -237,14 +237,17 @@ class Channel:
         self._posted.extend(engine.recv([buffer], self.peer, self._tag) for buffer in self._buffers)
         self._thread.start()
 
-    def send(self, kind: int, body: bytes | bytearray | memoryview, more: Sequence[torch.Tensor] = ()) -> None:
+    def send(self, kind: int, parts: Sequence[bytes | memoryview], more: Sequence[torch.Tensor] = ()) -> None:
         """Sends a frame, and ``more`` behind it; these tensors must be left alone until the peer has them.
+
+        ``parts``: its body, one after the other.
 
         Nothing is waited for but frames sent long before. A peer that is lost is reported, not raised.
         """
         if self.ended:
             return
-        frame = torch.frombuffer(bytearray(b"".join((_HEAD.pack(kind, len(body)), body))), dtype=torch.uint8)
+        head = _HEAD.pack(kind, sum(map(len, parts)))
+        frame = torch.frombuffer(bytearray().join((head, *parts)), dtype=torch.uint8)
         engine = self._mesh.engine
         try:
             with self._sending:
