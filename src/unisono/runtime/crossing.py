@@ -325,12 +325,12 @@ class Crossing:
             rank, *sizes = _RANK.unpack_from(body, at)
             if not (0 <= rank < self._board.size and self._hosts.of[rank] == host):
                 raise RuntimeError(f"rank {peer} sent something for rank {rank}, which is not on its host")
-            at = self._lay_down(rank, meeting, body, at + _RANK.size, *sizes)
+            at = self._apply(rank, meeting, body, at + _RANK.size, *sizes)
             ranks.append(rank)
         for rank in ranks:
             self._arrive_for(rank, meeting, bool(wakes) and rank == ranks[-1])
 
-    def _lay_down(
+    def _apply(
         self, rank: int, meeting: int, body: memoryview, at: int, header: int, text: int, count: int, issued: int,
         completed: int,
     ) -> int:  # fmt: skip

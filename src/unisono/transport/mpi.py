@@ -2,7 +2,7 @@
 
 A wait of MPI's own spins, so none of our threads may be in one: a thread per group polls the requests under way, at
 short intervals while messages come and go. The ranks of a group have a communicator of their own, so that no message
-meets one of another group or of the program's. Every rank must have been started by one mpiexec.
+meets one of another group or of the program's. Every rank must have been started by one mpiexec. Never imports torch.
 """
 
 import threading
@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
-
-import torch
 
 from unisono.errors import UsageError
 from unisono.transport.process import OwnThread
@@ -73,7 +71,7 @@ def connect_mpi(store: Any, rank: int, size: int) -> "MpiMessages":
 class _Message:
     """A message under way; `wait` returns once its buffer may be used."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: Any) -> None:
         self.tensor, self.error = tensor, ""
         self._over = threading.Event()
 
@@ -103,16 +101,16 @@ class MpiMessages:
         self._thread = OwnThread(target=self._run, name="unisono MPI", daemon=True)
         self._thread.start()
 
-    def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> _Message:
+    def send(self, tensors: Sequence[Any], peer: int, tag: int) -> _Message:
         """Sends one flat tensor of bytes, which must be left alone until the message is complete."""
         self._hurry = time.monotonic() + _BUSY
         return self._begin(self._comm.Isend, tensors[0], peer, tag)
 
-    def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> _Message:
+    def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> _Message:
         """Receives into one flat tensor of bytes, as many as come at most."""
         return self._begin(self._comm.Irecv, tensors[0], peer, tag)
 
-    def _begin(self, how: Any, tensor: torch.Tensor, peer: int, tag: int) -> _Message:
+    def _begin(self, how: Any, tensor: Any, peer: int, tag: int) -> _Message:
         message = _Message(tensor)
         try:
             with _mpi:
