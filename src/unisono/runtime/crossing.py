@@ -17,7 +17,8 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from unisono.program.bind import KIND, LEFT, MEET, WORDS, Table
+from unisono.program.bind import KIND, MEET, WORDS, Table
+from unisono.program.meetings import following, passed
 from unisono.program.slots import slot_readers
 from unisono.runtime.control import Control
 from unisono.runtime.network import MEETING, MEETING_ROOM, Network
@@ -91,6 +92,7 @@ class Crossing:
         self._leaving = _InUse()  # staging memory that is sent from since the last meeting
         self._unsettled: Callable[[], bool] | None = None  # what is left to do at a meeting once ranks agree
         self._found: dict[tuple[int, ...], tuple[Table, list[Spans]]] = {}
+        self._plans: dict[tuple[int, ...], tuple[Table, tuple[list[Spans], tuple[Spans | int, ...], bool]]] = {}
         self._nexts: dict[tuple[int, ...], tuple[Table, tuple[int, int] | None]] = {}
         self._tables: dict[tuple[int, int, bytes], tuple[Table, Table]] = {}
         network.deliver_meeting = self._land
@@ -137,19 +139,13 @@ class Crossing:
         table = prepared.staged
         begins = meeting == first
         now = (0, 0) if begins else (iteration, int((table.rows[: row // WORDS, KIND] == MEET).sum()))
-        spans = self._spans(prepared, table, (0, -1) if begins else self._before, now, first & 1)
+        spans, out, waits = self._plan(prepared, table, (0, -1) if begins else self._before, now, first & 1)
         self._before = now
         before, self._leaving = self._leaving, _InUse()
-        out: list[Spans | int] = []
-        for host, found in enumerate(spans):
-            fits = self._fits(found, begins)
-            if host == self._hosts.mine or not (found or begins) or not (fits or begins):
-                out.append(NOTHING)
-            else:
-                out.append(found if fits else LATER)
-            if not fits and not begins:
-                self._send_data(host, found)
-        waits = begins and (bool(prepared.call.sends) or LATER in out or self._comes_later(prepared, table, meeting))
+        if not begins:
+            for host, found in enumerate(spans):
+                if found and out[host] == NOTHING:
+                    self._send_data(host, found)
         self._outboxes.publish(meeting, waits, out)
         wakes = self._outboxes.complete(meeting) and self._send_frames(meeting, prepared.guarded and begins, words)
         # That half of the staging memory is written again after this meeting.
@@ -158,6 +154,25 @@ class Crossing:
             self._unsettled = partial(self._settle, prepared, table, spans, before, mark)
         else:
             before.afterwards(mark)
+
+    def _plan(
+        self, prepared: Prepared, table: Table, before: tuple[int, int], now: tuple[int, int], parity: int
+    ) -> tuple[list[Spans], tuple[Spans | int, ...], bool]:
+        """By host, what this rank has staged and what its outbox shall have; whether it waits until all ranks agree."""
+        key = (id(table), *before, *now, parity)
+        kept = self._plans.get(key)
+        if kept is None:
+            if len(self._plans) >= _KEPT:
+                self._plans.clear()
+            spans, begins = self._spans(prepared, table, before, now, parity), before == (0, -1)
+            out: list[Spans | int] = []
+            for host, found in enumerate(spans):
+                goes = host != self._hosts.mine and (begins or bool(found))
+                fits = self._fits(found, begins)
+                out.append(found if goes and fits else LATER if goes and begins else NOTHING)
+            waits = begins and (bool(prepared.call.sends) or LATER in out or self._comes_later(prepared, table, parity))
+            kept = self._plans[key] = (table, (spans, tuple(out), waits))
+        return kept[1]
 
     def _fits(self, spans: Spans, begins: bool) -> bool:
         """True if they go in a frame; ``begins``: of a first meeting."""
@@ -201,11 +216,11 @@ class Crossing:
             *(_SPAN.pack(*span) for span in own), *(self._view[at : at + nbytes] for at, nbytes in own),
         ]  # fmt: skip
 
-    def _comes_later(self, prepared: Prepared, table: Table, meeting: int) -> bool:
+    def _comes_later(self, prepared: Prepared, table: Table, parity: int) -> bool:
         """True if a rank whose proxy this is has data for this host's ranks that no frame holds, at a first meeting."""
         for peer in self._hosts.proxied:
             theirs = self._table_of(prepared, table, peer)
-            if not self._fits(self._spans(prepared, theirs, (0, -1), (0, 0), meeting & 1)[self._hosts.mine], True):
+            if not self._fits(self._spans(prepared, theirs, (0, -1), (0, 0), parity)[self._hosts.mine], True):
                 return True
         return False
 
@@ -252,11 +267,11 @@ class Crossing:
         layout, size, own = self._segment.layout, self._board.size, self._hosts.of[table.program.rank]
         readers = slot_readers(prepared.schedule, table.program.placement, table.program.deterministic)
         found: list[Spans] = [[] for _ in self._hosts.hosts]
-        for iteration, passed in _segments(before, now, table.meets):
+        for iteration, met in passed(before, now, table.meets):
             for write in table.stage_writes:
                 piece = iteration - write.lag
                 nbytes = min(write.most, write.left - piece * write.shrink)
-                if write.meets != passed or not 0 <= piece < table.pieces or nbytes <= 0:
+                if write.meets != met or not 0 <= piece < table.pieces or nbytes <= 0:
                     continue
                 half = (parity + iteration * table.meets + write.other) & 1
                 at = layout.stages + (half * size + write.rank) * layout.stage + write.at
@@ -288,7 +303,7 @@ class Crossing:
         if found is None:
             if len(self._nexts) >= _KEPT:
                 self._nexts.clear()
-            found = self._nexts[key] = (table, _next(table, now))
+            found = self._nexts[key] = (table, following(table, now))
         return found[1]
 
     def _expect_data(self, peer: int, spans: Spans, done: Callable[[], None]) -> None:
@@ -359,31 +374,6 @@ class Crossing:
         if completed != longs[field(peer, COMPLETED)]:
             longs[field(peer, COMPLETED_AT)] = self._network.clock()
         longs[field(peer, ISSUED)], longs[field(peer, COMPLETED)] = issued, completed
-
-
-def _segments(before: tuple[int, int], now: tuple[int, int], meets: int) -> list[tuple[int, int]]:
-    """(iteration, meetings of the body passed in it) of the parts of a body that ran between two meetings."""
-    found, (iteration, passed) = [], (before[0], before[1] + 1)
-    while True:
-        if passed > meets:
-            iteration, passed = iteration + 1, 0
-        found.append((iteration, passed))
-        if (iteration, passed) == now:
-            return found
-        passed += 1
-
-
-def _next(table: Table, now: tuple[int, int]) -> tuple[int, int] | None:
-    """Iteration and number, in the body, of the meeting after one; None if it is the last."""
-    beyond = [row[LEFT] for row in table.rows.tolist() if row[KIND] == MEET]
-    iteration, passed = now
-    while iteration < table.pieces + table.lags:
-        passed += 1
-        if passed >= len(beyond):
-            iteration, passed = iteration + 1, 0
-        if iteration < table.pieces + beyond[passed]:
-            return iteration, passed
-    return None
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> Spans:
