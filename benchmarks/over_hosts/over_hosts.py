@@ -38,7 +38,6 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--blocks", type=int, default=BLOCKS)
-    parser.add_argument("--between", default="gloo", help="what carries messages between hosts: gloo or mpi")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -66,7 +65,7 @@ def _measured(library: Any, link: str, asked: argparse.Namespace) -> list[dict[s
         running = []
         for rank in range(hosts * local):
             place = {"RANK": f"{rank}", "WORLD_SIZE": f"{hosts * local}", "LOCAL_RANK": f"{rank % local}"}
-            place |= {"OMP_NUM_THREADS": "1", "UNISONO_BETWEEN": asked.between}
+            place |= {"OMP_NUM_THREADS": "1"}
             running.append(made.start(rank // local, [sys.executable, __file__, "--rank", json.dumps(job)], place))
         for one in running:
             one.wait(timeout=3600)
