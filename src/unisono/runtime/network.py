@@ -192,7 +192,9 @@ class Network:
         with self._answered:
             parted = lambda: all(map(self._parted, self.hosts.remote))  # noqa: E731
             self._answered.wait_for(parted, deadline - time.monotonic())
-        self._mesh.close(deadline, not self._gave_up and all(each.state == LEFT for each in self._ended.values()))
+        gone = {peer: each for peer, each in self._ended.items() if each.state != GAVE_UP}
+        data = not self._gave_up and all(each.state == LEFT for each in self._ended.values())
+        self._mesh.close(deadline, data, gone)
         # Those who handle frames hold the group's memory, and it holds this: it ends here, not when Python collects it.
         self.closing.clear()
         self._segment.elsewhere = None

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import cycle
@@ -100,12 +100,12 @@ class Mesh:
         for channel in self._channels:
             channel.start()
 
-    def close(self, deadline: float, data: bool) -> None:
+    def close(self, deadline: float, data: bool, gone: Container[int]) -> None:
         """Ends the connections once all frames are on their way, or at ``deadline``; then the threads.
 
-        ``data``: what is sent beside frames, too: the peers will receive it.
+        ``data``: what is sent beside frames, too: the peers will receive it. ``gone``: peers that will read nothing.
         """
-        flushing = OwnThread(target=self._flush, args=(data,), name="unisono flushes", daemon=True)
+        flushing = OwnThread(target=self._flush, args=(data, gone), name="unisono flushes", daemon=True)
         flushing.start()
         flushing.join(max(0.0, deadline - time.monotonic()))
         for channel in self._channels:
@@ -131,9 +131,10 @@ class Mesh:
             channel.ended = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.engine))
 
-    def _flush(self, data: bool) -> None:
+    def _flush(self, data: bool, gone: Container[int]) -> None:
         for channel in self._channels:
-            channel.flush(data)
+            if channel.peer not in gone:
+                channel.flush(data)
 
 
 class _Waiter:
@@ -261,11 +262,15 @@ class Channel:
             self._fail(error)
 
     def flush(self, data: bool) -> None:
-        """Returns once all frames, and the ``data`` beside them, are on their way."""
+        """Returns once all frames so far, and the ``data`` beside them, are on their way.
+
+        Not those of later: a send to a peer that has just closed its connection may neither end nor fail in Gloo.
+        """
+        with self._sending:
+            sent, self._sent = self._sent, deque()
         try:
-            with self._sending:
-                while self._sent:
-                    self._sent.popleft()[0].wait(_FOREVER)
+            while sent:
+                sent.popleft()[0].wait(_FOREVER)
         except RuntimeError as error:
             self._fail(error)
         if data:
