@@ -19,8 +19,8 @@ DEFAULT = "default"
 """The name of the table's choice among the algorithms that `unisono tune` measures."""
 _MEETING, _ROOM, _STAGED, _MOST_PIECES = 128 << 10, 1 << 20, 1 << 20, 32
 """Over hosts: bytes that a link carries in the time that a meeting takes beside its data, about alike for 1 Gbit/s and
-0.1 ms as for 100 Mbit/s and 10 ms; what a first meeting carries without a further round trip (crossing.py); what a rank
-stages at once; pieces."""
+0.1 ms as for 100 Mbit/s and 10 ms; what it sends at a first meeting without another round trip (crossing.py); what
+it stages at once; pieces."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")
 
 
@@ -67,8 +67,8 @@ def by_hosts(
     raw = nbytes * local * (world_size - local) / world_size  # from a host, of the parts that others sum
     chunks = max(1, min(_MOST_PIECES, max(round(sqrt(count * nbytes / _MEETING)), nbytes // (_STAGED * local))))
     costs = {
-        "one_shot": _cost(pieces, (world_size - min(map(len, hosts))) * nbytes),
-        "two_phase": _cost(pieces, raw) + _MEETING + nbytes * local * (count - 1) / world_size,
+        "one_shot": _cost(pieces, local, (world_size - min(map(len, hosts))) * nbytes),
+        "two_phase": _cost(pieces, local, raw) + _MEETING + nbytes * local * (count - 1) / world_size,
         "prefix": (chunks + count) * (_MEETING + nbytes / chunks),
     }
     name = min(costs, key=lambda each: costs[each])
@@ -79,9 +79,9 @@ def by_hosts(
     return Choice(build(name if collective == "all_reduce" else "star", collective, world_size, root), "staged")
 
 
-def _cost(meetings: int, nbytes: float) -> float:
-    """Of so many meetings that share bytes which cross, the first one's before ranks agree."""
-    return (meetings + (nbytes > meetings * _ROOM)) * _MEETING + nbytes
+def _cost(meetings: int, local: int, nbytes: float) -> float:
+    """Of so many meetings that share bytes which cross from so many ranks, the first one's before ranks agree."""
+    return (meetings + (nbytes > meetings * local * _ROOM)) * _MEETING + nbytes
 
 
 def by_name(

@@ -4,8 +4,8 @@ Each host has a segment of its own, laid out for all ranks of the group: the pla
 theirs. The interpreter runs programs as on one host; at every meeting it returns, and this rank publishes what it has
 staged since the last meeting and other hosts read (outbox.py). The last rank of a host to do so sends one frame to each
 other host, with the headers and the data of all ranks of its own, to one rank there (`HostMap.receiver`), which writes
-all of it to the same places of its own segment, and arrives for the senders. Data that does not fit into a frame goes
-from rank to rank (`HostMap.proxy`), beside the frames. So a value is summed from the same parts, in the same order,
+all of it to the same places of its own segment, and arrives for the senders. Longer data goes from rank to rank
+(`HostMap.proxy`), so that all connections share it. So a value is summed from the same parts, in the same order,
 wherever the ranks are.
 
 A frame of a later meeting waits until the receiver stands at that meeting: then all ranks of its host have arrived at
@@ -14,15 +14,16 @@ the one before, and none reads what the frame overwrites.
 
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from unisono.program.bind import KIND, MEET, WORDS, Table
 from unisono.program.meetings import following, passed
 from unisono.program.slots import slot_readers
 from unisono.runtime.control import Control
-from unisono.runtime.network import MEETING, MEETING_ROOM, Network
-from unisono.runtime.outbox import LATER, NOTHING, Outboxes, Spans
+from unisono.runtime.in_use import InUse
+from unisono.runtime.network import MEETING, MEETING_DATA, MEETING_ROOM, Network
+from unisono.runtime.outbox import LATER, NOTHING, Outboxes, Spans, joined
 from unisono.runtime.prepared import Prepared
 from unisono.transport import futex
 from unisono.transport.board import Board
@@ -32,48 +33,20 @@ __all__ = ["Crossing"]
 
 _HEAD = struct.Struct("<QII")  # meeting; whether ranks that sleep are woken; ranks in the frame
 _RANK = struct.Struct("<IIIIQQ")  # rank; bytes of header and text; spans; calls issued, completed
+_ALONE = struct.Struct("<QI")  # meeting; spans
 _SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
 _KEPT = 4096
-_COPIED = 128 << 10
-"""Bytes of a frame up to which copying them is quicker than a message beside it. At a first meeting, where the receive
-of that could not be posted ahead, a frame takes as much as it has room for."""
-
-
-class _InUse:
-    """Counts users of memory; calls a function once there are none."""
-
-    def __init__(self) -> None:
-        self._guard, self._users = threading.Lock(), 0
-        self._then: Callable[[], None] | None = None
-
-    def add(self) -> None:
-        """Counts one more."""
-        with self._guard:
-            self._users += 1
-
-    def done(self) -> None:
-        """Counts one less."""
-        with self._guard:
-            self._users -= 1
-            then = self._then if not self._users else None
-        if then is not None:
-            then()
-
-    def afterwards(self, then: Callable[[], None]) -> None:
-        """Calls ``then`` once there are none."""
-        with self._guard:
-            if self._users:
-                self._then = then
-                return
-        then()
+_TOGETHER = 128 << 10
+"""Bytes of a frame for all ranks of a host; what is longer goes by the connections of all of them."""
 
 
 class Crossing:
     """Sends what one rank stages to the other hosts, and lays down what it receives as a proxy.
 
-    At the first meeting of a program the frames have the headers of all ranks. After that ranks agree: each knows from
-    the tables of the others (`Prepared.staged_of`) what comes next and posts the receives before it does its own part;
-    a host that has nothing for another one sends nothing. Long data of the first meeting is sent once ranks agree.
+    At the first meeting of a program the frames have the headers of all ranks; longer data follows in frames of each
+    rank, or, beyond their room, once ranks agree. After that each rank knows from the tables of the others
+    (`Prepared.staged_of`) what comes next and posts the receives before it does its own part; a host that has nothing
+    for another one sends nothing.
     """
 
     def __init__(self, board: Board, control: Control, network: Network) -> None:
@@ -82,20 +55,21 @@ class Crossing:
         self._view = memoryview(board.segment.raw)
         hosts = self._hosts
         self._outboxes = Outboxes(board.segment, board.rank, hosts.local, len(hosts.hosts))
-        most = max(map(len, hosts.hosts))
-        self._shares = _COPIED // most, MEETING_ROOM // most  # bytes that a rank may have in a frame; in a first one
+        self._share = _TOGETHER // max(map(len, hosts.hosts))  # bytes that a rank may have in a host's frame
         self._sent_at = self._passed = -1  # the meetings for which this rank has sent, and that it found complete last
         self._before = (0, -1)  # iteration and meeting of the body that it has sent for, of the call under way
         self._turn = threading.Condition()
         self._stands_at = -1
         self._landed = [-1] * len(hosts.hosts)  # the meetings whose frames have come
-        self._leaving = _InUse()  # staging memory that is sent from since the last meeting
+        self._data_landed: dict[int, int] = {}  # by rank: the meeting whose own frame has come
+        self._awaited: dict[int, Callable[[], None]] = {}  # by rank: what to call when it comes
+        self._leaving = InUse()  # staging memory that is sent from since the last meeting
         self._unsettled: Callable[[], bool] | None = None  # what is left to do at a meeting once ranks agree
         self._found: dict[tuple[int, ...], tuple[Table, list[Spans]]] = {}
         self._plans: dict[tuple[int, ...], tuple[Table, tuple[list[Spans], tuple[Spans | int, ...], bool]]] = {}
         self._nexts: dict[tuple[int, ...], tuple[Table, tuple[int, int] | None]] = {}
         self._tables: dict[tuple[int, int, bytes], tuple[Table, Table]] = {}
-        network.deliver_meeting = self._land
+        network.deliver_meeting, network.deliver_data = self._land, self._land_data
         network.closing.append(self._close)
 
     def cross(self, prepared: Prepared, words: bool = False) -> bool:
@@ -141,11 +115,12 @@ class Crossing:
         now = (0, 0) if begins else (iteration, int((table.rows[: row // WORDS, KIND] == MEET).sum()))
         spans, out, waits = self._plan(prepared, table, (0, -1) if begins else self._before, now, first & 1)
         self._before = now
-        before, self._leaving = self._leaving, _InUse()
-        if not begins:
-            for host, found in enumerate(spans):
-                if found and out[host] == NOTHING:
-                    self._send_data(host, found)
+        before, self._leaving = self._leaving, InUse()
+        for host, found in enumerate(spans):
+            if out[host] == LATER and _fits_alone(found):
+                self._send_alone(host, meeting, found)
+            elif found and out[host] == NOTHING:
+                self._send_data(host, found)
         self._outboxes.publish(meeting, waits, out)
         wakes = self._outboxes.complete(meeting) and self._send_frames(meeting, prepared.guarded and begins, words)
         # That half of the staging memory is written again after this meeting.
@@ -168,15 +143,21 @@ class Crossing:
             out: list[Spans | int] = []
             for host, found in enumerate(spans):
                 goes = host != self._hosts.mine and (begins or bool(found))
-                fits = self._fits(found, begins)
+                fits = self._fits(found)
                 out.append(found if goes and fits else LATER if goes and begins else NOTHING)
             waits = begins and (bool(prepared.call.sends) or LATER in out or self._comes_later(prepared, table, parity))
             kept = self._plans[key] = (table, (spans, tuple(out), waits))
         return kept[1]
 
-    def _fits(self, spans: Spans, begins: bool) -> bool:
-        """True if they go in a frame; ``begins``: of a first meeting."""
-        return len(spans) <= self._outboxes.most_spans and sum(nbytes for _, nbytes in spans) <= self._shares[begins]
+    def _fits(self, spans: Spans) -> bool:
+        """True if they go in the frame of this host."""
+        return len(spans) <= self._outboxes.most_spans and sum(nbytes for _, nbytes in spans) <= self._share
+
+    def _send_alone(self, host: int, meeting: int, spans: Spans) -> None:
+        """Sends a frame of this rank's own."""
+        channel = self._network.meetings[self._hosts.proxy(self._board.rank, host)]
+        data = (self._view[at : at + nbytes] for at, nbytes in spans)
+        channel.send(MEETING_DATA, [_ALONE.pack(meeting, len(spans)), *(_SPAN.pack(*span) for span in spans), *data])
 
     def _send_data(self, host: int, spans: Spans) -> None:
         self._leaving.add()
@@ -220,12 +201,12 @@ class Crossing:
         """True if a rank whose proxy this is has data for this host's ranks that no frame holds, at a first meeting."""
         for peer in self._hosts.proxied:
             theirs = self._table_of(prepared, table, peer)
-            if not self._fits(self._spans(prepared, theirs, (0, -1), (0, 0), parity)[self._hosts.mine], True):
+            if not self._fits(self._spans(prepared, theirs, (0, -1), (0, 0), parity)[self._hosts.mine]):
                 return True
         return False
 
     def _settle(
-        self, prepared: Prepared, table: Table, spans: list[Spans], before: _InUse, mark: Callable[[], None]
+        self, prepared: Prepared, table: Table, spans: list[Spans], before: InUse, mark: Callable[[], None]
     ) -> bool:
         """Once all headers of a first meeting are there and agree, exchanges the data that follows; False until then.
 
@@ -234,17 +215,20 @@ class Crossing:
         if self._board.missing():
             return False
         futex.acquire()
-        coming, mine, parity = _InUse(), self._hosts.mine, self._board.position[0] & 1
+        coming, mine, parity = InUse(), self._hosts.mine, self._board.position[0] & 1
         headers = self._board.headers_of(parity) if prepared.guarded else b""
         if prepared.agrees(headers):
             for peer in self._hosts.proxied:
                 theirs = self._table_of(prepared, table, peer, headers)
                 found = self._spans(prepared, theirs, (0, -1), (0, 0), parity)[mine]
-                if not self._fits(found, True):
+                if not self._fits(found):
                     coming.add()
-                    self._expect_data(peer, found, coming.done)
+                    if _fits_alone(found):
+                        self._await(peer, self._board.position[0], coming.done)
+                    else:
+                        self._expect_data(peer, found, coming.done)
             for host, found in enumerate(spans):
-                if host != mine and not self._fits(found, True):
+                if host != mine and not self._fits(found) and not _fits_alone(found):
                     self._send_data(host, found)
         coming.afterwards(partial(before.afterwards, mark))
         return True
@@ -278,7 +262,7 @@ class Crossing:
                 for host in {self._hosts.of[reader] for reader in readers.get((write.rank, write.index), ())}:
                     if host != own:
                         found[host].append((at, nbytes))
-        return [_joined(spans) for spans in found]
+        return [joined(spans) for spans in found]
 
     # What comes next
 
@@ -292,7 +276,7 @@ class Crossing:
                 spans = self._spans(prepared, theirs, self._before, then, first & 1)[self._hosts.mine]
                 if not spans:
                     self._arrive_for(peer, meeting + 1)
-                elif not self._fits(spans, False):
+                elif not self._fits(spans):
                     self._expect_data(peer, spans, partial(self._arrive_for, peer, meeting + 1))
         self._stand_at(meeting + 1)
 
@@ -345,12 +329,35 @@ class Crossing:
         for rank in ranks:
             self._arrive_for(rank, meeting, bool(wakes) and rank == ranks[-1])
 
+    def _await(self, peer: int, meeting: int, then: Callable[[], None]) -> None:
+        """Calls ``then`` once the frame of a rank's own for a meeting is there."""
+        with self._turn:
+            there = self._data_landed.get(peer) == meeting
+            if not there:
+                self._awaited[peer] = then
+        if there:
+            then()
+
+    def _land_data(self, peer: int, body: memoryview) -> None:
+        """Writes what a rank has sent in a frame of its own."""
+        meeting, count = _ALONE.unpack_from(body)
+        with self._turn:
+            self._turn.wait_for(lambda: self._stands_at >= meeting)
+            if self._stands_at != meeting:
+                return
+        self._write(peer, body, _ALONE.size, count)
+        with self._turn:
+            self._data_landed[peer] = meeting
+            then = self._awaited.pop(peer, None)
+        if then is not None:
+            then()
+
     def _apply(
         self, rank: int, meeting: int, body: memoryview, at: int, header: int, text: int, count: int, issued: int,
         completed: int,
     ) -> int:  # fmt: skip
         """Lays down a rank's part of a frame that begins at ``at``; returns where it ends."""
-        segment, layout = self._segment, self._segment.layout
+        segment = self._segment
         if header:
             start, stop = self._board.header_span(meeting & 1, rank)
             segment.raw[start:stop] = body[at : at + header]
@@ -359,14 +366,19 @@ class Crossing:
         if text:
             segment.set_text(rank, CALL, bytes(body[at : at + text]).decode())
         at += text
-        spans = [_SPAN.unpack_from(body, at + k * _SPAN.size) for k in range(count)]
+        at = self._write(rank, body, at, count)
+        self._record(rank, issued, completed)
+        return at
+
+    def _write(self, rank: int, body: memoryview, at: int, count: int) -> int:
+        """Writes spans, and the data behind them, to staging memory; returns where it ends."""
+        layout, spans = self._segment.layout, [_SPAN.unpack_from(body, at + k * _SPAN.size) for k in range(count)]
         at += count * _SPAN.size
         for offset, nbytes in spans:
             if not layout.stages <= offset <= offset + nbytes <= layout.device_numbers:
                 raise RuntimeError(f"rank {rank} sent {nbytes} bytes for offset {offset}, outside of staging memory")
-            segment.raw[offset : offset + nbytes] = body[at : at + nbytes]
+            self._view[offset : offset + nbytes] = body[at : at + nbytes]
             at += nbytes
-        self._record(rank, issued, completed)
         return at
 
     def _record(self, peer: int, issued: int, completed: int) -> None:
@@ -376,12 +388,6 @@ class Crossing:
         longs[field(peer, ISSUED)], longs[field(peer, COMPLETED)] = issued, completed
 
 
-def _joined(spans: Sequence[tuple[int, int]]) -> Spans:
-    """Neighbours as one."""
-    found: Spans = []
-    for at, nbytes in sorted(set(spans)):
-        if found and found[-1][0] + found[-1][1] == at:
-            found[-1] = (found[-1][0], found[-1][1] + nbytes)
-        else:
-            found.append((at, nbytes))
-    return found
+def _fits_alone(spans: Spans) -> bool:
+    """True if they go in a frame of one rank."""
+    return sum(nbytes + _SPAN.size for _, nbytes in spans) <= MEETING_ROOM

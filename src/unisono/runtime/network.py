@@ -15,13 +15,13 @@ from unisono.transport.layout import AFFINITY, GAVE_UP, JOINED, LEFT, MEETINGS, 
 from unisono.transport.mesh import Channel, Connected, Mesh, Receive
 from unisono.transport.segment import Segment
 
-__all__ = ["MEETING", "MEETING_ROOM", "RING_BYTES", "RING_COUNTS", "Network"]
+__all__ = ["MEETING", "MEETING_DATA", "MEETING_ROOM", "RING_BYTES", "RING_COUNTS", "Network"]
 
-MEETING, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER = range(7)
+MEETING, MEETING_DATA, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER = range(8)
 """Kinds of frames."""
 _MEETINGS, _MESSAGES = 1, 2
 MEETING_ROOM, _MESSAGE_ROOM = 1 << 20, 16 << 10
-"""Bytes of data that a frame takes: of all ranks of a host, at a meeting; of a message."""
+"""Bytes of data that a frame takes: of a meeting; of a message."""
 _DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 5.0}
 """Seconds after which a rank that is lost, has given up or has left will not arrive any more, although it has begun
 more meetings than have come here: other ranks send for it, and other ones of this host lay that down."""
@@ -50,6 +50,7 @@ class Network:
     def __init__(self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], connected: Connected) -> None:
         self.hosts, self._segment, self._global_ranks = hosts, segment, global_ranks
         self.deliver_meeting: _Land = lambda peer, body: None
+        self.deliver_data: _Land = lambda peer, body: None
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
         self.activity: Callable[[int], str] = lambda rank: ""
         """What a rank of this host does now, in words; asked by ranks of other hosts."""
@@ -86,6 +87,8 @@ class Network:
     def _meeting(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
         if kind == MEETING and self.hosts.receiver(self.hosts.mine, self.hosts.of[peer]) == self.hosts.rank:
             self.deliver_meeting(peer, body)
+        elif kind == MEETING_DATA and peer in self.hosts.proxied:
+            self.deliver_data(peer, body)
 
     def _message(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
         if kind in (RING_BYTES, RING_COUNTS):
@@ -198,7 +201,7 @@ class Network:
         # Those who handle frames hold the group's memory, and it holds this: it ends here, not when Python collects it.
         self.closing.clear()
         self._segment.elsewhere = None
-        del self.deliver_meeting, self.deliver_message, self.activity
+        del self.deliver_meeting, self.deliver_data, self.deliver_message, self.activity
 
     def disown(self) -> None:
         """In a forked child: the connections are the parent's."""

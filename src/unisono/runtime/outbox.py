@@ -11,7 +11,7 @@ from functools import lru_cache
 from unisono.transport import futex
 from unisono.transport.segment import Segment
 
-__all__ = ["LATER", "NOTHING", "Outboxes", "Spans"]
+__all__ = ["LATER", "NOTHING", "Outboxes", "Spans", "joined"]
 
 Spans = list[tuple[int, int]]
 """Of bytes that a rank has staged: offsets in the segment, and how many there."""
@@ -79,3 +79,14 @@ def _unpacked(data: bytes, hosts: int) -> tuple[bool, list[Spans | int]]:
             found.append([_SPAN.unpack_from(data, place + k * _SPAN.size) for k in range(count)])
             place += count * _SPAN.size
     return bool(waits), found
+
+
+def joined(spans: Sequence[tuple[int, int]]) -> Spans:
+    """Neighbours as one."""
+    found: Spans = []
+    for at, nbytes in sorted(set(spans)):
+        if found and found[-1][0] + found[-1][1] == at:
+            found[-1] = (found[-1][0], found[-1][1] + nbytes)
+        else:
+            found.append((at, nbytes))
+    return found
