@@ -1,4 +1,6 @@
-"""The compiled loop of checksums (weights/checksum.py has their definition). Needs numba; kept like other loops."""
+"""The compiled loop that copies, sums, or does both in one pass (weights/rows.py has its rows, weights/checksum.py the
+definition of the sums). Needs numba; kept like other loops.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +9,11 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from unisono.transport.atomics import inner, pointer
+from unisono.transport.native import copy
 
 __all__ = ["checksum_loops"]
+
+_AT_ONCE = 1 << 14  # bytes that are summed after they were copied, while the nearest cache has them
 
 
 def _mixed(number: Any) -> Any:
@@ -39,15 +44,11 @@ def _edge(address: int, weights_at: int, first: int, count: int) -> Any:
     return total
 
 
-def checksum_loops() -> dict[str, Callable[..., int]]:
-    """`sums(table, rows, weights, out)`: addresses of the rows, the 1024 32-bit weights, and a 64-bit word per row.
-
-    A row is 11 words: address, bytes per run, first byte in the whole, then for four outer dims, the outermost first,
-    how many there are and how many bytes of the whole they are apart.
-    """
+def _sum_of() -> Callable[..., Any]:
+    """`sum_of(address, first, count, weights)`: of bytes that follow each other in memory and in the whole."""
     mixed, pairs, edge = inner(_mixed), inner(_pairs), inner(_edge)
 
-    def run(address: int, first: int, count: int, weights: int) -> Any:
+    def sum_of(address: int, first: int, count: int, weights: int) -> Any:
         total = np.uint64(0)
         while count > 0:
             start = first & 4095
@@ -65,23 +66,51 @@ def checksum_loops() -> dict[str, Callable[..., int]]:
             count -= length
         return total
 
-    of_run = inner(run)
+    return inner(sum_of)
 
-    def sums(table: int, rows: int, weights: int, out: int) -> Any:
+
+def checksum_loops() -> dict[str, Callable[..., int]]:
+    """`moves(table, rows, source, target, weights, sums)`: addresses of the rows, and those that a row's count from.
+
+    target: -1 to sum alone, where the source is. weights: of the 1024 32-bit weights, 0 to copy alone. sums: a row's
+    sum is added to the 64-bit word that the row names.
+    """
+    sum_of = _sum_of()
+
+    def both(source: int, target: int, first: int, count: int, weights: int) -> Any:
+        total = np.uint64(0)
+        while count > 0:
+            length = min(_AT_ONCE - (first & 4095), count)
+            copy(target, source, length)
+            total += sum_of(target, first, length, weights)
+            source += length
+            target += length
+            first += length
+            count -= length
+        return total
+
+    in_one_pass = inner(both)
+
+    def moves(table: int, rows: int, source: int, target: int, weights: int, sums: int) -> Any:
         """See above."""
-        rows_of = carray(pointer(table), (rows, 11), np.int64)
-        out_of = carray(pointer(out), rows, np.uint64)
+        rows_of = carray(pointer(table), (rows, 21), np.int64)
         for i in range(rows):
-            row = rows_of[i]
-            address, total = row[0], np.uint64(0)
-            for a in range(row[3]):
-                for b in range(row[5]):
-                    for c in range(row[7]):
-                        for d in range(row[9]):
-                            first = row[2] + a * row[4] + b * row[6] + c * row[8] + d * row[10]
-                            total += of_run(address, first, row[1], weights)
-                            address += row[1]
-            out_of[i] = total
+            r, total = rows_of[i], np.uint64(0)
+            for a in range(r[5]):
+                for b in range(r[9]):
+                    for c in range(r[13]):
+                        for d in range(r[17]):
+                            here = source + r[0] + a * r[6] + b * r[10] + c * r[14] + d * r[18]
+                            there = target + r[1] + a * r[7] + b * r[11] + c * r[15] + d * r[19]
+                            first = r[3] + a * r[8] + b * r[12] + c * r[16] + d * r[20]
+                            if target == -1:
+                                total += sum_of(here, first, r[2], weights)
+                            elif weights:
+                                total += in_one_pass(here, there, first, r[2], weights)
+                            else:
+                                copy(there, here, r[2])
+            if weights:
+                carray(pointer(sums + r[4]), 1, np.uint64)[0] += total
         return 0
 
-    return {"sums": sums}
+    return {"moves": moves}

@@ -20,7 +20,7 @@ from unisono.weights.movement import Movement
 from unisono.weights.participant import Participant, marked
 from unisono.weights.plan import Plan
 from unisono.weights.published import check_mappable
-from unisono.weights.target import Arrival, Target
+from unisono.weights.target import Arrival, Landing, Target
 from unisono.weights.terms import Terms
 from unisono.weights.update import Report
 from unisono.weights.wire import Message
@@ -87,22 +87,22 @@ class Receiving(Participant):
         assert target is not None
         if self._mapped:
             return self._reported(self._move_mapped(terms), terms)
-        standby: dict[str, Tensor] | None = None
-        live: Mapping[str, Tensor] = {}
-        if module is not None:
-            live = module.live
-            self._begin_in_place(terms)
-            if not module.in_place:
-                module.prepare(target.order)
-            standby = {name: module.standby[name] for name in target.order}
-        return self._reported(target.receive(standby, live, self._load, terms), terms)
+        if module is None:
+            return self._reported(target.receive(None, {}, self._load, terms), terms)
+        self._begin_in_place(terms)
+        if not module.in_place:
+            module.prepare(target.order)
+        landing = Landing(module.standby, module.standby_key, module.takes_any)
+        arrival = target.receive(landing, module.live, self._load, terms)
+        if module.takes_any:
+            module.arrived(arrival.loaded)
+        return self._reported(arrival, terms)
 
     def _move_mapped(self, terms: Terms) -> Arrival:
         target, module = self._target, self._module
         assert target is not None
         assert module is not None
-        every = type(module).load is not ModuleEngine.load
-        arrival, tensors, self._next_copy = target.receive_published(self._load, terms, every)
+        arrival, tensors, self._next_copy = target.receive_published(self._load, terms, not module.takes_any)
         module.adopt(tensors)
         return arrival
 
@@ -132,7 +132,7 @@ class Receiving(Participant):
 
     def _load(self, bucket: dict[str, Tensor]) -> None:
         module = self._module
-        if module is None or type(module).load is not ModuleEngine.load:
+        if module is None or not module.takes_any:
             self._loading = list(bucket)
             self.engine.load(bucket)
             self._loading = []

@@ -92,7 +92,7 @@ class Sending(Participant):
         source = self._own_source()
         compare = self._compare(bases) if announced["delta"] else None
         shown = {rank: base[2] for rank, base in enumerate(bases) if base}
-        source.send(self.current.local, terms, compare, shown)
+        source.send(self.current.local, self.current.key, terms, compare, shown)
         return {}, b""
 
     def _own_source(self) -> SourceOfMovement:
