@@ -13,8 +13,6 @@ from unisono.transport.native import copy
 
 __all__ = ["checksum_loops"]
 
-_AT_ONCE = 1 << 14  # bytes that are summed after they were copied, while the nearest cache has them
-
 
 def _mixed(number: Any) -> Any:
     """An odd 64-bit number for a number: the finaliser of splitmix64."""
@@ -34,6 +32,18 @@ def _pairs(address: int, weights_at: int, count: int) -> Any:
     return total
 
 
+def _pairs_copied(source: int, target: int, weights_at: int, count: int) -> Any:
+    """The same of pairs that it copies: the CPU multiplies while it waits for memory."""
+    units, out = carray(pointer(source), count, np.uint64), carray(pointer(target), count, np.uint64)
+    weights = carray(pointer(weights_at), count, np.uint64)
+    low, high, total = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0)
+    for i in range(count):
+        two, both = units[i], weights[i]
+        out[i] = two
+        total += (two & low) * (both & low) + (two >> high) * (both >> high)
+    return total
+
+
 def _edge(address: int, weights_at: int, first: int, count: int) -> Any:
     """The weighted sum of `count` bytes, of which the first is the `first`-th of its 4096."""
     units, weights = carray(pointer(address), count, np.uint8), carray(pointer(weights_at), 1024, np.uint32)
@@ -45,10 +55,13 @@ def _edge(address: int, weights_at: int, first: int, count: int) -> Any:
 
 
 def _sum_of() -> Callable[..., Any]:
-    """`sum_of(address, first, count, weights)`: of bytes that follow each other in memory and in the whole."""
-    mixed, pairs, edge = inner(_mixed), inner(_pairs), inner(_edge)
+    """`sum_of(source, target, first, count, weights)`: of bytes that follow each other in memory and in the whole.
 
-    def sum_of(address: int, first: int, count: int, weights: int) -> Any:
+    They are copied on the way, unless target is -1.
+    """
+    mixed, pairs, copied, edge = inner(_mixed), inner(_pairs), inner(_pairs_copied), inner(_edge)
+
+    def sum_of(source: int, target: int, first: int, count: int, weights: int) -> Any:
         total = np.uint64(0)
         while count > 0:
             start = first & 4095
@@ -56,12 +69,18 @@ def _sum_of() -> Callable[..., Any]:
             head = min(-start & 7, length)
             whole = (length - head) >> 3
             tail = length - head - 8 * whole
-            part = edge(address, weights, start, head) if head else np.uint64(0)
-            part += pairs(address + head, weights + start + head, whole)
+            part = edge(source, weights, start, head) if head else np.uint64(0)
             if tail:
-                part += edge(address + length - tail, weights, start + length - tail, tail)
+                part += edge(source + length - tail, weights, start + length - tail, tail)
+            if target == -1:
+                part += pairs(source + head, weights + start + head, whole)
+            else:
+                copy(target, source, head)
+                part += copied(source + head, target + head, weights + start + head, whole)
+                copy(target + length - tail, source + length - tail, tail)
+                target += length
             total += part * mixed(first >> 12)
-            address += length
+            source += length
             first += length
             count -= length
         return total
@@ -77,20 +96,6 @@ def checksum_loops() -> dict[str, Callable[..., int]]:
     """
     sum_of = _sum_of()
 
-    def both(source: int, target: int, first: int, count: int, weights: int) -> Any:
-        total = np.uint64(0)
-        while count > 0:
-            length = min(_AT_ONCE - (first & 4095), count)
-            copy(target, source, length)
-            total += sum_of(target, first, length, weights)
-            source += length
-            target += length
-            first += length
-            count -= length
-        return total
-
-    in_one_pass = inner(both)
-
     def moves(table: int, rows: int, source: int, target: int, weights: int, sums: int) -> Any:
         """See above."""
         rows_of = carray(pointer(table), (rows, 21), np.int64)
@@ -104,9 +109,9 @@ def checksum_loops() -> dict[str, Callable[..., int]]:
                             there = target + r[1] + a * r[7] + b * r[11] + c * r[15] + d * r[19]
                             first = r[3] + a * r[8] + b * r[12] + c * r[16] + d * r[20]
                             if target == -1:
-                                total += sum_of(here, first, r[2], weights)
+                                total += sum_of(here, -1, first, r[2], weights)
                             elif weights:
-                                total += in_one_pass(here, there, first, r[2], weights)
+                                total += sum_of(here, there, first, r[2], weights)
                             else:
                                 copy(there, here, r[2])
             if weights:

@@ -1,6 +1,6 @@
 """Engines: what a replica does with the tensors of a version. Three methods; `ModuleEngine` has them for a module."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -96,6 +96,16 @@ class ModuleEngine:
             self.standby, self._pointers = dict(holdings.local) if self.in_place else kept, ()
         return holdings
 
+    @property
+    def unchanged(self) -> bool:
+        """True if `look` would find what it found before."""
+        return type(self).layout is ModuleEngine.layout and self._holdings.unchanged(self.module)
+
+    @property
+    def description(self) -> tuple[str, str]:
+        """The signature and the text of what `look` found."""
+        return self._holdings.signature, self._holdings.text
+
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """These are to be shown next: views of a published copy, which is let go with the version after it."""
         self.mapped, self.standby, self._pointers = True, dict(tensors), ()
@@ -110,14 +120,14 @@ class ModuleEngine:
         """The tensors that serve, by name: this rank's own parts."""
         return self._holdings.local
 
-    def prepare(self, names: Iterable[str]) -> None:
+    def prepare(self, names: Collection[str]) -> None:
         """Makes `standby` hold these names, which lie in this order."""
+        if all(map(self.standby.__contains__, names)):
+            return
         local = self._holdings.local
-        missing = {name: local[name] for name in names if name not in self.standby}
-        if missing:
-            with torch.inference_mode(False):
-                made = self.standby | fresh_like(missing)
-            self.standby, self._pointers = {name: made[name] for name in local if name in made}, ()
+        with torch.inference_mode(False):
+            made = self.standby | fresh_like({name: local[name] for name in names if name not in self.standby})
+        self.standby, self._pointers = {name: made[name] for name in local if name in made}, ()
 
     def load(self, bucket: Mapping[str, Tensor]) -> None:
         """Nothing to do: the tensors are those of `standby`."""

@@ -57,7 +57,7 @@ class Holdings:
 
         Raises as `layout` does.
         """
-        if source is self._source and self._unchanged():
+        if self.unchanged(source):
             return False
         named = named_tensors(source)
         self.local = local_tensors(named)
@@ -109,8 +109,9 @@ class Holdings:
         tensors = self.own.values()
         return [*map(Tensor.stride, tensors), *map(Tensor.numel, tensors)]
 
-    def _unchanged(self) -> bool:
-        if any(len(each) != count for each, count in self._places):
+    def unchanged(self, source: Any) -> bool:
+        """True if `look` would find what it found before."""
+        if source is not self._source or any(len(each) != count for each, count in self._places):
             return False
         objects = chain.from_iterable([each.values() for each, _ in self._places])
         return (

@@ -79,8 +79,8 @@ def _quantized(op: Quantize, block: Tensor, scale: Tensor) -> Tensor:
     return divided.clamp_(-limit, limit).to(op.dtype)
 
 
-_LEAST_RUN = 32
-"""Bytes of a run that is worth a run of its own; blocks of shorter ones are copied by torch."""
+_LEAST_RUN, _MANY = 32, 256
+"""A block of more than so many runs of fewer bytes is copied by torch."""
 
 
 class _Loose(NamedTuple):
@@ -124,8 +124,8 @@ class _Bound:
         chunk = _in_chunk(move)
         ends = (own, chunk) if self._packs else (chunk, own)
         rows = rows_of(move.shape, size, *ends, _in_whole(move), word)
-        short = not view.is_contiguous() and any(row[2] < min(_LEAST_RUN, move.nbytes) for row in rows)
-        return None if short else rows
+        short = any(row[2] < _LEAST_RUN and row[2] * _MANY < move.nbytes for row in rows)
+        return None if short and not view.is_contiguous() else rows
 
     def _summed(self, move: Move, word: int) -> Rows:
         """The rows that sum a block: in the chunk that is packed, or in a copy of what was unpacked."""

@@ -48,7 +48,7 @@ class Receiving(Participant):
         self._target: Target | None = None
         self._described: tuple[str, str] = ("", "")
         self._loading: list[str] = []
-        self._writing = False
+        self._ahead = self._writing = False
         self._arrival: Arrival | None = None
         self._shown_by = ""  # the sender of the version shown
         self._names: list[str] = []
@@ -61,10 +61,13 @@ class Receiving(Participant):
     # As `Participant` asks
 
     def holds(self) -> tuple[str, str]:
-        """Looks at the engine's tensors."""
+        """Looks at the engine's tensors, unless `look_ahead` just has."""
+        ahead, self._ahead = self._ahead, False
+        if ahead and self._module is not None:
+            return self._module.description
         if self._module is not None and type(self._module).layout is ModuleEngine.layout:
-            holdings = self._module.look()
-            return holdings.signature, holdings.text
+            self._module.look()
+            return self._module.description
         if self.lineup is None or not self._described[0]:
             text = self.engine.layout().to_text()
             self._described = signature_of(text), text
@@ -217,6 +220,13 @@ class Receiving(Participant):
         return f"version {version} is kept" if version is not None else "no version is shown yet"
 
     # As `Receiver` asks
+
+    def look_ahead(self) -> None:
+        """Looks at the tensors before an update is announced, which then need not wait for that.
+
+        For a caller whose thread waits for the update: what others do to the model meanwhile is not seen.
+        """
+        self._ahead = self._module is not None and self._module.unchanged
 
     def settle(self, announced: Message, deadline: float) -> None:
         """Waits until a version that threads held off is shown, for it is in the standby.
