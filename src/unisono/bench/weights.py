@@ -164,7 +164,7 @@ def header(settings: WeightSettings, machine: Machine) -> list[str]:
     return [
         f"# up to {show_ranks(settings.ranks)}, pinned over {machine.cores} cores; median of up to {settings.runs}",
         f"# {machine.words()}",
-        f"#{'case':>28}{'size':>10}{'ms':>9}{'±':>5}{rivals}{'bound':>7}{'limit':>7}{'check':>7}{'beyond':>10}",
+        f"#{'case':>28}{'size':>10}{'ms':>9}{'±':>5}{'plan':>8}{rivals}{'bound':>7}{'limit':>7}{'check':>7}{'beyond':>10}",
     ]
 
 
@@ -173,12 +173,13 @@ def _ratios(against: Sequence[str]) -> list[str]:
 
 
 def line(settings: WeightSettings, rows: Sequence[Row]) -> str:
-    """One case: our time by the flat broadcast's, Gloo's by ours, shares in per cent, memory beyond the models."""
+    """One case: the plan's time by ours, ours by the flat broadcast's, Gloo's by ours, shares, memory beyond models."""
     mine, by = rows[0], {row.contender: row for row in rows}
     head = f" {mine.collective:>28}{show_nbytes(mine.nbytes):>10}"
     if mine.refused:
         return f"{head}  refused: {mine.refused}"
     text = f"{head}{1e3 * mine.time:>9.3g}{100 * spread(mine.seconds):>4.0f}%"
+    text += f"{f'{mine.predicted / mine.time:.2f}' if mine.predicted else '':>8}"
     for name in settings.against:
         ratio = mine.time / by[name].time if name == "flat" else by[name].time / mine.time
         text += f"{ratio:>9.3g}"
