@@ -35,6 +35,7 @@ class Holdings:
         self._shard = shard
         self._source: Any = None
         self._places: list[tuple[dict[str, Any], int]] = []
+        self._keys: list[str] = []
         self._objects: list[Any] = []
         self._pointers: tuple[int, ...] = ()
         self._lengths: list[Any] = []
@@ -64,6 +65,7 @@ class Holdings:
         self.layout = inspect(source, shard=self._shard)
         self.named, self._source = named, source
         self._places = [(each, len(each)) for each in _slots(source)]
+        self._keys = [key for each, _ in self._places for key in each]
         self._objects = [value for each, _ in self._places for value in each.values()]
         self._remember()
         self.text = self.layout.to_text()
@@ -116,6 +118,7 @@ class Holdings:
         objects = chain.from_iterable([each.values() for each, _ in self._places])
         return (
             all(map(is_, objects, self._objects))
+            and [key for each, _ in self._places for key in each] == self._keys
             and tuple(map(Tensor.data_ptr, self.own.values())) == self._pointers
             and self._measured() == self._lengths
         )

@@ -194,10 +194,13 @@ class Participant(ABC):
         self.send("fitted", number=number, lineup=lineup.number)
 
     def _grouped(self, lineup: Lineup, port: int, seconds: float) -> Any:
-        if self._store is None:
-            assert self.connection is not None
-            self._store = TCPStore(self.connection.host, port, is_master=False, wait_for_workers=False)
+        limit = timedelta(seconds=max(seconds, _ANSWER))
         try:
+            if self._store is None:
+                assert self.connection is not None
+                host = self.connection.host
+                self._store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+            self._store.set_timeout(limit)  # else a store of a process that has died is waited for for minutes
             made = self._while_listening(lambda: make_group(lineup, self._store, seconds), lineup.here)
             self._group = made
         except RuntimeError as error:
