@@ -63,7 +63,7 @@ class ModuleEngine:
     @property
     def takes_any(self) -> bool:
         """True if `load` looks at nothing."""
-        return type(self).load is ModuleEngine.load
+        return getattr(self.load, "__func__", None) is ModuleEngine.load
 
     @property
     def standby_key(self) -> tuple[int, ...]:

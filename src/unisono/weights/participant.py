@@ -310,4 +310,5 @@ def given_up(message: Message, version: int, kept: Callable[[], str]) -> Excepti
     if not message["error"]:
         return Again()
     kind = getattr(errors, message["error"], UpdateError)
-    return marked(kind(f"{message['text']}; version {version} was given up, {kept()}"))
+    given = f"version {version} was given up, " if version >= 0 else ""  # the sender's ranks agreed on none
+    return marked(kind(f"{message['text']}; {given}{kept()}"))
