@@ -125,8 +125,11 @@ class Publishing:
         """At a mapped replica: its tensors in a copy."""
         return file.tensors(self._copies[self._kind].places)
 
-    def sum(self, file: File, numbers: Mapping[str, int], found: NDArray[np.uint64]) -> None:
-        """At a mapped replica: adds the checksums of some tensors of a copy to words of ``found``, by number."""
+    def sum(self, file: File, numbers: Mapping[str, int], found: NDArray[np.uint64], own: bool) -> None:
+        """At a mapped replica: adds the checksums of some tensors of a copy to words of ``found``, by number.
+
+        own: as this replica has them, for it may have written to its own mapping.
+        """
         if self._summed is None:
             rows = []
             for name, number in numbers.items():
@@ -136,7 +139,8 @@ class Publishing:
                     shape, dtype.itemsize, Place(start, steps), Place(0, steps), Place(0, steps), 8 * number
                 )
             self._summed = Rows(rows)
-        self._summed.sum(file.bytes.data_ptr(), address_of(found))
+        where = file if own else self._copies[self._kind].made(file.nonce)
+        self._summed.sum(where.bytes.data_ptr(), address_of(found))
 
     @property
     def _kind(self) -> int:

@@ -160,7 +160,7 @@ class Target:
             number, count = publishing.own_share()
             mine = self.names if every else self.names[number::count]
             reader.checked = [self.number[name] for name in mine]
-            publishing.sum(file, dict(zip(mine, reader.checked, strict=True)), reader.found)
+            publishing.sum(file, dict(zip(mine, reader.checked, strict=True)), reader.found, every)
         return self._arrival(reader, terms), tensors, file.nonce
 
     def present(self) -> dict[Key, NDArray[np.bool_]]:
