@@ -153,8 +153,8 @@ class ModuleEngine:
         assert holdings.layout is not None
         own, live, standby = holdings.own, holdings.local, self.standby
         if len(names) == len(live) == len(standby) == len(self._ours) and not self.mapped:
-            for name, tensor in own.items():
-                tensor.data = standby[name]
+            for tensor, memory in zip(own.values(), standby.values(), strict=True):  # both in the model's order
+                tensor.data = memory
             self.standby, self._pointers = holdings.exchanged(Memory(standby, self.standby_key))
             return
         for name in names:

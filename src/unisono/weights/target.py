@@ -89,7 +89,7 @@ class Target:
         mine = [(source, w) for source, w in windows if rank in plan.chunks[w.chunk].targets]
         self._sent = _by_source(mine, self.number, first)
         self.last = self.last_of(self.in_order(movement.windows))
-        self.numbers = [self.number[name] for name in self.order]
+        self.numbers = np.array([self.number[name] for name in self.order], dtype=np.int64)
         self._total = sum(map(self._nbytes.__getitem__, self.order))
         self._bound: Bound[Binding] = Bound()
         self.sums = np.zeros(len(self.names), dtype=np.uint64)
@@ -159,8 +159,8 @@ class Target:
         if terms.checksum:
             number, count = publishing.own_share()
             mine = self.names if every else self.names[number::count]
-            reader.checked = [self.number[name] for name in mine]
-            publishing.sum(file, dict(zip(mine, reader.checked, strict=True)), reader.found, every)
+            reader.checked = np.array([self.number[name] for name in mine], dtype=np.int64)
+            publishing.sum(file, {name: self.number[name] for name in mine}, reader.found, every)
         return self._arrival(reader, terms), tensors, file.nonce
 
     def present(self) -> dict[Key, NDArray[np.bool_]]:
@@ -224,7 +224,7 @@ class Target:
             np.add.at(sums, numbers, values)
             np.add.at(share, numbers[first], values[first])
         self.sums, self.share = sums, share
-        checked = np.array(reader.checked, dtype=np.int64)
+        checked = reader.checked
         differ = checked[reader.found[checked] != sums[checked]].tolist()
         wrong = [(self.names[number], int(sums[number]), int(reader.found[number])) for number in differ]
         return Arrival(loaded, skipped, nbytes, reader.moved, wrong)
@@ -266,7 +266,7 @@ class Reader:
         self.loaded: list[str] = []
         self.found = np.zeros(len(target.names), dtype=np.uint64)
         """Checksums of what came, by the number of the name."""
-        self.checked: Sequence[int] = []
+        self.checked = np.zeros(0, dtype=np.int64)
         """The numbers of which `found` has the checksum."""
         self._sums = address_of(self.found) if self._summing and terms.checksum else 0
         self.moved = 0
@@ -327,7 +327,8 @@ class Reader:
             come = {item.name for items, each in here for item, there in zip(items, each, strict=True) if there}
             self.loaded = [name for name in target.order if name in come]
         if self._terms.checksum:
-            self.checked = target.numbers if self.loaded is target.order else [target.number[n] for n in self.loaded]
+            all_came = self.loaded is target.order
+            self.checked = target.numbers if all_came else np.array([target.number[n] for n in self.loaded], np.int64)
             if self._partly:
                 self._check(target.checker(self._partly, self._tensors))
 
@@ -354,7 +355,7 @@ class Reader:
         if self._terms.checksum:
             known = self._bound is not None and self._last is self._target.last
             self._check(self._bound.checkers[key] if known and self._bound else self._target.checker(names, bucket))
-            self.checked = [*self.checked, *map(self._target.number.__getitem__, names)]
+            self.checked = np.append(self.checked, [self._target.number[name] for name in names])
         if self._bound is None:
             for name in names:
                 del self._tensors[name]
