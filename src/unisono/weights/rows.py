@@ -118,8 +118,17 @@ class Rows:
             weights = _WEIGHTS_AT if summing else 0
             loops.of(CHECKSUM)["moves"](self._address, len(self.table), source, target, weights, sums)
             return
-        for row in self.table.tolist():
-            _take_by_numpy(row, source, target, sums, summing)
+        if target != -1 and (self.table[:, 5::4] == 1).all():
+            for here, there, run in self.table[:, :3].tolist():
+                ctypes.memmove(target + there, source + here, run)
+        elif target != -1:
+            for row in self.table.tolist():
+                shape = (*row[5::4], row[2])
+                _bytes(target + row[1], shape, row[7::4])[...] = _bytes(source + row[0], shape, row[6::4])
+        for row in self.table.tolist() if summing else []:
+            at, steps = (source + row[0], row[6::4]) if target == -1 else (target + row[1], row[7::4])
+            word = np.ctypeslib.as_array(ctypes.c_uint64.from_address(sums + row[4]))
+            word += np.uint64(_sum(_bytes(at, (*row[5::4], row[2]), steps), row[3], row[8::4]))
 
 
 _taken = 0
@@ -137,19 +146,9 @@ def _compiled(nbytes: int) -> bool:
     return (mode == 2 or _taken > _WORTH) and loops.serve(CHECKSUM, at_once=mode == 2)
 
 
-def _take_by_numpy(row: Sequence[int], source: int, target: int, sums: int, summing: bool) -> None:
-    shape = (*row[5::4], row[2])
-    found = _bytes(source + row[0], shape, (*row[6::4], 1))
-    if target != -1:
-        landed = _bytes(target + row[1], shape, (*row[7::4], 1))
-        landed[...] = found
-        found = landed
-    if summing:
-        word = _bytes(sums + row[4], (8,), (1,)).view(np.uint64)
-        word += np.uint64(_sum(found, row[3], row[8::4]))
-
-
-def _bytes(address: int, shape: Shape, strides: Shape) -> NDArray[np.uint8]:
+def _bytes(address: int, shape: Shape, steps: Sequence[int]) -> NDArray[np.uint8]:
+    """Runs, the last dim of a shape, in memory."""
+    strides = (*steps, 1)
     extent = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1
     flat = np.ctypeslib.as_array((ctypes.c_uint8 * extent).from_address(address))
     return np.lib.stride_tricks.as_strided(flat, shape, strides)
