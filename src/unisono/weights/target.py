@@ -1,6 +1,7 @@
 """What a rank that receives does in a movement: reads its items where they lie, loads whole tensors, sums them."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -168,6 +169,17 @@ class Target:
         tables = self._movement.tables
         return {key: tables[key[0]][window.first : window.stop, 0] != UNCHANGED for key, window in self.windows.items()}
 
+    def come(self) -> tuple[list[str], list[str]]:
+        """The names of which something was not left out, in order, and those of them of which something was."""
+        here, all_of = np.zeros((2, len(self.names)), dtype=np.int64)
+        for source, (items, numbers, _) in self._sent.items():
+            np.add.at(here, numbers, self._tables[source][items, 0] != UNCHANGED)
+            np.add.at(all_of, numbers, 1)
+        some, every = here[self.numbers] > 0, here[self.numbers] == all_of[self.numbers]
+        if every.all():
+            return self.order, []
+        return list(compress(self.order, some)), list(compress(self.order, some & ~every))
+
     def places(self, key: Key) -> NDArray[np.int64]:
         """Where the items of a window lie."""
         window = self.windows[key]
@@ -260,8 +272,8 @@ class Reader:
         self._tensors: dict[str, Tensor] = dict(landing.tensors) if landing is not None else {}
         self._bound = target.bind(landing) if landing is not None else None
         self._summing = landing is not None and landing.summing
-        self._present: dict[Key, NDArray[np.bool_]] = {}
-        self._partly: list[str] = []
+        self._tables = False
+        self._come, self._partly = target.order, list[str]()
         self._last = target.last
         self.loaded: list[str] = []
         self.found = np.zeros(len(target.names), dtype=np.uint64)
@@ -274,11 +286,12 @@ class Reader:
     def begin(self, steps: Sequence[Sequence[Window]]) -> None:
         """Reads what lies in the sources' heaps, once tables are there; ``steps``: what will come in the buckets."""
         target = self._target
-        self._present = present = target.present()
+        self._tables, present = True, target.present()
         placed = [(key, window) for key, window in target.windows.items() if (target.places(key) >= 0).any()]
-        last = target.last_of([*placed, *target.in_order(steps)], present)
-        self._last = target.last if last == target.last else last
-        self._partly = _partly(target.windows, present)
+        if not self._summing:
+            last = target.last_of([*placed, *target.in_order(steps)], present)
+            self._last = target.last if last == target.last else last
+        self._come, self._partly = target.come()
         for name in self._partly:
             self._memory(name).copy_(self._live[name])
         for key, window in placed:
@@ -307,7 +320,7 @@ class Reader:
     def take(self, key: Key, chunk: Tensor) -> None:
         """Reads a window from the bucket."""
         target = self._target
-        packed = target.places(key) == PACKED if self._present else None
+        packed = target.places(key) == PACKED if self._tables else None
         if packed is None or packed.all():
             unpacker = self._bound.unpackers[key] if self._bound else self._unpacker(key, None)
         else:
@@ -321,11 +334,7 @@ class Reader:
         target = self._target
         if not self._summing:
             return
-        self.loaded = target.order
-        if self._present:
-            here = [(w.items, self._present[key].tolist()) for key, w in target.windows.items()]
-            come = {item.name for items, each in here for item, there in zip(items, each, strict=True) if there}
-            self.loaded = [name for name in target.order if name in come]
+        self.loaded = self._come
         if self._terms.checksum:
             all_came = self.loaded is target.order
             self.checked = target.numbers if all_came else np.array([target.number[n] for n in self.loaded], np.int64)
@@ -363,13 +372,3 @@ class Reader:
     def _check(self, checker: Checker) -> None:
         for name, value in checker.sums().items():
             self.found[self._target.number[name]] = value
-
-
-def _partly(windows: Mapping[Key, Window], present: Mapping[Key, NDArray[np.bool_]]) -> list[str]:
-    """The tensors of which a part comes, and another is unchanged."""
-    come: set[str] = set()
-    stay: set[str] = set()
-    for key, window in windows.items():
-        for item, here in zip(window.items, present[key].tolist(), strict=True):
-            (come if here else stay).add(item.name)
-    return [name for name in come if name in stay]
