@@ -47,10 +47,15 @@ def _pairs_copied(source: int, target: int, weights_at: int, count: int) -> Any:
 def _edge(address: int, weights_at: int, first: int, count: int) -> Any:
     """The weighted sum of `count` bytes, of which the first is the `first`-th of its 4096."""
     units, weights = carray(pointer(address), count, np.uint8), carray(pointer(weights_at), 1024, np.uint32)
-    total = np.uint64(0)
-    for i in range(count):
+    total, i = np.uint64(0), 0
+    while i < count:
         at = first + i
-        total += (np.uint64(units[i]) << np.uint64(8 * (at & 3))) * np.uint64(weights[at >> 2])
+        if at & 3 or count - i < 4:
+            total += (np.uint64(units[i]) << np.uint64(8 * (at & 3))) * np.uint64(weights[at >> 2])
+            i += 1
+        else:
+            total += np.uint64(carray(pointer(address + i), 1, np.uint32)[0]) * np.uint64(weights[at >> 2])
+            i += 4
     return total
 
 
