@@ -17,12 +17,12 @@ from weights.live import apart, raise_flag, replica, trainer, wait_for
 from weights.test_lost import playing
 
 MIB = 1 << 20
-BUCKET, MODEL, SLACK = 8 * MIB, 96 * MIB, 6 * MIB
+BUCKET, MODEL, SLACK = 4 * MIB, 48 * MIB, 6 * MIB
 
 
 def model() -> dict[str, torch.Tensor]:
-    """96 MiB in 48 tensors."""
-    return {f"layer.{i}.weight": torch.ones(512, 1024) for i in range(48)}
+    """48 MiB in 24 tensors."""
+    return {f"layer.{i}.weight": torch.ones(512, 1024) for i in range(24)}
 
 
 def resident(what: str) -> int:

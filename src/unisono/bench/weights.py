@@ -9,12 +9,13 @@ an update of one element takes, *copy* what the flat broadcast takes, and *pack*
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.bench.result import Machine, Result, Row, spread
 from unisono.errors import UsageError
 from unisono.launch import local_ranks
+from unisono.selection import Measured
 from unisono.train.picture import save_figure
 from unisono.units import show_nbytes, show_ranks
 
@@ -83,7 +84,10 @@ class Case:
 
 @dataclass(frozen=True)
 class WeightSettings:
-    """One run, the same on all ranks. ``delta``: the share of tensors that change; below 0: no such case."""
+    """One run, the same on all ranks.
+
+    ``delta``: the share of tensors that change; below 0: no such case. ``tuned``: what plans predict by, if anything.
+    """
 
     tensors: tuple[tuple[int, int], ...] = ((300, 28000), (3000, 100))
     replicas: tuple[int, ...] = (1, 3, 7)
@@ -94,6 +98,7 @@ class WeightSettings:
     reshard: tuple[tuple[int, int], ...] = ()
     runs: int = 7
     seconds: float = 4.0
+    tuned: Measured | None = None
 
     def validate(self) -> None:
         """Raise UsageError, one line, for the first value that cannot be measured."""
@@ -153,6 +158,7 @@ def _pairs(option: str, text: str, between: str, example: str) -> tuple[tuple[in
 
 def launch_weights(settings: WeightSettings, report: Callable[[Row], None]) -> None:
     """Measure on new processes of this host; ``report`` gets the rows as they come. Raises as `launch` does."""
+    settings = replace(settings, tuned=Measured.load())
     with local_ranks("unisono.bench.weights_rank:rank_main", settings.ranks, settings) as ranks:
         for row in ranks.messages():
             report(row)

@@ -20,7 +20,6 @@ from unisono.bench.machine import measure_rates
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings, cores
 from unisono.bench.weights import Case, WeightSettings
-from unisono.selection import Measured
 
 __all__ = ["measure_weights", "rank_main"]
 
@@ -168,7 +167,8 @@ class _Walk:
             models = {"reshard": 2, "mapped": 1}.get(case.way, case.ranks) * case.nbytes
             beyond = max(0, self._memory(case) - before - models)
             wrong = self._differing(case, made.checksums()) if checksum else 0
-            where = Measured.load().shared_memory(case.ranks) if case.way not in ("mapped", "delta") else None
+            tuned = self.settings.tuned if case.way not in ("mapped", "delta") else None
+            where = tuned.shared_memory(case.ranks) if tuned is not None else None
             self._seen = _Seen(wrong, beyond, made.plan.simulate(where).time if where is not None else 0.0)
             changed = list(model.values())[: case.changed] if sends else []
 
