@@ -103,6 +103,7 @@ bench: install          ## measure every claim on this machine, write the record
 	$(BIN)/python benchmarks/many_broadcasts/many_broadcasts.py
 	$(BIN)/python benchmarks/pinning/pinning.py
 	$(BIN)/python benchmarks/shared_tensors/shared_tensors.py 2
+	$(BIN)/unisono bench weights --replicas 1,3 --share --mapped --delta 1% --reshard 2:2,4:2
 
 format: install
 	$(BIN)/ruff format .

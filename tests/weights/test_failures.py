@@ -283,6 +283,7 @@ def test_versions(tmp_path: Path) -> None:
     for name, text, _ in (one[0], two[0], receiver[0]):
         assert name == "MismatchError"
         assert "rank 0 passed 3, rank 1 passed 4" in text
+        assert "-1" not in text
     for found in (one, two):
         assert found[1] == 5
         assert found[2][0] == "UsageError"

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ranks import FORKS
 from unisono import weights
+from unisono.weights import participant
 from weights.live import Net, attempt, blank, fill, meeting, raise_flag, replica, trainer, wait_for, wrong
 from weights.test_failures import Watched
 
@@ -103,6 +104,32 @@ def test_a_replica_is_killed(tmp_path: Path) -> None:
     assert "version 1 is kept" in told[1]
     assert rest == [1, {"gen-1": 1}, ("gen-1",)]
     assert found == [[1, []], 3, []]
+
+
+def sender_to_the_living(folder: str) -> Any:
+    with trainer(folder, fill(Net(), 1), receivers=2, timeout=20.0) as sender:
+        return [attempt(sender.push), sender.push(2).receivers]
+
+
+def meets(folder: str, name: str, dies: bool) -> Any:
+    """Pulls until it has version 2; ``dies``: before it begins to join the group in which data travels."""
+    model = blank(Net())
+    if dies:
+        participant.make_group = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+    with replica(folder, model, name, timeout=20.0) as receiver:
+        return [attempt(receiver.pull), receiver.pull().version, wrong(model, 1)]
+
+
+def test_a_replica_is_killed_before_it_meets_the_others(tmp_path: Path) -> None:
+    roles = [(sender_to_the_living,), (meets, "gen-1", False), (meets, "gen-2", True)]
+    with playing(tmp_path, *roles) as (sender, one, _):
+        (error, receivers), (told, *found) = sender.result(), one.result()
+    for name, text, seconds in (error, told):
+        assert name == "PeerLostError"
+        assert re.search(r"replica 'gen-2' rank 0 \(pid \d+ on .*\): it is dead", text)
+        assert seconds < SOON
+    assert receivers == ("gen-1",)
+    assert found == [2, []]
 
 
 def test_a_lost_replica_is_left_out(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from ranks import ranks
 from weights.live import Net, attempt, blank, fill, raise_flag, replica, trainer, wait_for, wrong
 
 
-def copies() -> int:
-    """The published copies that this process has mapped."""
+def copies(kind: str) -> int:
+    """The published copies that this process has mapped: p, private, as a replica shows them, or s, shared."""
     gc.collect()
-    return sum("memfd:unisono:published" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "unisono:published" in line]
+    return sum(words[1].endswith(kind) for words in maps)
 
 
 def mapped(rank: int, world_size: int, folder: str) -> Any:
@@ -25,10 +26,10 @@ def mapped(rank: int, world_size: int, folder: str) -> Any:
             for version in (1, 2, 3, 4):
                 fill(model, version)
                 found.append(sender.push().version)
-            made = copies()
+            made = copies("s")
             sums = sender.checksums()
         raise_flag(folder, "closed")
-        return [found, made, copies(), sums]
+        return [found, made, copies("s"), sums]
     model = blank(Net())
     with replica(folder, model, f"gen-{rank}", mapped=rank > 1) as receiver:
         found = []
@@ -42,18 +43,18 @@ def mapped(rank: int, world_size: int, folder: str) -> Any:
             error = attempt(receiver.verify)
             found.append([error[0], "up.bias" in error[1]])
         receiver.pull()
-        found += [wrong(model, 4), copies(), receiver.checksums()]
+        found += [wrong(model, 4), copies("p"), receiver.checksums()]
     wait_for(folder, "closed")
-    return [*found, wrong(model, 4)]
+    return [*found, wrong(model, 4), copies("s")]
 
 
 def test_replicas_share_one_copy(tmp_path: Path) -> None:
     sender, plain, one, two = ranks(4, group=False).run(mapped, str(tmp_path))
     assert sender[:3] == [[1, 2, 3, 4], 2, 0]
     sums = sender[3]
-    assert plain == [[], [], [], [], 0, sums, []]
-    assert one == [[], [], [], ["CorruptionError", True], [], 1, sums, []]
-    assert two == [[], [], [], [], 1, sums, []]
+    assert plain == [[], [], [], [], 0, sums, [], 0]
+    assert one == [[], [], [], ["CorruptionError", True], [], 1, sums, [], 0]
+    assert two == [[], [], [], [], 1, sums, [], 0]
 
 
 def not_mappable(rank: int, world_size: int, folder: str) -> Any:

@@ -130,7 +130,7 @@ def test_several_meetings_side_by_side(tmp_path: Path) -> None:
     assert ranks(2).run(side_by_side, str(tmp_path)) == [[5, 6, []], [6, 5, []]]
 
 
-def again_and_again(rank: int, world_size: int, folder: str) -> Any:
+def again_and_again(rank: int, world_size: int, folder: str, restarts: int, updates: int) -> Any:
     """Nothing is kept of meetings that have ended, nor of updates."""
 
     def once(updates: int) -> None:
@@ -143,14 +143,17 @@ def again_and_again(rank: int, world_size: int, folder: str) -> Any:
     once(1)
     gc.collect()
     before = held()
-    for number in range(8):
-        once(1 + 10 * (number == 4))
+    for number in range(restarts):
+        once(1 + updates * (number == restarts // 2))
     gc.collect()
     return {key: (before[key], count) for key, count in held().items() if count > before[key]}
 
 
-def test_nothing_is_left(tmp_path: Path) -> None:
-    assert ranks(1, group=False).run(again_and_again, str(tmp_path)) == [{}]
+@pytest.mark.parametrize(
+    ("restarts", "updates"), [(8, 10), pytest.param(50, 200, marks=[pytest.mark.soak, pytest.mark.timeout(300)])]
+)
+def test_nothing_is_left(restarts: int, updates: int, tmp_path: Path) -> None:
+    assert ranks(1, group=False).run(again_and_again, str(tmp_path), restarts, updates) == [{}]
 
 
 def world(rank: int, world_size: int, several: bool) -> Any:

@@ -1,13 +1,16 @@
-"""Packing: few calls for many tensors, memory that goes on moves as one, everything else through its strides."""
+"""Packing: one call for many tensors, everything else through its strides, checksums in the same pass."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from unisono.errors import UsageError
 from unisono.weights import layout, plan
-from unisono.weights.checksum import Checker, checksum
+from unisono.weights.checksum import checksum
 from unisono.weights.packing import Move, Packer, Unpacker
+from unisono.weights.regions import Cast
+from unisono.weights.rows import Rows, address_of
 from weights.moving import bits, numbers, strided
 
 
@@ -18,36 +21,20 @@ def bound(tensors: dict[str, Tensor], count: int = 1) -> tuple[Packer, Unpacker,
     return Packer(made.moves(0, 0), tensors), Unpacker(made.moves(1, 0), tensors), data
 
 
-def test_many_small_tensors_are_one_cat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_tensors_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = {f"l{i}": numbers((10, 10), torch.float32, i) for i in range(300)}
     packer, unpacker, data = bound(tensors)
     calls: list[int] = []
-    cat = torch.cat
-    monkeypatch.setattr(torch, "cat", lambda views, out: calls.append(len(views)) or cat(views, out=out))
+    move = Rows.move
+    monkeypatch.setattr(Rows, "move", lambda rows, *where: calls.append(len(rows)) or move(rows, *where))
     packer.pack(data)
     assert calls == [300]
     assert bits(data) == b"".join(map(bits, tensors.values()))
     for tensor in tensors.values():
         tensor.zero_()
     unpacker.unpack(data)
+    assert calls == [300, 300]
     assert b"".join(map(bits, tensors.values())) == bits(data)
-
-
-def test_memory_that_goes_on_is_one_run() -> None:
-    flat = numbers((600,), torch.float32)
-    tensors = {f"l{i}": flat[100 * i : 100 * (i + 1)].view(10, 10) for i in range(6)}
-    packer, unpacker, data = bound(tensors)
-    assert packer.whole is not None
-    assert packer.whole.data_ptr() == flat.data_ptr()
-    assert bits(packer.whole) == bits(flat)
-    assert unpacker.whole is not None
-    packer.pack(data)
-    assert bits(data) == bits(flat)
-
-
-def test_neighbours_of_two_allocations_are_not_joined() -> None:
-    tensors = {"a": torch.zeros(4), "b": torch.ones(4)}
-    assert bound(tensors)[0].whole is None
 
 
 def test_dtypes_of_one_size_go_together() -> None:
@@ -74,21 +61,40 @@ def test_strided_conjugated_and_negated_tensors(dtype: torch.dtype) -> None:
         assert bits(data) == wanted
 
 
-def test_large_tensors_are_summed_step_by_step() -> None:
-    tensors = {"big": numbers((3, 1 << 20), torch.float32), "small": numbers((9,), torch.float32, 1)}
-    made = plan(layout(tensors), layout(tensors))
-    data = torch.empty(made.chunks[0].nbytes, dtype=torch.uint8)
-    packer, seen = Packer(made.moves(0, 0), tensors), list[int]()
+@pytest.mark.parametrize("loops", ["compiled", "numpy"])
+@pytest.mark.parametrize("rows", [9, 40], ids=["short runs", "runs"])
+def test_sums_are_taken_in_the_pass_that_copies(loops: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if loops == "numpy":
+        monkeypatch.setenv("UNISONO_FUSED", "0")
+    whole = numbers((7, 3, 50), torch.float32)
+    part, turned = whole[:, :, :rows], numbers((rows, 7), torch.float32, 1).t()
+    tensors = {"part": part, "turned": turned}
+    moves = [
+        Move(0, (7, 3, rows), torch.float32, "part", (0, 0, 0), (0, 1, 2), offsets=(0, 0, 2), whole=(7, 3, 50)),
+        Move(84 * rows, (7, rows), torch.float32, "turned", (0, 0), (0, 1), offsets=(0, 0), whole=(7, rows)),
+    ]
+    wanted = [checksum(part.contiguous(), (0, 0, 2), (7, 3, 50)), checksum(turned.contiguous())]
+    data, sums = torch.empty(112 * rows, dtype=torch.uint8), np.zeros(2, dtype=np.uint64)
+    packer = Packer(moves, tensors, sums=(0, 8))
+    packer.pack(data, address_of(sums))
+    assert sums.tolist() == wanted
+    assert bits(data) == bits(part) + bits(turned)
+    packer.sum(torch.empty_like(data), address_of(sums))
+    assert sums.tolist() == [2 * value % (1 << 64) for value in wanted]
+    taken, sums[:] = {name: strided(tensor) for name, tensor in tensors.items()}, 0
+    Unpacker(moves, taken, (0, 8)).unpack(data, address_of(sums))
+    assert sums.tolist() == wanted
+    assert all(taken[name].equal(tensor) for name, tensor in tensors.items())
 
-    class Watched(Checker):
-        def until(self, nbytes: int) -> None:
-            seen.append(nbytes)
-            super().until(nbytes)
 
-    checker = Watched(made.blocks(0, data))
-    packer.pack(data, checker)
-    assert len(seen) == 13
-    assert checker.sums() == {name: checksum(tensor) for name, tensor in tensors.items()}
+def test_a_chunk_with_gaps() -> None:
+    whole, part = torch.zeros(4, 5, dtype=torch.float64), {"w": numbers((4, 2), torch.float64)}
+    place = Move(8, (4, 2), torch.float64, "w", (0, 0), (0, 1), strides=(40, 8))
+    for move in (place, place._replace(ops=(Cast(torch.float64),))):
+        Packer([move], part).pack(whole.view(-1).view(torch.uint8))
+        assert whole[:, 1:3].equal(part["w"])
+        assert not whole[:, [0, 3, 4]].any()
+        whole.zero_()
 
 
 def test_nothing_is_received_into_shared_elements() -> None:
@@ -107,4 +113,4 @@ def test_a_move_without_dims() -> None:
 
 def test_nothing_to_pack() -> None:
     Packer([], {}).pack(torch.empty(0, dtype=torch.uint8))
-    assert Packer([], {}).whole is None
+    assert Packer([], {}).nbytes == 0

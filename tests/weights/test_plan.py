@@ -26,6 +26,7 @@ def test_any_layout_to_any_other(data: st.DataObject) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @settings(max_examples=5000, deadline=None)
 @given(st.data())
 def test_any_layout_to_any_other_for_long(data: st.DataObject) -> None:

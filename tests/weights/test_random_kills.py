@@ -15,18 +15,20 @@ from weights.test_lost import playing
 
 def pushes_on(folder: str) -> Any:
     """Pushes until it is told to end; returns the kinds of errors, and the last version."""
-    model, errors, version = Net(), set(), 0
+    model, errors, version, last = Net(), set(), 0, None
     with trainer(folder, model, timeout=20.0) as sender:
-        while not Path(folder, "enough").exists():
+        while last is None:
+            enough = Path(folder, "enough").exists()  # nobody is killed after that
             version += 1
+            fill(model, version)
             try:
-                sender.push(version) if fill(model, version) else None
+                pushed = sender.push(version)
             except UnisonoError as error:
                 errors.add(type(error).__name__)
-        version += 1
-        last = sender.push(version) if fill(model, version) else None
+            else:
+                last = pushed if enough else None
         raise_flag(folder, f"last {version}")
-        return [sorted(errors), last.receivers if last else ()]
+        return [sorted(errors), last.receivers]
 
 
 def stays_whole(folder: str, name: str) -> Any:

@@ -131,6 +131,8 @@ class MemberRegistry:
         """The hosts of the group, once it is known that there are several."""
         self.memory: Callable[[], Segment | None] = lambda: None
         """The memory of the default group, if this is its registry."""
+        self.expected: Sequence[Identity] = ()
+        """The processes of this host that are to be its ranks, where that is known before they announce themselves."""
         if words := unseen():
             raise self._refusal(words)
         # In this order: who reads a name without a process takes it for another group's.
@@ -210,7 +212,10 @@ class MemberRegistry:
         self.store.release()
 
     def identity(self, rank: int) -> Identity:
-        """The process of this host announced as group rank ``rank``, to this or the default group; pid 0 if none."""
+        """The process of this host announced, here or to the default group, or expected as group rank ``rank``.
+
+        Its pid is 0 if there is none.
+        """
         world = self.memory()
         if world is not None and world.longs[world.field(rank, PID)]:
             return world.identity(rank)
@@ -219,7 +224,7 @@ class MemberRegistry:
             return note.who if note.here() else Identity(0, 0)
         if self.counted and _default is not None:
             return _default.identity(self._global_ranks[rank])
-        return Identity(0, 0)
+        return self.expected[rank] if self.expected else Identity(0, 0)
 
     def gone(self, rank: int) -> Loss:
         """The loss of group rank ``rank``: it published so, ended, or left the default group; else empty."""

@@ -1,5 +1,6 @@
 """A group of unisono that torch.distributed does not know: over a store of its own, beside any default group."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,19 +11,23 @@ from unisono.backend.group import Group
 from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.options import from_environment
 from unisono.backend.process_group import UnisonoProcessGroup
+from unisono.transport.process import Identity
 
 __all__ = ["peer_memory", "private_group"]
 
 
-def private_group(store: Any, rank: int, world_size: int, name: str, seconds: float) -> UnisonoProcessGroup:
-    """This process as ``rank`` of a group that ``world_size`` processes of one host make over ``store``.
+def private_group(
+    store: Any, rank: int, processes: Sequence[Identity], name: str, seconds: float
+) -> UnisonoProcessGroup:
+    """This process as ``rank`` of a group that ``processes`` of one host, by rank, make over ``store``.
 
     ``name`` tells the groups of one store apart. Returns once all have joined; calls time out after ``seconds``. Raises
-    as `init_process_group` does.
+    as `init_process_group` does, also `PeerLostError` for a process that dies before it has begun to join.
     """
     patches.apply()
-    global_ranks = list(range(world_size))
+    global_ranks = list(range(len(processes)))
     members = MemberRegistry(store, f"private {name}", name, name, global_ranks, rank, counted=False)
+    members.expected = processes
     group = Group(rank, global_ranks, name, seconds, members, from_environment())
     group.wait_for_all()
     return UnisonoProcessGroup(group, store, timedelta(seconds=seconds))

@@ -29,7 +29,8 @@ class Row:
     ``seconds`` are the runs: mean seconds per call, on the slowest rank, of a block of ``iterations`` calls. ``count``
     is in elements, ``nbytes`` as nccl-tests count; ``wrong`` is None if not checked; ``bound`` in seconds.
     ``refused`` says why there are no times. ``requested``: bytes asked for, of which ``nbytes`` are whole elements.
-    Of weight updates alone: ``check``, the checksum's share of the time, and ``beyond``, bytes beyond the models.
+    Of weight updates alone: ``check``, the checksum's share of the time, ``beyond``, bytes beyond the models, and
+    ``predicted``, the seconds that the plan says.
     """
 
     collective: str
@@ -50,6 +51,7 @@ class Row:
     requested: int = 0
     check: float = 0.0
     beyond: int = 0
+    predicted: float = 0.0
 
     @property
     def time(self) -> float:

@@ -9,12 +9,13 @@ an update of one element takes, *copy* what the flat broadcast takes, and *pack*
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.bench.result import Machine, Result, Row, spread
 from unisono.errors import UsageError
 from unisono.launch import local_ranks
+from unisono.selection import Measured
 from unisono.train.picture import save_figure
 from unisono.units import show_nbytes, show_ranks
 
@@ -83,7 +84,10 @@ class Case:
 
 @dataclass(frozen=True)
 class WeightSettings:
-    """One run, the same on all ranks. ``delta``: the share of tensors that change; below 0: no such case."""
+    """One run, the same on all ranks.
+
+    ``delta``: the share of tensors that change; below 0: no such case. ``tuned``: what plans predict by, if anything.
+    """
 
     tensors: tuple[tuple[int, int], ...] = ((300, 28000), (3000, 100))
     replicas: tuple[int, ...] = (1, 3, 7)
@@ -94,6 +98,7 @@ class WeightSettings:
     reshard: tuple[tuple[int, int], ...] = ()
     runs: int = 7
     seconds: float = 4.0
+    tuned: Measured | None = None
 
     def validate(self) -> None:
         """Raise UsageError, one line, for the first value that cannot be measured."""
@@ -153,6 +158,7 @@ def _pairs(option: str, text: str, between: str, example: str) -> tuple[tuple[in
 
 def launch_weights(settings: WeightSettings, report: Callable[[Row], None]) -> None:
     """Measure on new processes of this host; ``report`` gets the rows as they come. Raises as `launch` does."""
+    settings = replace(settings, tuned=Measured.load())
     with local_ranks("unisono.bench.weights_rank:rank_main", settings.ranks, settings) as ranks:
         for row in ranks.messages():
             report(row)
@@ -164,7 +170,7 @@ def header(settings: WeightSettings, machine: Machine) -> list[str]:
     return [
         f"# up to {show_ranks(settings.ranks)}, pinned over {machine.cores} cores; median of up to {settings.runs}",
         f"# {machine.words()}",
-        f"#{'case':>28}{'size':>10}{'ms':>9}{'±':>5}{rivals}{'bound':>7}{'limit':>7}{'check':>7}{'beyond':>10}",
+        f"#{'case':>28}{'size':>10}{'ms':>9}{'±':>5}{'plan':>8}{rivals}{'bound':>7}{'limit':>7}{'check':>7}{'beyond':>10}",
     ]
 
 
@@ -173,12 +179,13 @@ def _ratios(against: Sequence[str]) -> list[str]:
 
 
 def line(settings: WeightSettings, rows: Sequence[Row]) -> str:
-    """One case: our time by the flat broadcast's, Gloo's by ours, shares in per cent, memory beyond the models."""
+    """One case: the plan's time by ours, ours by the flat broadcast's, Gloo's by ours, shares, memory beyond models."""
     mine, by = rows[0], {row.contender: row for row in rows}
     head = f" {mine.collective:>28}{show_nbytes(mine.nbytes):>10}"
     if mine.refused:
         return f"{head}  refused: {mine.refused}"
     text = f"{head}{1e3 * mine.time:>9.3g}{100 * spread(mine.seconds):>4.0f}%"
+    text += f"{f'{mine.predicted / mine.time:.2f}' if mine.predicted else '':>8}"
     for name in settings.against:
         ratio = mine.time / by[name].time if name == "flat" else by[name].time / mine.time
         text += f"{ratio:>9.3g}"

@@ -9,7 +9,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -54,6 +54,14 @@ def measure_weights(settings: WeightSettings, rank: int, init_method: str, repor
         os.sched_setaffinity(0, before)
 
 
+class _Seen(NamedTuple):
+    """What is known of the updates of a case beside their times: as `Row` has it."""
+
+    wrong: int
+    beyond: int
+    predicted: float
+
+
 class _Walk:
     """The walk of one rank. Every decision rests on numbers that all ranks of the case share."""
 
@@ -80,7 +88,7 @@ class _Walk:
             one = Case(1, 1, case.senders, case.replicas, "update" if case.way != "reshard" else "reshard")
             wait = stack.enter_context(self._update(one, checksum=False))
             calls = {"weights": stack.enter_context(self._update(case, checksum=True))}
-            beyond, wrong = self._beyond, self._wrong
+            seen = self._seen
             calls["unchecked"] = stack.enter_context(self._update(case, checksum=case.way == "delta"))
             calls |= {name: getattr(self, f"_{name}")(case) for name in self.settings.against}
             calls["wait"] = wait
@@ -92,9 +100,9 @@ class _Walk:
                     if len(times[name]) < _LEAST_RUNS or sum(times[name]) < self.settings.seconds:
                         times[name].append(self._time(case, call))
         middle = {name: median(found) for name, found in times.items()}
-        return [self._row(case, name, times[name], middle, wrong, beyond) for name in self.settings.contenders]
+        return [self._row(case, name, times[name], middle, seen) for name in self.settings.contenders]
 
-    def _row(self, case: Case, name: str, times: list[float], middle: dict[str, float], wrong: int, beyond: int) -> Row:
+    def _row(self, case: Case, name: str, times: list[float], middle: dict[str, float], seen: "_Seen") -> Row:
         bound = case.touched / 2 / case.ranks / self._rates(case).copies(case.nbytes)
         mine = name == "weights"
         check = max(0.0, middle["weights"] - middle["unchecked"]) if case.way != "delta" else 0.0  # it needs checksums
@@ -116,11 +124,12 @@ class _Walk:
             ranks=case.ranks,
             iterations=1,
             seconds=tuple(times),
-            wrong=wrong if mine else None,
+            wrong=seen.wrong if mine else None,
             bound=bound,
             limit=max(parts, key=lambda part: parts[part]) if mine else "",
             check=check / middle["weights"] if mine else 0.0,
-            beyond=beyond if mine else 0,
+            beyond=seen.beyond if mine else 0,
+            predicted=seen.predicted if mine else 0.0,
         )
 
     # Contenders
@@ -156,8 +165,11 @@ class _Walk:
             for _ in range(_WARM_UP + 1):  # the memory that a model came with is replaced by the second
                 call()
             models = {"reshard": 2, "mapped": 1}.get(case.way, case.ranks) * case.nbytes
-            self._beyond = max(0, self._memory(case) - before - models)
-            self._wrong = self._differing(case, made.checksums()) if checksum else 0
+            beyond = max(0, self._memory(case) - before - models)
+            wrong = self._differing(case, made.checksums()) if checksum else 0
+            tuned = self.settings.tuned if case.way not in ("mapped", "delta") else None
+            where = tuned.shared_memory(case.ranks) if tuned is not None else None
+            self._seen = _Seen(wrong, beyond, made.plan.simulate(where).time if where is not None else 0.0)
             changed = list(model.values())[: case.changed] if sends else []
 
             def change_and_call() -> None:

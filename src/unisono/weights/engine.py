@@ -1,13 +1,13 @@
 """Engines: what a replica does with the tensors of a version. Three methods; `ModuleEngine` has them for a module."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
-from unisono.weights.holdings import Holdings, alone, fresh_like
+from unisono.weights.holdings import Holdings, Memory, alone, fresh_like
 from unisono.weights.layout import Layout, Sharding
 
 __all__ = ["Engine", "ModuleEngine", "as_engine"]
@@ -58,6 +58,19 @@ class ModuleEngine:
         self._alone: set[str] = set()
         self._ours: set[str] = set()  # names whose memory this engine has made
         self._loaded: dict[str, None] = {}
+        self._pointers: tuple[int, ...] = ()  # of the standby's tensors, if they are known
+
+    @property
+    def takes_any(self) -> bool:
+        """True if `load` looks at nothing."""
+        return getattr(self.load, "__func__", None) is ModuleEngine.load
+
+    @property
+    def standby_key(self) -> tuple[int, ...]:
+        """Equal where the standby's tensors lie as before."""
+        if not (self._pointers and self.takes_any):
+            self._pointers = tuple(map(torch.Tensor.data_ptr, self.standby.values()))
+        return self._pointers
 
     def declare(self, shard: Sharding | None) -> None:
         """What cannot be seen of the module; called by the `Receiver`."""
@@ -80,12 +93,22 @@ class ModuleEngine:
             self._ours = same
             self._alone = same | alone(holdings.local, holdings.layout.ties) if self._swaps else set()
             kept = {name: self.standby[name] for name in same & set(self.standby)}
-            self.standby = dict(holdings.local) if self.in_place else kept
+            self.standby, self._pointers = dict(holdings.local) if self.in_place else kept, ()
         return holdings
+
+    @property
+    def unchanged(self) -> bool:
+        """True if `look` would find what it found before."""
+        return type(self).layout is ModuleEngine.layout and self._holdings.unchanged(self.module)
+
+    @property
+    def description(self) -> tuple[str, str]:
+        """The signature and the text of what `look` found."""
+        return self._holdings.signature, self._holdings.text
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """These are to be shown next: views of a published copy, which is let go with the version after it."""
-        self.mapped, self.standby = True, dict(tensors)
+        self.mapped, self.standby, self._pointers = True, dict(tensors), ()
 
     @property
     def free(self) -> set[str]:
@@ -97,12 +120,14 @@ class ModuleEngine:
         """The tensors that serve, by name: this rank's own parts."""
         return self._holdings.local
 
-    def prepare(self, names: Iterable[str]) -> None:
-        """Makes `standby` hold these names, in this order."""
-        missing = {name: self._holdings.local[name] for name in names if name not in self.standby}
-        if missing:
-            with torch.inference_mode(False):
-                self.standby |= fresh_like(missing)
+    def prepare(self, names: Collection[str]) -> None:
+        """Makes `standby` hold these names, which lie in this order."""
+        if all(map(self.standby.__contains__, names)):
+            return
+        local = self._holdings.local
+        with torch.inference_mode(False):
+            made = self.standby | fresh_like({name: local[name] for name in names if name not in self.standby})
+        self.standby, self._pointers = {name: made[name] for name in local if name in made}, ()
 
     def load(self, bucket: Mapping[str, Tensor]) -> None:
         """Nothing to do: the tensors are those of `standby`."""
@@ -117,28 +142,30 @@ class ModuleEngine:
         if version is None or self.in_place:
             return
         with torch.inference_mode(False), torch.no_grad():
-            self._exchange([name for name in loaded if name in self._alone])
-            for name in loaded:
-                if name not in self._alone:
-                    self._holdings.local[name].copy_(self.standby[name])
+            copied = loaded.keys() - self._alone
+            self._exchange([name for name in loaded if name not in copied] if copied else list(loaded))
+            for name in copied:
+                self._holdings.local[name].copy_(self.standby[name])
 
     def _exchange(self, names: list[str]) -> None:
         """The memory of some tensors and of those tied to them; that which the model came with is given back."""
         holdings = self._holdings
         assert holdings.layout is not None
         own, live, standby = holdings.own, holdings.local, self.standby
+        if len(names) == len(live) == len(standby) == len(self._ours) and not self.mapped:
+            for tensor, memory in zip(own.values(), standby.values(), strict=True):  # both in the model's order
+                tensor.data = memory
+            self.standby, self._pointers = holdings.exchanged(Memory(standby, self.standby_key))
+            return
         for name in names:
             own[name].data = standby[name]
-        if len(names) == len(live) == len(standby) == len(self._ours) and not self.mapped:
-            self.standby = live
-            holdings.moved(standby)
-            return
         live, exchanged = dict(live), set(names)
         for name in names:
             memory, before = standby.pop(name), live[name]
             live[name] = memory
             if name in self._ours and not self.mapped:
                 standby[name] = before
+        self.standby, self._pointers = {name: standby[name] for name in live if name in standby}, ()
         for other, first in holdings.layout.ties.items():
             if first in exchanged:
                 own[other].data = live[other] = live[first]

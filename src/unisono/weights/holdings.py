@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Mapping
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,17 @@ from unisono.transport.shared_tensor import empty
 from unisono.weights.inspection import inspect, local_tensors, named_tensors
 from unisono.weights.layout import Layout, Sharding
 
-__all__ = ["Holdings", "alone", "fresh_like", "signature_of", "starts_of"]
+__all__ = ["Holdings", "Memory", "alone", "fresh_like", "signature_of", "starts_of"]
+
+
+_looks = count()
+
+
+class Memory(NamedTuple):
+    """Tensors by name, and where they begin."""
+
+    tensors: dict[str, Tensor]
+    pointers: tuple[int, ...]
 
 
 class Holdings:
@@ -25,9 +35,10 @@ class Holdings:
         self._shard = shard
         self._source: Any = None
         self._places: list[tuple[dict[str, Any], int]] = []
+        self._keys: list[str] = []
         self._objects: list[Any] = []
         self._pointers: tuple[int, ...] = ()
-        self._shapes: list[Any] = []
+        self._lengths: list[Any] = []
         self._shared: bool | None = None
         self.named: dict[str, Tensor] = {}
         self.own: dict[str, Tensor] = {}
@@ -35,19 +46,26 @@ class Holdings:
         self.local: dict[str, Tensor] = {}
         self.layout: Layout | None = None
         self.text = self.signature = ""
+        self._looks = 0
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Equal for tensors that lie as before."""
+        return self._looks, *self._pointers
 
     def look(self, source: Any) -> bool:
         """Looks at a source; returns True if its tensors, or their memory, are others than before.
 
         Raises as `layout` does.
         """
-        if source is self._source and self._unchanged():
+        if self.unchanged(source):
             return False
         named = named_tensors(source)
         self.local = local_tensors(named)
         self.layout = inspect(source, shard=self._shard)
         self.named, self._source = named, source
         self._places = [(each, len(each)) for each in _slots(source)]
+        self._keys = [key for each, _ in self._places for key in each]
         self._objects = [value for each, _ in self._places for value in each.values()]
         self._remember()
         self.text = self.layout.to_text()
@@ -67,7 +85,7 @@ class Holdings:
         made = Holdings(self._shard)
         made.layout, made.text, made.signature = self.layout, self.text, self.signature
         made.local = dict(local)
-        made._pointers = tuple(map(Tensor.data_ptr, local.values()))
+        made._pointers, made._looks = tuple(map(Tensor.data_ptr, local.values())), next(_looks)
         return made
 
     def moved(self, local: Mapping[str, Tensor]) -> None:
@@ -75,20 +93,34 @@ class Holdings:
         self.local = dict(local)
         self._pointers = tuple(map(Tensor.data_ptr, self.own.values()))
 
+    def exchanged(self, other: "Memory") -> "Memory":
+        """All tensors have other memory now, and no names are tied; returns what they had."""
+        before = Memory(self.local, self._pointers)
+        self.local, self._pointers = other
+        return before
+
     def _remember(self) -> None:
         self.own = {name: _own(tensor) for name, tensor in self.named.items()}
         self._pointers = tuple(map(Tensor.data_ptr, self.own.values()))
-        self._shapes = [tensor.shape for tensor in self.own.values()]
+        self._lengths = self._measured()
         self._shared = None
+        self._looks = next(_looks)
 
-    def _unchanged(self) -> bool:
-        if any(len(each) != count for each, count in self._places):
+    def _measured(self) -> list[Any]:
+        """Strides and numbers of elements, which tell one shape of the same memory from another."""
+        tensors = self.own.values()
+        return [*map(Tensor.stride, tensors), *map(Tensor.numel, tensors)]
+
+    def unchanged(self, source: Any) -> bool:
+        """True if `look` would find what it found before."""
+        if source is not self._source or any(len(each) != count for each, count in self._places):
             return False
         objects = chain.from_iterable([each.values() for each, _ in self._places])
         return (
             all(map(is_, objects, self._objects))
+            and [key for each, _ in self._places for key in each] == self._keys
             and tuple(map(Tensor.data_ptr, self.own.values())) == self._pointers
-            and [tensor.shape for tensor in self.own.values()] == self._shapes
+            and self._measured() == self._lengths
         )
 
 

@@ -85,6 +85,7 @@ class Joining:
             message: Message | None = connection.wait(limit, self.waker)
             if message is None:
                 self._silent = note.who
+                connection.send("bye", words="has waited in vain")  # a sender that is slow must not take it for lost
                 connection.close()
                 return False
             if message.kind == "refused":

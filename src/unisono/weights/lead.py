@@ -158,7 +158,7 @@ class Lead:
         lost, self._gone = list(self._gone), {}
         attempt = Attempt(self._number, version, self._deadline(), first["lost"] == "drop", [own, *replicas], lost=lost)
         self._attempt = attempt
-        for member in attempt.members:
+        for member in attempt.outwards:
             member.reached = ""
             self._announce(member, attempt)
 
@@ -220,13 +220,13 @@ class Lead:
         texts = {member.signature: member.text for member in attempt.members}
         first = self._pushes[0]
         settings = {key: first[key] for key in ("bucket", "backend", "port")}
-        for number, member in enumerate(attempt.members):
+        for number, member in enumerate(attempt.outwards, 1):
             self._hub.send(
                 member,
                 "fit",
                 number=attempt.number,
                 lineup=attempt.lineup,
-                rank=number,
+                rank=len(attempt.members) - number,
                 parties=parties,
                 texts=texts,
                 **settings,
@@ -240,7 +240,7 @@ class Lead:
         attempt.awaited = "moved"
         tables = any(member.stats.get("tables") for member in self._hub.own.ranks)
         bases = [member.bases for member in attempt.members]
-        for member in attempt.members:
+        for member in attempt.outwards:
             self._hub.send(
                 member, "go", number=attempt.number, lineup=attempt.lineup, tables=tables, bases=bases,
                 left=attempt.deadline - time.monotonic(),
@@ -252,11 +252,11 @@ class Lead:
         attempt.stats = [member.stats for party in attempt.replicas for member in party.ranks]
         attempt.names = [party.name for party in attempt.replicas]
         sums = [[member.sums for member in party.ranks] for party in attempt.parties]
-        for party, parts in zip(attempt.parties, sums, strict=True):
+        for party, parts in reversed([*zip(attempt.parties, sums, strict=True)]):
             others = sums[1:] if party.sender else [parts]
             lengths = [[len(part) for part in each] for each in others]
             data = b"".join(part for each in others for part in each) if party.sender or len(parts) > 1 else b""
-            for member in party.ranks:
+            for member in reversed(party.ranks):
                 self._hub.send(member, "decide", data, number=attempt.number, lengths=lengths)
 
     def _all_shown(self, attempt: Attempt) -> None:

@@ -108,7 +108,7 @@ def make_group(lineup: Lineup, store: Any, seconds: float) -> Any:
     size, name = len(lineup.who), f"weights line-up {lineup.number}"
     prefixed = PrefixStore(f"line-up {lineup.number}", store)
     if lineup.here:
-        return private_group(prefixed, lineup.rank, size, name, seconds)
+        return private_group(prefixed, lineup.rank, [who.identity for who in lineup.who], name, seconds)
     if lineup.backend != "gloo":
         raise UsageError(f"backend={lineup.backend!r}: between hosts only gloo serves tensors of the CPU")
     return dist.ProcessGroupGloo(prefixed, lineup.rank, size, timedelta(seconds=seconds))

@@ -1,11 +1,11 @@
 """A rank's own tensors to the bytes of a chunk and back: through strides, permuted, cast and quantised on the way.
 
 A `Move` is one block: where it lies in the chunk, where in the rank's own tensor. `Packer` and `Unpacker` are moves
-bound to tensors. Blocks that follow each other both in memory and in the chunk move as one; many small ones by one
-`torch.cat`.
+bound to tensors. Blocks whose bytes are those of the chunk, in runs, go by one call of the loop that copies and sums
+(rows.py), however many they are; those that are cast, quantised or turned go one by one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from unisono.errors import UsageError
-from unisono.weights.checksum import Checker
+from unisono.weights.checksum import whole_place
 from unisono.weights.regions import Cast, Op, Quantize
+from unisono.weights.rows import Place, Rows, contiguous, rows_of
 
 __all__ = ["Move", "Packer", "Unpacker", "view_of"]
 
@@ -25,7 +26,8 @@ class Move(NamedTuple):
     """A block of a chunk: `start` is its first byte there, `shape` its shape there, in order, of `dtype`.
 
     name: of the rank's own tensor. at: the block's offsets in it, in that tensor's dims; dims: dim i of the block is
-    dim dims[i] of the tensor. ops: what is done to its elements when it is packed.
+    dim dims[i] of the tensor. ops: what is done to its elements when it is packed. offsets, whole: of the block in the
+    receiver's whole tensor, and the shape of that, for checksums. strides: in bytes, where it has gaps in the chunk.
     """
 
     start: int
@@ -35,6 +37,9 @@ class Move(NamedTuple):
     at: Shape
     dims: Shape
     ops: tuple[Op, ...] = ()
+    offsets: Shape = ()
+    whole: Shape = ()
+    strides: Shape | None = None
 
     @property
     def nbytes(self) -> int:
@@ -74,145 +79,135 @@ def _quantized(op: Quantize, block: Tensor, scale: Tensor) -> Tensor:
     return divided.clamp_(-limit, limit).to(op.dtype)
 
 
-_UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-_AT_ONCE = 1 << 20
-"""Bytes after which checksums are taken, while what was moved is in the cache."""
+_LEAST_RUN, _MANY = 32, 256
+"""A block of more than so many runs of fewer bytes is copied by torch."""
 
 
-class _Step(NamedTuple):
-    """Bytes start .. stop of a chunk and where they lie: flat tensors of one dtype, or the block of a move."""
+class _Loose(NamedTuple):
+    """A block that torch copies, and the rows that sum it, which count from `base`: the chunk, or a copy of it."""
 
-    start: int
-    stop: int
-    dtype: torch.dtype
-    views: list[Tensor]
-    move: Move | None = None
-
-
-def _is_plain(move: Move, view: Tensor) -> bool:
-    """True if a block is one run of memory and its bytes are those of the chunk."""
-    return not move.ops and view.is_contiguous() and not (view.is_conj() or view.is_neg())
-
-
-def _runs(moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> Iterator[_Step]:
-    """Moves in order, plain ones of one item size together, as one tensor where memory goes on."""
-    last: _Step | None = None
-    for move in moves:
-        view = view_of(move, tensors[move.name])
-        start, stop, unit = move.start, move.start + move.nbytes, _UNITS[move.dtype.itemsize]
-        if not _is_plain(move, view):
-            if last is not None:
-                yield last
-            last = None
-            yield _Step(start, stop, move.dtype, [view], move)
-            continue
-        flat = view.as_strided((view.numel(),), (1,)).view(unit)
-        if last is None or last.dtype != unit or last.stop != start:
-            if last is not None:
-                yield last
-            last = _Step(start, stop, unit, [flat])
-            continue
-        _append(last.views, flat)
-        last = last._replace(stop=stop)
-    if last is not None:
-        yield last
-
-
-def _append(views: list[Tensor], view: Tensor) -> None:
-    """Add a flat tensor to others, to the last of them if it follows it in memory."""
-    last = views[-1]
-    follows = view.data_ptr() == last.data_ptr() + last.numel() * last.itemsize
-    if follows and view.untyped_storage()._cdata == last.untyped_storage()._cdata:
-        views[-1] = last.as_strided((last.numel() + view.numel(),), (1,))
-    else:
-        views.append(view)
-
-
-def _steps(run: _Step) -> Iterator[_Step]:
-    """A run in steps that stay in the cache."""
-    if run.move is not None:
-        yield run
-        return
-    size = run.dtype.itemsize
-    each, start = _AT_ONCE // size, run.start
-    views: list[Tensor] = []
-    count = 0
-    for view in (
-        part for whole in run.views for part in (torch.split(whole, each) if whole.numel() > each else (whole,))
-    ):
-        if views and count + view.numel() > each:
-            yield _Step(start, start + count * size, run.dtype, views)
-            start, views, count = start + count * size, [], 0
-        views.append(view)
-        count += view.numel()
-    yield _Step(start, run.stop, run.dtype, views)
+    move: Move
+    view: Tensor
+    summed: Rows
 
 
 class _Bound:
-    """Moves bound to tensors, for as long as these stay where they are."""
+    """Moves bound to tensors, for as long as these stay where they are. sums: the byte of each move's word of sums."""
 
-    def __init__(self, moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> None:
-        runs = list(_runs(moves, tensors))
+    _packs: bool
+
+    def __init__(self, moves: Sequence[Move], tensors: Mapping[str, Tensor], sums: Sequence[int] = ()) -> None:
         self.nbytes = moves[-1].start + moves[-1].nbytes if moves else 0
-        self._whole = runs[0].views[0] if len(runs) == 1 and runs[0].move is None and len(runs[0].views) == 1 else None
-        self._steps = [step for run in runs for step in _steps(run)]
+        self._kept: list[Tensor] = []
+        self._loose: list[_Loose] = []
+        rows: list[list[int]] = []
+        for move, word in zip(moves, sums or (0,) * len(moves), strict=True):
+            view = view_of(move, tensors[move.name])
+            self._check(move, view)
+            found = self._rows(move, view, word)
+            if found is None:
+                self._loose.append(_Loose(move, view, self._summed(move, word)))
+                continue
+            self._kept.append(view)
+            rows += found
+        self._table = Rows(rows)
 
-    @property
-    def whole(self) -> Tensor | None:
-        """The chunk's bytes as they lie in the tensors, uint8, if that is one run of memory; else None."""
-        return None if self._whole is None else self._whole.view(torch.uint8)
+    def _check(self, move: Move, view: Tensor) -> None:
+        """Refuses a block that can not be bound."""
+
+    def _rows(self, move: Move, view: Tensor, word: int) -> list[list[int]] | None:
+        """The rows of a block whose bytes are those of the chunk, in runs that are worth it; else None."""
+        if move.ops or view.device.type != "cpu" or view.is_conj() or view.is_neg():
+            return None
+        size = move.dtype.itemsize
+        own = Place(view.data_ptr(), tuple(size * step for step in view.stride()))
+        chunk = _in_chunk(move)
+        ends = (own, chunk) if self._packs else (chunk, own)
+        rows = rows_of(move.shape, size, *ends, _in_whole(move), word)
+        short = any(row[2] < _LEAST_RUN and row[2] * _MANY < move.nbytes for row in rows)
+        return None if short and not view.is_contiguous() else rows
+
+    def _summed(self, move: Move, word: int) -> Rows:
+        """The rows that sum a block: in the chunk that is packed, or in a copy of what was unpacked."""
+        chunk = _in_chunk(move) if self._packs else Place(0, contiguous(move.shape, move.dtype.itemsize))
+        return Rows(rows_of(move.shape, move.dtype.itemsize, chunk, chunk, _in_whole(move), word))
+
+
+def _in_chunk(move: Move) -> Place:
+    strides = contiguous(move.shape, move.dtype.itemsize) if move.strides is None else move.strides
+    return Place(move.start, strides)
+
+
+def _in_whole(move: Move) -> Place:
+    size = move.dtype.itemsize
+    return whole_place(move.offsets, move.whole, size) if move.whole else Place(0, contiguous(move.shape, size))
+
+
+def _block_of(move: Move, chunk: Tensor) -> Tensor:
+    """A block as it lies in a chunk."""
+    size = move.dtype.itemsize
+    if move.strides is None:
+        return chunk[move.start : move.start + move.nbytes].view(move.dtype).view(move.shape)
+    steps = [step // size for step in move.strides]
+    rest = chunk[move.start : move.start + (chunk.numel() - move.start) // size * size]
+    return rest.view(move.dtype).as_strided(move.shape, steps)
 
 
 class Packer(_Bound):
     """Writes a chunk from the source's own tensors. scales: float32, by the names that Quantize has."""
 
+    _packs = True
+
     def __init__(
-        self, moves: Sequence[Move], tensors: Mapping[str, Tensor], scales: Mapping[str, Tensor] | None = None
+        self,
+        moves: Sequence[Move],
+        tensors: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor] | None = None,
+        sums: Sequence[int] = (),
     ) -> None:
         self._scales = dict(scales or {})
-        super().__init__(moves, {**tensors, **self._scales})
+        super().__init__(moves, {**tensors, **self._scales}, sums)
 
-    def pack(self, chunk: Tensor, checker: Checker | None = None) -> None:
-        """Write the bytes of the chunk into `chunk`, uint8, contiguous, of `nbytes` or more.
+    def pack(self, chunk: Tensor, sums: int = 0) -> None:
+        """Write the bytes of the chunk into `chunk`, uint8, of `nbytes` or more.
 
-        checker: of the chunk's blocks, whose sums are taken on the way.
+        sums: the address from which the words of sums count, to which those of what was written are added.
         """
-        for step in self._steps:
-            out = chunk[step.start : step.stop].view(step.dtype)
-            if step.move is not None:
-                out.view(step.move.shape).copy_(computed(step.move, step.views[0], self._scales))
-            elif len(step.views) == 1:
-                out.copy_(step.views[0])
-            else:
-                torch.cat(step.views, out=out)
-            if checker is not None:
-                checker.until(step.stop)
+        self._table.move(0, chunk.data_ptr(), sums)
+        self._pack_loose(chunk, sums)
+
+    def sum(self, chunk: Tensor, sums: int) -> None:
+        """Add the sums where the tensors lie; only what can not be summed there is packed into `chunk`."""
+        self._table.sum(0, sums)
+        self._pack_loose(chunk, sums)
+
+    def _pack_loose(self, chunk: Tensor, sums: int) -> None:
+        for move, view, summed in self._loose:
+            _block_of(move, chunk).copy_(computed(move, view, self._scales))
+            if sums:
+                summed.sum(chunk.data_ptr(), sums)
 
 
 class Unpacker(_Bound):
     """Reads a chunk into a target's own tensors. Raises UsageError for one whose elements share memory."""
 
-    def __init__(self, moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> None:
-        super().__init__(moves, tensors)
-        for move, view in ((step.move, step.views[0]) for step in self._steps):
-            if move is not None and any(n > 1 and not s for n, s in zip(view.shape, view.stride(), strict=True)):
-                raise UsageError(
-                    f"{move.name} is an expanded tensor, whose elements share memory: nothing can be received into "
-                    "it, use a copy (.contiguous())"
-                )
+    _packs = False
 
-    def unpack(self, chunk: Tensor, checker: Checker | None = None) -> None:
-        """Read the bytes of the chunk, uint8, contiguous, into the tensors.
+    def _check(self, move: Move, view: Tensor) -> None:
+        if any(n > 1 and not step for n, step in zip(view.shape, view.stride(), strict=True)):
+            raise UsageError(
+                f"{move.name} is an expanded tensor, whose elements share memory: nothing can be received into "
+                "it, use a copy (.contiguous())"
+            )
 
-        checker: of the blocks where they land, whose sums are taken on the way.
+    def unpack(self, chunk: Tensor, sums: int = 0) -> None:
+        """Read the bytes of the chunk, uint8, into the tensors.
+
+        sums: the address from which the words of sums count, to which those of what has landed are added.
         """
-        for step in self._steps:
-            flat = chunk[step.start : step.stop].view(step.dtype)
-            if step.move is not None:
-                step.views[0].copy_(flat.view(step.move.shape))
-            elif len(step.views) == 1:
-                step.views[0].copy_(flat)
-            else:
-                torch.split_with_sizes_copy(flat, [view.numel() for view in step.views], out=step.views)
-            if checker is not None:
-                checker.until(step.stop)
+        self._table.move(chunk.data_ptr(), 0, sums)
+        for move, view, summed in self._loose:
+            view.copy_(_block_of(move, chunk))
+            if sums:
+                copy = view.detach().to("cpu").contiguous()
+                summed.sum(copy.data_ptr(), sums)

@@ -194,10 +194,13 @@ class Participant(ABC):
         self.send("fitted", number=number, lineup=lineup.number)
 
     def _grouped(self, lineup: Lineup, port: int, seconds: float) -> Any:
-        if self._store is None:
-            assert self.connection is not None
-            self._store = TCPStore(self.connection.host, port, is_master=False, wait_for_workers=False)
+        limit = timedelta(seconds=max(seconds, _ANSWER))
         try:
+            if self._store is None:
+                assert self.connection is not None
+                host = self.connection.host
+                self._store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+            self._store.set_timeout(limit)  # else a store of a process that has died is waited for for minutes
             made = self._while_listening(lambda: make_group(lineup, self._store, seconds), lineup.here)
             self._group = made
         except RuntimeError as error:
@@ -307,4 +310,5 @@ def given_up(message: Message, version: int, kept: Callable[[], str]) -> Excepti
     if not message["error"]:
         return Again()
     kind = getattr(errors, message["error"], UpdateError)
-    return marked(kind(f"{message['text']}; version {version} was given up, {kept()}"))
+    given = f"version {version} was given up, " if version >= 0 else ""  # the sender's ranks agreed on none
+    return marked(kind(f"{message['text']}; {given}{kept()}"))

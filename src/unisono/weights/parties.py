@@ -104,6 +104,11 @@ class Attempt:
         return [member for party in self.parties for member in party.ranks]
 
     @property
+    def outwards(self) -> list[Member]:
+        """The same, rank 0 of the sender last: once it reads a message it keeps the interpreter from sending others."""
+        return self.members[::-1]
+
+    @property
     def replicas(self) -> list[Party]:
         """The receiving sides."""
         return [party for party in self.parties if not party.sender]

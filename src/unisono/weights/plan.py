@@ -1,10 +1,7 @@
 """Plans: which rank sends which bytes to which, as a pure function of layouts and rules, compiled to a Schedule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
-from math import prod
-
-from torch import Tensor
 
 from unisono.drawing import draw
 from unisono.errors import MismatchError, UsageError
@@ -12,13 +9,12 @@ from unisono.schedule import Redistribution, Schedule, Topology, preset
 from unisono.simulation import Timeline, simulate
 from unisono.verification import Report
 from unisono.weights.bound import bound_of
-from unisono.weights.checksum import Block
 from unisono.weights.chunks import Chunk, chunks_of, demand_of
 from unisono.weights.explain import explain
 from unisono.weights.fit import Fit, fit
 from unisono.weights.forwarding import FORWARDS, sends, steps_of
 from unisono.weights.layout import Layout
-from unisono.weights.packing import Move, view_of
+from unisono.weights.packing import Move
 from unisono.weights.proof import prove
 from unisono.weights.regions import Cast, Op, Region, cut
 from unisono.weights.rules import Rule
@@ -89,28 +85,9 @@ class Plan:
             else:
                 at = _local(self.receivers[receiver][name].parts[own], offsets, shape)
                 move = Move(start, shape, value.dtype, name, at, tuple(range(len(shape))))
-            found.append(move)
+            found.append(move._replace(offsets=offsets, whole=value.shape))
             start += move.nbytes
         return found
-
-    def blocks(self, chunk: int, data: Tensor) -> list[Block]:
-        """The pieces of a chunk as they lie in its bytes (uint8), for their checksums."""
-        found, start = [], 0
-        values = self.fits[self._replica[self.chunks[chunk].targets[0]][0]].tensors
-        for name, offsets, shape in self.chunks[chunk].pieces:
-            value = values[name]
-            stop = start + prod(shape) * value.dtype.itemsize
-            found.append(Block(name, data[start:stop].view(value.dtype).view(shape), offsets, value.shape))
-            start = stop
-        return found
-
-    def landed(self, rank: int, chunk: int, tensors: Mapping[str, Tensor]) -> list[Block]:
-        """The pieces of a chunk as they lie in the tensors of one of its targets, for their checksums."""
-        values, moves = self.fits[self._replica[rank][0]].tensors, self.moves(rank, chunk)
-        return [
-            Block(move.name, view_of(move, tensors[move.name]), piece.offsets, values[move.name].shape)
-            for move, piece in zip(moves, self.chunks[chunk].pieces, strict=True)
-        ]
 
     def _from_sender(self, rank: int, fit: Fit, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Move:
         value = fit.tensors[name]

@@ -65,7 +65,10 @@ def check_mappable(
 
 
 class File:
-    """A memory file, mapped: shared by those who write it, privately by those who show it."""
+    """A memory file, mapped: shared by those who write or check it, privately by those who show it.
+
+    A shared mapping is kept for the next version that the file takes: pages are found once. A private one is new.
+    """
 
     @outside_inference
     def __init__(self, fd: int, nbytes: int, nonce: int, shared: bool) -> None:
@@ -113,23 +116,22 @@ class Copies:
         return self._made[nonce]
 
     def open(self, who: Who, fd: int, nonce: int, writes: bool) -> File:
-        """The file that the first sender has made; of one that this rank ``writes`` there is one mapping.
+        """The file that the first sender has made: for a rank that ``writes`` the one mapping, else a private one.
 
         Raises `OSError` or `ValueError` if that is gone.
         """
-        if writes and nonce in self._made:
-            return self._made[nonce]
-        own = os.open(f"/proc/{who.pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            found = File(own, self.nbytes, nonce, shared=writes)
-        except BaseException:
-            os.close(own)
-            raise
-        if writes:
-            self._made[nonce] = found
-        else:
-            os.close(own)
-        return found
+        known = self._made.get(nonce)
+        if known is None:
+            own = os.open(f"/proc/{who.pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                known = File(own, self.nbytes, nonce, shared=True)
+            except BaseException:
+                os.close(own)
+                raise
+            while len(self._made) >= _MOST:
+                os.close(self._made.pop(next(iter(self._made))).fd)
+            self._made[nonce] = known
+        return known if writes else File(known.fd, self.nbytes, nonce, shared=False)
 
     def close(self) -> None:
         """Lets the files go; those that are mapped elsewhere stay there."""

@@ -5,12 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from unisono.weights.checksum import whole_place
+from unisono.weights.packing import Move, Packer
 from unisono.weights.published import Copies, File
-from unisono.weights.source import Source
-from unisono.weights.terms import GroupFailed, Numbers, Terms, call, rows_in
-from unisono.weights.windows import Item, Window
+from unisono.weights.published import Place as PlaceInFile
+from unisono.weights.rows import Place, Rows, address_of, contiguous, rows_of
+from unisono.weights.source import Source, words_of
+from unisono.weights.terms import Bound, GroupFailed, Key, Numbers, Terms, call, rows_in
+from unisono.weights.windows import Window, cut_move
 
 if TYPE_CHECKING:
     from unisono.weights.movement import Movement
@@ -30,7 +35,8 @@ class Publishing:
             number for number in sorted(lineup.mapped) if lineup.kind_of(number) == number
         ]  # a replica of each kind of those that are mapped
         self._copies = {number: Copies(movement.plan.fits[number]) for number in self._kinds}
-        self._writes: list[Any] = []
+        self._bound: Bound[list[tuple[Window, int, Packer, bool]]] = Bound()
+        self._summed: Rows | None = None
 
     def map(self, source: int, heap: Tensor | None, table: int) -> bool:
         """Maps a source's table; False if that can not be."""
@@ -43,22 +49,37 @@ class Publishing:
             self.tables[source] = rows_in(heap, table, windows[-1].stop)
         return True
 
-    def publish(self, tensors: Mapping[str, Tensor], scales: Any, terms: Terms, shown: Mapping[int, int]) -> None:
-        """At a sender: writes its parts of the copies."""
+    def publish(
+        self, tensors: Mapping[str, Tensor], key: Key, scales: Any, terms: Terms, shown: Mapping[int, int]
+    ) -> None:
+        """At a sender: writes its parts of the copies, and sums them on the way. ``key``: as for `Source.packing`."""
         movement, source = self._movement, self.source
         assert source is not None
-        packing = source.packing(tensors, scales)
-        made = {kind: file.tensors(self._copies[kind].places) for kind, file in self._files(shown).items()}
-        for window in source.windows:
-            packing.packers[window.number].pack(source.bucket[0])
-            for kind in {movement.lineup.kind_of(replica) for replica in self._mapped_targets(window)}:
-                for item in window.items:
-                    into = box_of(made[kind][item.name], item)
-                    raw = source.bucket[0][item.start : item.start + item.nbytes].view(into.dtype)
-                    into.copy_(raw.view(into.shape))
-            if terms.checksum:
-                source.sum(np.arange(window.first, window.stop), source.bucket[0].data_ptr() + source.starts)
+        files = self._files(shown)
+        source.table[:, 1] = 0
+        if any(scales):
+            packers = self._bind(tensors, scales)
+        else:
+            packers = self._bound.of(key, lambda: self._bind(tensors, scales))
+        for window, kind, packer, first in packers:
+            packer.pack(files[kind].bytes, source.sums_of(window) if first and terms.checksum else 0)
         movement.meet(terms)
+
+    def _bind(self, tensors: Mapping[str, Tensor], scales: Any) -> "list[tuple[Window, int, Packer, bool]]":
+        """How each window gets into the copy of each kind of its replicas; of each window one is the first."""
+        movement, source = self._movement, self.source
+        lineup = movement.lineup
+        assert source is not None
+        found, moves, chunk = [], list[Move](), -1
+        for window in source.windows:
+            if window.chunk != chunk:
+                moves, chunk = movement.plan.moves(lineup.rank, window.chunk), window.chunk
+            kinds = sorted({lineup.kind_of(replica) for replica in self._mapped_targets(window)})
+            for kind in kinds:
+                places = self._copies[kind].places
+                cut = [_published(cut_move(moves[item.piece], item), places[item.name]) for item in window.items]
+                found.append((window, kind, Packer(cut, tensors, scales[kind], words_of(cut)), kind == kinds[0]))
+        return found
 
     def _mapped_targets(self, window: Window) -> set[int]:
         lineup = self._movement.lineup
@@ -93,13 +114,38 @@ class Publishing:
         self._files({})
         self._movement.meet(terms)
 
-    def fetch(self, terms: Terms) -> tuple[dict[str, Tensor], int]:
-        """At a mapped replica: its tensors in the copy, and the number that names it."""
-        kind = self._movement.lineup.kind_of(self._movement.lineup.replica)
-        file = self._files({}).get(kind)
+    def fetch(self, terms: Terms) -> File:
+        """At a mapped replica: its copy."""
+        file = self._files({}).get(self._kind)
         self._movement.meet(terms)
         assert file is not None
-        return file.tensors(self._copies[kind].places), file.nonce
+        return file
+
+    def tensors(self, file: File) -> dict[str, Tensor]:
+        """At a mapped replica: its tensors in a copy."""
+        return file.tensors(self._copies[self._kind].places)
+
+    def sum(self, file: File, numbers: Mapping[str, int], found: NDArray[np.uint64], own: bool) -> None:
+        """At a mapped replica: adds the checksums of some tensors of a copy to words of ``found``, by number.
+
+        own: as this replica has them, for it may have written to its own mapping.
+        """
+        if self._summed is None:
+            rows = []
+            for name, number in numbers.items():
+                start, shape, dtype = self._copies[self._kind].places[name]
+                steps = contiguous(shape, dtype.itemsize)
+                rows += rows_of(
+                    shape, dtype.itemsize, Place(start, steps), Place(0, steps), Place(0, steps), 8 * number
+                )
+            self._summed = Rows(rows)
+        where = file if own else self._copies[self._kind].made(file.nonce)
+        self._summed.sum(where.bytes.data_ptr(), address_of(found))
+
+    @property
+    def _kind(self) -> int:
+        """The kind of this mapped replica."""
+        return self._movement.lineup.kind_of(self._movement.lineup.replica)
 
     def own_share(self) -> tuple[int, int]:
         """This rank's number among those that share its copy, and how many they are."""
@@ -118,9 +164,8 @@ class Publishing:
             copies.close()
 
 
-def box_of(tensor: Tensor, item: Item) -> Tensor:
-    """An item's place in the whole tensor."""
-    for dim, (at, length) in enumerate(zip(item.offsets, item.shape, strict=True)):
-        if length != tensor.shape[dim]:
-            tensor = tensor.narrow(dim, at, length)
-    return tensor
+def _published(move: Move, place: PlaceInFile) -> Move:
+    """A move into the copy of whole tensors."""
+    size = move.dtype.itemsize
+    start, strides = whole_place(move.offsets, move.whole, size)
+    return move._replace(start=place.start + start, strides=strides)

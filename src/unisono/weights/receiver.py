@@ -107,37 +107,39 @@ class Receiver:
             )
         seconds = self._timeout if timeout is None else timeout
         if background:
-            return Update(lambda: self._pull(version, seconds), "pull")
-        return self._pull(version, seconds)
+            return Update(lambda: self._pull(version, seconds, waits=False), "pull")
+        return self._pull(version, seconds, waits=True)
 
-    def _pull(self, version: int | None, seconds: float) -> Report:
+    def _pull(self, version: int | None, seconds: float, waits: bool) -> Report:
         deadline = time.monotonic() + seconds
         if self._follower is not None:
             return self._from_follower(version, deadline)
         if not self._pulling.acquire(timeout=seconds):
             raise CollectiveTimeout(f"another pull of this replica has not ended after {seconds:g} s")
         try:
-            return self._until(version, deadline)
+            return self._until(version, deadline, waits)
         finally:
             self._pulling.release()
 
-    def _until(self, version: int | None, deadline: float) -> Report:
-        """Takes versions until one is at least ``version``."""
+    def _until(self, version: int | None, deadline: float, waits: bool) -> Report:
+        """Takes versions until one is at least ``version``. ``waits``: the caller's thread does until then."""
         part = self._part
         while True:
             shown = part.holds_of.version
             if version is not None and shown is not None and shown >= version:
                 return part.last_report(shown)
-            report = self._next_version(deadline)
+            report = self._next_version(deadline, waits)
             if version is None or report.version >= version:
                 return report
 
-    def _next_version(self, deadline: float) -> Report:
+    def _next_version(self, deadline: float, waits: bool) -> Report:
         part = self._part
         with torch.inference_mode(False), torch.no_grad():
             while True:
                 try:
                     self._joining.join(deadline)
+                    if waits:
+                        part.look_ahead()
                     announced = self._announced(deadline)
                     part.settle(announced, deadline)
                     began = time.monotonic()
@@ -225,7 +227,7 @@ class Receiver:
     def _outcome_of_pull(self) -> Report | BaseException:
         try:
             with self._pulling:
-                return self._until(None, time.monotonic() + _ENDLESS)
+                return self._until(None, time.monotonic() + _ENDLESS, waits=False)
         except BaseException as error:
             if not self._closed:
                 _log.error("%s", error)

@@ -20,7 +20,7 @@ from unisono.weights.movement import Movement
 from unisono.weights.participant import Participant, marked
 from unisono.weights.plan import Plan
 from unisono.weights.published import check_mappable
-from unisono.weights.target import Arrival, Target
+from unisono.weights.target import Arrival, Landing, Target
 from unisono.weights.terms import Terms
 from unisono.weights.update import Report
 from unisono.weights.wire import Message
@@ -48,7 +48,7 @@ class Receiving(Participant):
         self._target: Target | None = None
         self._described: tuple[str, str] = ("", "")
         self._loading: list[str] = []
-        self._writing = False
+        self._ahead = self._writing = False
         self._arrival: Arrival | None = None
         self._shown_by = ""  # the sender of the version shown
         self._names: list[str] = []
@@ -61,10 +61,13 @@ class Receiving(Participant):
     # As `Participant` asks
 
     def holds(self) -> tuple[str, str]:
-        """Looks at the engine's tensors."""
+        """Looks at the engine's tensors, unless `look_ahead` just has."""
+        ahead, self._ahead = self._ahead, False
+        if ahead and self._module is not None:
+            return self._module.description
         if self._module is not None and type(self._module).layout is ModuleEngine.layout:
-            holdings = self._module.look()
-            return holdings.signature, holdings.text
+            self._module.look()
+            return self._module.description
         if self.lineup is None or not self._described[0]:
             text = self.engine.layout().to_text()
             self._described = signature_of(text), text
@@ -87,22 +90,22 @@ class Receiving(Participant):
         assert target is not None
         if self._mapped:
             return self._reported(self._move_mapped(terms), terms)
-        standby: dict[str, Tensor] | None = None
-        live: Mapping[str, Tensor] = {}
-        if module is not None:
-            live = module.live
-            self._begin_in_place(terms)
-            if not module.in_place:
-                module.prepare(target.order)
-            standby = {name: module.standby[name] for name in target.order}
-        return self._reported(target.receive(standby, live, self._load, terms), terms)
+        if module is None:
+            return self._reported(target.receive(None, {}, self._load, terms), terms)
+        self._begin_in_place(terms)
+        if not module.in_place:
+            module.prepare(target.order)
+        landing = Landing(module.standby, module.standby_key, module.takes_any)
+        arrival = target.receive(landing, module.live, self._load, terms)
+        if module.takes_any:
+            module.arrived(arrival.loaded)
+        return self._reported(arrival, terms)
 
     def _move_mapped(self, terms: Terms) -> Arrival:
         target, module = self._target, self._module
         assert target is not None
         assert module is not None
-        every = type(module).load is not ModuleEngine.load
-        arrival, tensors, self._next_copy = target.receive_published(self._load, terms, every)
+        arrival, tensors, self._next_copy = target.receive_published(self._load, terms, not module.takes_any)
         module.adopt(tensors)
         return arrival
 
@@ -132,7 +135,7 @@ class Receiving(Participant):
 
     def _load(self, bucket: dict[str, Tensor]) -> None:
         module = self._module
-        if module is None or type(module).load is not ModuleEngine.load:
+        if module is None or not module.takes_any:
             self._loading = list(bucket)
             self.engine.load(bucket)
             self._loading = []
@@ -217,6 +220,13 @@ class Receiving(Participant):
         return f"version {version} is kept" if version is not None else "no version is shown yet"
 
     # As `Receiver` asks
+
+    def look_ahead(self) -> None:
+        """Looks at the tensors before an update is announced, which then need not wait for that.
+
+        For a caller whose thread waits for the update: what others do to the model meanwhile is not seen.
+        """
+        self._ahead = self._module is not None and self._module.unchanged
 
     def settle(self, announced: Message, deadline: float) -> None:
         """Waits until a version that threads held off is shown, for it is in the standby.

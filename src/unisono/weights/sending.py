@@ -15,8 +15,9 @@ from unisono.weights.movement import Movement
 from unisono.weights.participant import Participant
 from unisono.weights.plan import Plan
 from unisono.weights.source import Source as SourceOfMovement
-from unisono.weights.terms import Terms
+from unisono.weights.terms import Numbers, Terms
 from unisono.weights.update import Report
+from unisono.weights.windows import Item
 from unisono.weights.wire import Message
 
 __all__ = ["Sending"]
@@ -38,7 +39,7 @@ class Sending(Participant):
         self.bound = 0.0
         self._decided: tuple[Plan | None, Message | None] = None, None
         self._base: list[Any] = []  # the version that all replicas had been given last, and the checksums of its items
-        self._known: dict[Any, int] = {}
+        self._known: tuple[list[Item], Numbers] = [], np.zeros(0, dtype=np.int64)
 
     def look(self, source: Any) -> Holdings:
         """What this rank holds now."""
@@ -92,7 +93,7 @@ class Sending(Participant):
         source = self._own_source()
         compare = self._compare(bases) if announced["delta"] else None
         shown = {rank: base[2] for rank, base in enumerate(bases) if base}
-        source.send(self.current.local, terms, compare, shown)
+        source.send(self.current.local, self.current.key, terms, compare, shown)
         return {}, b""
 
     def _own_source(self) -> SourceOfMovement:
@@ -105,17 +106,21 @@ class Sending(Participant):
         """Which items all their targets have already, by their checksums."""
         assert self.plan is not None
         source, chunks = self._own_source(), self.plan.chunks
-        base, known = self._base, self._known
-        fresh = [
-            bool(base) and all(bases[target][:2] == base for target in chunks[window.chunk].targets)
+        known = [
+            bool(self._base) and all(bases[target][:2] == self._base for target in chunks[window.chunk].targets)
             for window in source.windows
-            for _ in window.items
         ]
-        before = np.array([known.get(item[:3], -1) for item in source.items], dtype=np.int64)
-        there = np.array([item[:3] in known for item in source.items], dtype=np.bool_)
+        counts = np.array([len(window.items) for window in source.windows], dtype=np.int64)
+        fresh = np.repeat(np.array(known, dtype=np.bool_), counts)
+        items, before = self._known
+        there = np.ones(len(before), dtype=np.bool_)
+        if items is not source.items:  # another line-up
+            found = dict(zip((item[:3] for item in items), before.tolist(), strict=True))
+            there = np.array([item[:3] in found for item in source.items], dtype=np.bool_)
+            before = np.array([found.get(item[:3], -1) for item in source.items], dtype=np.int64)
 
         def compare(sums: Any) -> Any:
-            return np.array(fresh, dtype=np.bool_) & there & (sums == before)
+            return fresh & there & (sums == before)
 
         return compare
 
@@ -132,7 +137,7 @@ class Sending(Participant):
         if announced["delta"]:
             source = self._own_source()
             self._base = [self.instance, announced["version"]]
-            self._known = dict(zip((item[:3] for item in source.items), source.table[:, 1].tolist(), strict=True))
+            self._known = source.items, source.table[:, 1].copy()
 
     def totals(self) -> dict[str, int]:
         """The checksums of the version pushed last."""

@@ -1,6 +1,7 @@
 """What a rank that receives does in a movement: reads its items where they lie, loads whole tensors, sums them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +12,10 @@ from torch import Tensor
 from unisono.weights.checksum import Checker, own_blocks
 from unisono.weights.movement import Movement
 from unisono.weights.packing import Move, Unpacker
+from unisono.weights.rows import address_of
 from unisono.weights.source import rebased
 from unisono.weights.terms import PACKED, UNCHANGED, Bound, Terms
+from unisono.weights.terms import Key as MemoryKey
 from unisono.weights.windows import Window, cut_move
 
 __all__ = ["Arrival", "Target"]
@@ -34,11 +37,24 @@ class Arrival(NamedTuple):
     """Name, the checksum that was sent, that of what came."""
 
 
+class Landing(NamedTuple):
+    """Where the tensors land: memory by name, and what names it.
+
+    summing: checksums are taken as they land, for nobody is asked to `load` them; ``load`` is then not called.
+    """
+
+    tensors: Mapping[str, Tensor]
+    key: MemoryKey
+    summing: bool
+
+
 class Binding(NamedTuple):
     """The windows bound to the memory in which they land."""
 
     unpackers: dict[Key, Unpacker]
     checkers: dict[Key, Checker]
+    placed: dict[Key, tuple[bytes, Unpacker]]
+    """Windows that lie in their source's heap, and where their items lay there."""
 
 
 class Target:
@@ -71,12 +87,11 @@ class Target:
         publishing = movement.publishing if lineup.replica in lineup.mapped else None
         self._tables = movement.tables if publishing is None else publishing.tables
         windows = [(key[0], w) for key, w in self.windows.items()] if publishing is None else publishing.items()
-        self._items = [
-            (source, w, np.array([self.number[item.name] for item in w.items], dtype=np.int64), w.chunk in first)
-            for source, w in windows
-            if rank in plan.chunks[w.chunk].targets
-        ]
+        mine = [(source, w) for source, w in windows if rank in plan.chunks[w.chunk].targets]
+        self._sent = _by_source(mine, self.number, first)
         self.last = self.last_of(self.in_order(movement.windows))
+        self.numbers = np.array([self.number[name] for name in self.order], dtype=np.int64)
+        self._total = sum(map(self._nbytes.__getitem__, self.order))
         self._bound: Bound[Binding] = Bound()
         self.sums = np.zeros(len(self.names), dtype=np.uint64)
         """The checksums of this rank's parts as they were sent last, by number of the name."""
@@ -109,22 +124,23 @@ class Target:
 
     def receive(
         self,
-        standby: Mapping[str, Tensor] | None,
+        landing: Landing | None,
         live: Mapping[str, Tensor],
         load: Callable[[dict[str, Tensor]], None],
         terms: Terms,
     ) -> Arrival:
-        """Reads everything into ``standby``, calls ``load`` with whole tensors, and compares checksums.
+        """Reads everything into ``landing``, calls ``load`` with whole tensors, and compares checksums.
 
-        Without a standby each tensor lands in memory of its own, until it is loaded. ``live``: what serves, for those
-        parts of a tensor that are unchanged.
+        Without a landing each tensor has memory of its own until it is loaded. ``live``: what serves, for those parts
+        of a tensor that are unchanged.
         """
         movement = self._movement
         movement.scales({})
         if movement.publishing is not None:
             movement.publishing.attend(terms)
-        reader = Reader(self, standby, live, load, terms)
+        reader = Reader(self, landing, live, load, terms)
         movement.fetch(self, reader, terms)
+        reader.end()
         return self._arrival(reader, terms)
 
     def receive_published(
@@ -134,23 +150,35 @@ class Target:
         movement, publishing = self._movement, self._movement.publishing
         assert publishing is not None
         movement.scales({})
-        tensors, nonce = publishing.fetch(terms)
+        file = publishing.fetch(terms)
         movement.pass_steps(terms)
+        tensors = publishing.tensors(file)
         load(tensors)
-        reader = Reader(self, tensors, {}, load, terms)
+        reader = Reader(self, None, {}, load, terms)
         reader.loaded = list(tensors)
         reader.moved = sum(tensor.nbytes for tensor in tensors.values())
         if terms.checksum:
             number, count = publishing.own_share()
-            names = self.names if every else self.names[number::count]
-            found = self.checker(names, tensors).sums()
-            reader.found = {name: found.get(name, 0) for name in names}
-        return self._arrival(reader, terms), tensors, nonce
+            mine = self.names if every else self.names[number::count]
+            reader.checked = np.array([self.number[name] for name in mine], dtype=np.int64)
+            publishing.sum(file, {name: self.number[name] for name in mine}, reader.found, every)
+        return self._arrival(reader, terms), tensors, file.nonce
 
     def present(self) -> dict[Key, NDArray[np.bool_]]:
         """Which items of each window were not left out."""
         tables = self._movement.tables
         return {key: tables[key[0]][window.first : window.stop, 0] != UNCHANGED for key, window in self.windows.items()}
+
+    def come(self) -> tuple[list[str], list[str]]:
+        """The names of which something was not left out, in order, and those of them of which something was."""
+        here, all_of = np.zeros((2, len(self.names)), dtype=np.int64)
+        for source, (items, numbers, _) in self._sent.items():
+            np.add.at(here, numbers, self._tables[source][items, 0] != UNCHANGED)
+            np.add.at(all_of, numbers, 1)
+        some, every = here[self.numbers] > 0, here[self.numbers] == all_of[self.numbers]
+        if every.all():
+            return self.order, []
+        return list(compress(self.order, some)), list(compress(self.order, some & ~every))
 
     def places(self, key: Key) -> NDArray[np.int64]:
         """Where the items of a window lie."""
@@ -161,15 +189,19 @@ class Target:
         """All shared tensors of a source, as bytes."""
         return self._movement.heaps[source]
 
-    def bind(self, standby: Mapping[str, Tensor]) -> Binding:
+    def bind(self, landing: Landing) -> Binding:
         """The windows bound to memory."""
 
         def make() -> Binding:
-            unpackers = {key: Unpacker(self.moves(key), standby) for key in self.windows}
-            checkers = {key: self.checker(names, standby) for key, names in self.last.items()}
-            return Binding(unpackers, checkers)
+            unpackers = {key: self.unpacker(self.moves(key), landing.tensors) for key in self.windows}
+            last = {} if landing.summing else self.last
+            return Binding(unpackers, {key: self.checker(n, landing.tensors) for key, n in last.items()}, {})
 
-        return self._bound.of(standby, make)
+        return self._bound.of(landing.key, make)
+
+    def unpacker(self, moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> Unpacker:
+        """Unpacks some items, and sums them by the numbers of their names."""
+        return Unpacker(moves, tensors, [8 * self.number[move.name] for move in moves])
 
     def moves(self, key: Key) -> list[Move]:
         """Where the items of a window lie in this rank's tensors."""
@@ -192,22 +224,37 @@ class Target:
         return tuple(map(max, zip(*ends, strict=True)))
 
     def _arrival(self, reader: "Reader", terms: Terms) -> Arrival:
-        loaded = reader.loaded
-        given = dict.fromkeys(loaded)
-        nbytes = sum(map(self._nbytes.__getitem__, loaded))
-        skipped = [name for name in self.order if name not in given]
+        loaded, skipped, nbytes = reader.loaded, list[str](), self._total
+        if len(loaded) < len(self.order):
+            given = set(loaded)
+            nbytes, skipped = sum(map(self._nbytes.__getitem__, loaded)), [n for n in self.order if n not in given]
         if not terms.checksum:
             return Arrival(loaded, skipped, nbytes, reader.moved, [])
         sums, share = np.zeros_like(self.sums), np.zeros_like(self.share)
-        for source, window, numbers, first in self._items:
-            rows = self._tables[source][window.first : window.stop, 1].view(np.uint64)
-            np.add.at(sums, numbers, rows)
-            if first:
-                np.add.at(share, numbers, rows)
+        for source, (items, numbers, first) in self._sent.items():
+            values = self._tables[source][items, 1].view(np.uint64)
+            np.add.at(sums, numbers, values)
+            np.add.at(share, numbers[first], values[first])
         self.sums, self.share = sums, share
-        sent = dict(zip(self.names, sums.tolist(), strict=True))
-        wrong = [(name, sent[name], found) for name, found in reader.found.items() if found != sent[name]]
+        checked = reader.checked
+        differ = checked[reader.found[checked] != sums[checked]].tolist()
+        wrong = [(self.names[number], int(sums[number]), int(reader.found[number])) for number in differ]
         return Arrival(loaded, skipped, nbytes, reader.moved, wrong)
+
+
+Sent = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
+
+
+def _by_source(
+    windows: Sequence[tuple[int, Window]], number: Mapping[str, int], first: Container[int]
+) -> dict[int, Sent]:
+    """By source: the items of windows, the numbers of their names, and whether their chunk is one of ``first``."""
+    found: dict[int, list[tuple[int, int, bool]]] = {}
+    for source, window in windows:
+        items = zip(range(window.first, window.stop), window.items, strict=True)
+        found.setdefault(source, []).extend((at, number[item.name], window.chunk in first) for at, item in items)
+    rows = {source: np.array(each, dtype=np.int64).reshape(-1, 3) for source, each in found.items()}
+    return {source: (each[:, 0], each[:, 1], each[:, 2] == 1) for source, each in rows.items()}
 
 
 class Reader:
@@ -216,28 +263,36 @@ class Reader:
     def __init__(
         self,
         target: Target,
-        standby: Mapping[str, Tensor] | None,
+        landing: Landing | None,
         live: Mapping[str, Tensor],
         load: Callable[[dict[str, Tensor]], None],
         terms: Terms,
     ) -> None:
         self._target, self._live, self._load, self._terms = target, live, load, terms
-        self._tensors: dict[str, Tensor] = dict(standby or {})
-        self._bound = target.bind(standby) if standby is not None else None
-        self._present: dict[Key, NDArray[np.bool_]] = {}
+        self._tensors: dict[str, Tensor] = dict(landing.tensors) if landing is not None else {}
+        self._bound = target.bind(landing) if landing is not None else None
+        self._summing = landing is not None and landing.summing
+        self._tables = False
+        self._come, self._partly = target.order, list[str]()
         self._last = target.last
         self.loaded: list[str] = []
-        self.found: dict[str, int] = {}
+        self.found = np.zeros(len(target.names), dtype=np.uint64)
+        """Checksums of what came, by the number of the name."""
+        self.checked = np.zeros(0, dtype=np.int64)
+        """The numbers of which `found` has the checksum."""
+        self._sums = address_of(self.found) if self._summing and terms.checksum else 0
         self.moved = 0
 
     def begin(self, steps: Sequence[Sequence[Window]]) -> None:
         """Reads what lies in the sources' heaps, once tables are there; ``steps``: what will come in the buckets."""
         target = self._target
-        self._present = present = target.present()
+        self._tables, present = True, target.present()
         placed = [(key, window) for key, window in target.windows.items() if (target.places(key) >= 0).any()]
-        last = target.last_of([*placed, *target.in_order(steps)], present)
-        self._last = target.last if last == target.last else last
-        for name in _partly(target.windows, present):
+        if not self._summing:
+            last = target.last_of([*placed, *target.in_order(steps)], present)
+            self._last = target.last if last == target.last else last
+        self._come, self._partly = target.come()
+        for name in self._partly:
             self._memory(name).copy_(self._live[name])
         for key, window in placed:
             self._read_placed(key, window)
@@ -245,30 +300,51 @@ class Reader:
                 self._complete(key)
 
     def _read_placed(self, key: Key, window: Window) -> None:
-        places, moves, heap = self._target.places(key), self._target.moves(key), self._target.heap(key[0])
-        names = window.names
-        tensors = {name: self._memory(name) for name in names}
-        for number, (item, at) in enumerate(zip(window.items, places.tolist(), strict=True)):
-            if at >= 0:
-                Unpacker([moves[number]._replace(start=0)], tensors).unpack(heap[at : at + item.nbytes])
-                self.moved += item.nbytes
+        """Reads the items of a window that lie in their source's heap."""
+        target = self._target
+        places = target.places(key)
+        known = self._bound.placed.get(key) if self._bound is not None else None
+        if known is None or known[0] != places.tobytes():
+            here = [(move, at) for move, at in zip(target.moves(key), places.tolist(), strict=True) if at >= 0]
+            tensors = {move.name: self._memory(move.name) for move, _ in here}
+            known = places.tobytes(), target.unpacker([move._replace(start=at) for move, at in here], tensors)
+            if self._bound is not None:
+                self._bound.placed[key] = known
+        known[1].unpack(target.heap(key[0]), self._sums)
+        self.moved += (
+            window.nbytes
+            if (places >= 0).all()
+            else sum(item.nbytes for item, at in zip(window.items, places.tolist(), strict=True) if at >= 0)
+        )
 
     def take(self, key: Key, chunk: Tensor) -> None:
         """Reads a window from the bucket."""
         target = self._target
-        packed = target.places(key) == PACKED if self._present else None
+        packed = target.places(key) == PACKED if self._tables else None
         if packed is None or packed.all():
             unpacker = self._bound.unpackers[key] if self._bound else self._unpacker(key, None)
         else:
             unpacker = self._unpacker(key, packed)
-        unpacker.unpack(chunk)
+        unpacker.unpack(chunk, self._sums)
         self.moved += unpacker.nbytes
         self._complete(key)
+
+    def end(self) -> None:
+        """Everything has come."""
+        target = self._target
+        if not self._summing:
+            return
+        self.loaded = self._come
+        if self._terms.checksum:
+            all_came = self.loaded is target.order
+            self.checked = target.numbers if all_came else np.array([target.number[n] for n in self.loaded], np.int64)
+            if self._partly:
+                self._check(target.checker(self._partly, self._tensors))
 
     def _unpacker(self, key: Key, wanted: NDArray[np.bool_] | None) -> Unpacker:
         moves = self._target.moves(key)
         chosen = moves if wanted is None else [m for m, each in zip(moves, wanted, strict=True) if each]
-        return Unpacker(rebased(chosen), {move.name: self._memory(move.name) for move in chosen})
+        return self._target.unpacker(rebased(chosen), {move.name: self._memory(move.name) for move in chosen})
 
     def _memory(self, name: str) -> Tensor:
         """Where a tensor lands."""
@@ -280,25 +356,19 @@ class Reader:
     def _complete(self, key: Key) -> None:
         """Loads the tensors whose last item has come, and takes their checksums."""
         names = self._last.get(key)
-        if not names:
+        if not names or self._summing:
             return
         bucket = {name: self._tensors[name] for name in names}
         self._load(bucket)
         self.loaded += names
         if self._terms.checksum:
             known = self._bound is not None and self._last is self._target.last
-            checker = self._bound.checkers[key] if known and self._bound else self._target.checker(names, bucket)
-            self.found |= checker.sums()
+            self._check(self._bound.checkers[key] if known and self._bound else self._target.checker(names, bucket))
+            self.checked = np.append(self.checked, [self._target.number[name] for name in names])
         if self._bound is None:
             for name in names:
                 del self._tensors[name]
 
-
-def _partly(windows: Mapping[Key, Window], present: Mapping[Key, NDArray[np.bool_]]) -> list[str]:
-    """The tensors of which a part comes, and another is unchanged."""
-    come: set[str] = set()
-    stay: set[str] = set()
-    for key, window in windows.items():
-        for item, here in zip(window.items, present[key].tolist(), strict=True):
-            (come if here else stay).add(item.name)
-    return [name for name in come if name in stay]
+    def _check(self, checker: Checker) -> None:
+        for name, value in checker.sums().items():
+            self.found[self._target.number[name]] = value

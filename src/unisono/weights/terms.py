@@ -1,6 +1,6 @@
 """What the parts of a movement share: terms of an update, calls of its group, what is bound to memory, tables."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ __all__ = [
     "UNCHANGED",
     "Bound",
     "GroupFailed",
+    "Key",
     "Numbers",
     "Terms",
     "call",
@@ -32,6 +33,8 @@ SLOTS = 8
 """Parts of a bucket, used in turn: a line that another core has just read is slow to write again."""
 T = TypeVar("T")
 Numbers = NDArray[np.int64]
+Key = tuple[int, ...]
+"""Names tensors and their memory: equal where all lie as before."""
 
 
 class GroupFailed(Exception):
@@ -68,11 +71,10 @@ class Bound(Generic[T]):
     """Things made for tensors where they lie, kept while they may lie there again."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, ...], T] = {}
+        self._kept: dict[Key, T] = {}
 
-    def of(self, tensors: Mapping[str, Tensor], make: Callable[[], T]) -> T:
-        """What was made for these tensors, or is now."""
-        key = tuple(map(Tensor.data_ptr, tensors.values()))
+    def of(self, key: Key, make: Callable[[], T]) -> T:
+        """What was made for the tensors and the memory that ``key`` names, or is now."""
         if key not in self._kept:
             while len(self._kept) >= _KEPT:
                 del self._kept[next(iter(self._kept))]

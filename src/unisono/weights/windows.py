@@ -119,4 +119,4 @@ def cut_move(move: Move, item: Item) -> Move:
         op._replace(start=op.start + item.inner[op.axis]) if isinstance(op, Quantize) and op.axis is not None else op
         for op in move.ops
     )
-    return move._replace(start=item.start, shape=item.shape, at=tuple(at), ops=ops)
+    return move._replace(start=item.start, shape=item.shape, at=tuple(at), ops=ops, offsets=item.offsets)
