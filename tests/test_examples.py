@@ -89,10 +89,14 @@ TWO_HOSTS = "09_two_hosts.py"  # its own test: it is for two agents of torchrun,
 
 SAME = "".join(rf".*{kind}, version {n}: .* on all three: True" for kind in ("Llama", "GPT-2") for n in range(1, 6))
 REWARD = r"reward: 0\.[01]\d in the first five steps, 0\.[3-9]\d in the last five"
+GOES_ON = "".join(rf"after step {k}: .*rank {r} .*is dead.*{n} ranks go on.*" for k, r, n in ((10, 3, 3), (20, 0, 2)))
+GOES_ON += r"loss 0\.5\d+ to 0\.0\d+; .* by (0e\+00|\de-0[789]).*exit codes: \[-9, 0, 0, -9\]"
 STARTERS = [
     ("10_weight_update.py", "transformers", SAME, ()),
     ("11_reinforce.py", "torch", r"step 60: samples of \(60, 60\), .*" + REWARD, ()),
     ("11_reinforce.py", "torch", r"step 60: samples of \(60,\), .*" + REWARD, ("--fsdp",)),
+    ("12_survivors.py", "torch", GOES_ON, ()),
+    ("12_survivors.py", "torch", GOES_ON, ("--fsdp",)),
 ]
 """Files that start their processes themselves, what they need, what they print, their arguments."""
 
@@ -165,7 +169,7 @@ def test_starts_its_processes(file: str, needs: str, prints: str, arguments: tup
     ran = subprocess.run(command, env=changed, cwd=tmp_path, capture_output=True, text=True, timeout=220)
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
     assert re.search(prints, ran.stdout, re.DOTALL), ran.stdout
-    assert (tmp_path / "reinforce.png").exists() == file.startswith("11")
+    assert len(list(tmp_path.glob("*.png"))) == (file[:2] in ("11", "12"))
 
 
 def test_every_example_is_in_the_table_and_short() -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from unisono.algorithms import build, register_algorithm
     from unisono.backend.options import Options, algorithm
     from unisono.backend.persistent import prepare
+    from unisono.backend.shrinking import shrink
     from unisono.drawing import Drawing, draw
     from unisono.runtime.run import run
     from unisono.schedule import Collective, PipelineSchedule, Schedule, Step, Topology, Transfer
@@ -70,6 +71,7 @@ __all__ = [
     "register_algorithm",
     "run",
     "select",
+    "shrink",
     "simulate",
     "verify",
 ]
@@ -80,6 +82,7 @@ _HOMES = {
     "algorithms": "build register_algorithm",
     "backend.options": "Options algorithm",
     "backend.persistent": "prepare",
+    "backend.shrinking": "shrink",
     "drawing": "Drawing draw",
     "runtime.run": "run",
     "schedule": "Collective PipelineSchedule Schedule Step Topology Transfer",

@@ -15,7 +15,7 @@ from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
 from unisono.backend.member_registry import MemberRegistry, SeveralHosts
 from unisono.backend.options import Options, between_hosts, host_timeout
-from unisono.backend.over_hosts import OverHosts
+from unisono.backend.over_hosts import FLUSH, OverHosts
 from unisono.backend.reduce_ops import ReduceOps
 from unisono.backend.stores import keep_inherited
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
@@ -33,7 +33,7 @@ from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.monitor import GroupMonitor
 from unisono.watch.status_page import close_own_page, own_page
 
-__all__ = ["Group", "Operations"]
+__all__ = ["Group", "Operations", "forget_failure"]
 
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
@@ -63,7 +63,7 @@ class Group:
         options: Options | None,
     ) -> None:
         self.rank, self.size, self.global_ranks, self.timeout = rank, len(global_ranks), list(global_ranks), timeout
-        self.label, self._members, self._options = label, members, options
+        self.label, self.key, self._members, self.options = label, members.key, members, options
         self.messages: MessageQueue
         self.collectives: CollectiveQueue
         self.operations: Operations
@@ -76,11 +76,12 @@ class Group:
         self._over_hosts = OverHosts(members, rank, self.global_ranks, label)
         self._segment: Segment | None = None
         self._fd = -1
+        self.flush = FLUSH
+        """Seconds that sending what is left to other hosts may take when the group is left."""
         self.joined = False
         self._joining = threading.RLock()
         self._closed = ""
-        global _last_failure
-        _last_failure = None
+        forget_failure()
         if rank == 0 and not self._over_hosts.known:
             with members.able():
                 self._segment, self._fd = create(self._store, self.size, label)
@@ -135,13 +136,13 @@ class Group:
             raise
 
     def _make_queues(self, segment: Segment) -> None:
-        self._over_hosts.connect(segment, self.timeout, host_timeout(self._options), between_hosts(self._options))
+        self._over_hosts.connect(segment, self.timeout, host_timeout(self.options), between_hosts(self.options))
         board = Board(segment, self.rank)
         announce(segment, self.rank)
         monitor = GroupMonitor(board, self.global_ranks, self.label)
         self.collectives = CollectiveQueue(board, self.global_ranks, self.label, monitor)
         preparer = self.collectives.preparer
-        self.operations = Operations(preparer, self.global_ranks, segment.oversubscribed, self._options)
+        self.operations = Operations(preparer, self.global_ranks, segment.oversubscribed, self.options)
         self.fast_path = FastPath(self.operations, preparer)
         self.messages = MessageQueue(segment, self.rank, self.global_ranks, self.label, monitor)
         self.collectives.rejected = self.messages.rejected
@@ -242,6 +243,11 @@ class Group:
             os.close(self._fd)
             self._fd = -1
 
+    @property
+    def segment(self) -> Segment | None:
+        """The memory that its ranks share; None before this rank has joined and after it has left."""
+        return self._segment if self.joined else None
+
     def close(self, why: str = "has left the group (destroy_process_group)", failing: bool = False) -> None:
         """Leaves the group: peers that still wait for this rank read ``why``; calls under way end with an error.
 
@@ -259,7 +265,7 @@ class Group:
 
     def _release(self, words: str) -> None:
         segment = self._segment
-        self._over_hosts.leave(words)
+        self._over_hosts.leave(words, self.flush)
         if self.joined and segment is not None:
             self.joined = False
             del self.collectives, self.messages, self.operations, self.fast_path, self.device_guard, self.monitor
@@ -305,8 +311,8 @@ class Group:
 
     def _leave_unjoined(self, words: str) -> None:
         """Leaves a group in which this rank can make no call, so that peers neither wait nor keep memory for it."""
-        # Suppressed: the group's memory, or the store, is gone, and so are those who would read of it.
-        with suppress(UnisonoError, OSError):
+        # Suppressed: the group's memory, or the store, is gone, or elsewhere, and so are those who would read of it.
+        with suppress(UnisonoError, OSError, SeveralHosts):
             segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._members)
             if segment.state(self.rank) == ABSENT or segment.identity(self.rank) == Identity.mine():
                 self._publish_left(segment, words)
@@ -325,6 +331,12 @@ class Group:
         self._members.release()
         self._forget_fd()
         self._over_hosts.disown()
+
+
+def forget_failure() -> None:
+    """Groups left from now on are not left over the failure of one that was left before."""
+    global _last_failure
+    _last_failure = None
 
 
 def _close_joined() -> None:

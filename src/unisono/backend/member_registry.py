@@ -123,6 +123,8 @@ class MemberRegistry:
         self.counted = counted
         self._silent_until = time.monotonic() + ABSENT_SECONDS
         number = _made[epoch, tuple(global_ranks)] if counted else 0
+        self.key = f"{epoch} {label if not counted else list(global_ranks)} {number}"
+        """Names the group, alike on all ranks."""
         _made[epoch, tuple(global_ranks)] += counted
         self._epoch = JobStore(store, f"unisono/{epoch}")
         self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, global_ranks))}/{number}")

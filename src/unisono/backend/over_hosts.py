@@ -22,9 +22,9 @@ from unisono.transport.process import start_time
 from unisono.transport.segment import Segment, attach, create
 from unisono.units import name_ranks
 
-__all__ = ["OverHosts"]
+__all__ = ["FLUSH", "OverHosts"]
 
-_FLUSH = 10.0  # s that a rank which leaves waits for what it has sent to be on its way
+FLUSH = 10.0  # s that a rank which leaves waits for what it has sent to be on its way
 _KNOWN = "known"  # in the place of a nonce: the default group knows the hosts
 _PAUSE = 0.01  # s
 
@@ -156,11 +156,11 @@ class OverHosts:
             self._network.activity = activity
             self._network.start()
 
-    def leave(self, note: str) -> None:
-        """Ends the connection; the other hosts read ``note``."""
+    def leave(self, note: str, seconds: float = FLUSH) -> None:
+        """Ends the connection, in ``seconds`` at most; the other hosts read ``note``."""
         if self._network is not None:
             network, self._network = self._network, None
-            network.leave(note, _FLUSH)
+            network.leave(note, seconds)
 
     def disown(self) -> None:
         """In a forked child: the connection is the parent's."""

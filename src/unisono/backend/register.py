@@ -25,6 +25,7 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     from unisono.backend.member_registry import MemberRegistry, default_nonce
     from unisono.backend.options import Options, from_environment, kernels_wanted, pinned
     from unisono.backend.process_group import UnisonoProcessGroup
+    from unisono.backend.shrinking import born
     from unisono.backend.stores import shared_store
     from unisono.errors import UsageError
     from unisono.transport.process import pin
@@ -54,10 +55,11 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     # another backend, whatever groups this process was in before.
     epoch = f"whole {name}" if whole else default_nonce()
     store, rank = shared_store(options.store), options.group_rank
-    members = MemberRegistry(store, epoch, name, label, global_ranks, rank, counted=not whole)
-    group = Group(options.group_rank, global_ranks, label, seconds, members, choices)
-    if members.joins_early():
-        group.wait_for_all()
+    if (group := born()) is None:
+        members = MemberRegistry(store, epoch, name, label, global_ranks, rank, counted=not whole)
+        group = Group(rank, global_ranks, label, seconds, members, choices)
+        if members.joins_early():
+            group.wait_for_all()
     if default:
         here = group.ranks_here
         if pinned(choices) and (cores := pin(here.index(options.group_rank), len(here))):

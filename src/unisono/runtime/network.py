@@ -4,6 +4,8 @@ Two channels go to a rank of another host: one for messages and news, to every s
 (crossing.py), between a rank and its proxies. Each has a thread that receives.
 """
 
+import errno
+import os
 import struct
 import threading
 import time
@@ -17,7 +19,7 @@ from unisono.transport.segment import Segment
 
 __all__ = ["MEETING", "MEETING_DATA", "MEETING_ROOM", "RING_BYTES", "RING_COUNTS", "Network"]
 
-MEETING, MEETING_DATA, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER = range(8)
+MEETING, MEETING_DATA, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER, _SHRINKING = range(9)
 """Kinds of frames."""
 _MEETINGS, _MESSAGES = 1, 2
 MEETING_ROOM, _MESSAGE_ROOM = 1 << 20, 16 << 10
@@ -26,6 +28,9 @@ _DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 5.0}
 """Seconds after which a rank that is lost, has given up or has left will not arrive any more, although it has begun
 more meetings than have come here: other ranks send for it, and other ones of this host lay that down."""
 _NEVER = 1 << 62  # meetings
+_SILENCE = 1.0  # s: how much later than one rank of a silent host the others may be found lost
+_SILENT = [os.strerror(n) for n in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)]
+"""Ends of a connection for which the host, not the process, is to blame."""
 _OTHER_CORES = 1  # the mark of a set of cores that no rank of this host has
 _RANK = struct.Struct("<i")
 _STATE = struct.Struct("<iQ")  # state, meetings begun
@@ -57,6 +62,8 @@ class Network:
         self.closing: list[Callable[[float], None]] = []
         """Called before the channels end, with the moment (``time.monotonic``) until which they may take."""
         self._ended: dict[int, _Ended] = {}  # by rank
+        self._broken: dict[int, tuple[float, str]] = {}  # by rank: when its connection ended, and the error
+        self._shrinking: dict[int, str] = {}
         self._answers: dict[int, list[str]] = {}
         self._receipts: set[int] = set()  # of ranks that have read that this one has left
         self._answered = threading.Condition()
@@ -98,6 +105,8 @@ class Network:
             self._end(peer, state, bytes(body[_STATE.size :]).decode(), met)
             if state == LEFT:
                 self.messages[peer].send(_RECEIPT, ())
+        elif kind == _SHRINKING:
+            self._shrinking[peer] = bytes(body).decode()
         elif kind == _RECEIPT:
             with self._answered:
                 self._receipts.add(peer)
@@ -113,6 +122,7 @@ class Network:
                 self._answered.notify_all()
 
     def _lost(self, peer: int, tag: int, words: str) -> None:
+        self._broken.setdefault(peer, (time.monotonic(), words))
         self._end(peer, 0, words)
 
     def _end(self, peer: int, state: int, note: str, met: int = _NEVER) -> None:
@@ -158,6 +168,34 @@ class Network:
         over = here >= found.met or time.monotonic() >= found.since + _DELAY[found.state]
         return (found.state, found.note) if over else None
 
+    def gone(self, rank: int) -> tuple[int, str] | None:
+        """The state of a rank that has left or is lost (0), with its exit note; None if it lives, even if it gave up.
+
+        A host that does not answer is lost with all its ranks, though their connections do not end at one moment.
+        """
+        ended = self._ended.get(rank, _STAYS)
+        if ended.state == LEFT:
+            return LEFT, ended.note
+        if rank in self._broken:
+            return 0, self._broken[rank][1]
+        ends = [self._broken[each] for each in self.hosts.hosts[self.hosts.of[rank]] if each in self._broken]
+        silent = [words for when, words in ends if time.monotonic() > when + _SILENCE and _silent(words)]
+        return (0, silent[0]) if silent and rank not in self._shrinking else None
+
+    def shrinking(self, rank: int) -> str:
+        """The text of that kind which a rank of another host has published; empty if it has not."""
+        return self._shrinking.get(rank, "")
+
+    def publish_shrinking(self, text: str) -> None:
+        """Publishes this rank's text of that kind to the ranks of other hosts."""
+        for peer, channel in self.messages.items():
+            if self.gone(peer) is None:
+                channel.send(_SHRINKING, (text.encode(),))
+
+    def address(self, rank: int) -> str:
+        """The address of a rank's host on the way to the others."""
+        return self.hosts.places[rank].address
+
     def publish(self, state: int, note: str) -> None:
         """Notifies the ranks of other hosts that this rank has left or has given up; ``note``: its exit note."""
         self._gave_up |= state == GAVE_UP
@@ -195,7 +233,7 @@ class Network:
         with self._answered:
             parted = lambda: all(map(self._parted, self.hosts.remote))  # noqa: E731
             self._answered.wait_for(parted, deadline - time.monotonic())
-        gone = {peer: each for peer, each in self._ended.items() if each.state != GAVE_UP}
+        gone = [peer for peer in self.hosts.remote if self.gone(peer) is not None]
         data = not self._gave_up and all(each.state == LEFT for each in self._ended.values())
         self._mesh.close(deadline, data, gone)
         # Those who handle frames hold the group's memory, and it holds this: it ends here, not when Python collects it.
@@ -209,4 +247,9 @@ class Network:
 
     def _parted(self, peer: int) -> bool:
         """True if a rank has read that this one has left, has left itself, or is lost."""
-        return peer in self._receipts or self._ended.get(peer, _STAYS).state != GAVE_UP
+        return peer in self._receipts or self.gone(peer) is not None
+
+
+def _silent(words: str) -> bool:
+    """True if a connection ended because nothing came from the host any more."""
+    return any(each in words for each in _SILENT)

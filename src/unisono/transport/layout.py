@@ -7,8 +7,8 @@ __all__ = [
     "ABORTED", "ABSENT", "AFFINITY", "CALL", "COMPLETED", "COMPLETED_AT", "DEVICE_ISSUED", "EXIT_NOTE", "FIELDS",
     "GAVE_UP", "HEADER",
     "HEAP", "HEAP_NBYTES", "HEAP_NONCE", "ISSUED", "ISSUED_AT", "ISSUE_TIMES", "JOINED", "KIB", "LEFT", "LENGTH",
-    "LINE", "MAGIC", "MEETINGS", "MEMORY_NAME", "MESSAGE_ERROR", "MIB", "NAME", "PAGE", "PID", "REFUSED", "STARTED",
-    "STATE", "WRITING", "Layout",
+    "LINE", "MAGIC", "MEETINGS", "MEMORY_NAME", "MESSAGE_ERROR", "MIB", "NAME", "PAGE", "PID", "REFUSED", "SHRINKING",
+    "STARTED", "STATE", "WRITING", "Layout",
 ]  # fmt: skip
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -28,8 +28,9 @@ ISSUED_AT, ISSUE_TIMES = 16, 16
 """Words ``ISSUED_AT + k % ISSUE_TIMES``: issue times of calls k, counted from 1 (``time.monotonic_ns``)."""
 ABSENT, JOINED, LEFT, GAVE_UP = range(4)
 """States of a rank: not there yet; a member; gone in peace; still there, but done with this group after an error."""
-CALL, EXIT_NOTE, MESSAGE_ERROR = range(3)
-"""Kinds of text: the call of a rank whose headers differ; how it left; how the last of its messages failed."""
+CALL, EXIT_NOTE, MESSAGE_ERROR, SHRINKING = range(4)
+"""Kinds of text: the call of a rank whose headers differ; how it left; how the last of its messages failed; how far it
+is in the agreement on who survives."""
 LENGTH, WRITING = 0xFFFF, 1 << 16
 """The word before a text: its length in bytes, a bit that is set while it is written, how often it was in the rest."""
 
@@ -49,7 +50,7 @@ class Layout:
     world_size: int
 
     RECORD = 256  # per rank, 64-bit words: see PID and what follows
-    TEXT, TEXTS = PAGE, 3 * PAGE  # per rank: what it has to say to the others, a page per kind of text
+    TEXT, TEXTS = PAGE, 4 * PAGE  # per rank: what it has to say to the others, a page per kind of text
     OUTBOX = PAGE  # per rank: what it has staged for other hosts
     COUNTERS = 4  # meeting counters, used in turn
     DEVICE_CALLS = 64  # per rank: headers of its last calls on GPUs

@@ -23,10 +23,11 @@ from unisono.transport.segment import Elsewhere, Segment
 from unisono.watch.exit_notes import read_exit_note
 from unisono.watch.status_page import OwnPage, own_page
 
-__all__ = ["REPLACED", "lateness", "loss", "losses", "now"]
+__all__ = ["REPLACED", "frozen", "gone", "lateness", "loss", "losses", "now"]
 
 
 REPLACED = "has replaced itself by another program (exec)"
+_STOPPED = "it is stopped (by a signal or in a debugger)"
 
 
 def _who(segment: Segment, rank: int, name: int) -> str:
@@ -40,15 +41,26 @@ def loss(segment: Segment, rank: int, name: int) -> Loss | None:
     """The loss of ``rank`` (global rank ``name``); None if it may still arrive."""
     elsewhere = segment.elsewhere
     if elsewhere is not None and rank in elsewhere:
-        return _loss_elsewhere(elsewhere, rank, name)
+        return _loss_elsewhere(elsewhere, rank, name, elsewhere.ended(rank))
     who = segment.identity(rank)
     found = _loss(segment, rank, name, who) if who.pid else None
     return found and found._replace(who=who)
 
 
-def _loss_elsewhere(elsewhere: Elsewhere, rank: int, name: int) -> Loss | None:
+def gone(segment: Segment, rank: int, name: int) -> Loss | None:
+    """The loss of ``rank`` (global rank ``name``) for good; None if it lives, even if it has given the group up."""
+    elsewhere = segment.elsewhere
+    if elsewhere is not None and rank in elsewhere:
+        return _loss_elsewhere(elsewhere, rank, name, elsewhere.gone(rank))
+    found = loss(segment, rank, name)
+    if found is None or segment.state(rank) != GAVE_UP:  # in this order: it may give up meanwhile
+        return found
+    who = segment.identity(rank)
+    return None if alive(who) else Loss(f"{_who(segment, rank, name)} is dead: {fate(who)}", who=who)
+
+
+def _loss_elsewhere(elsewhere: Elsewhere, rank: int, name: int, ended: tuple[int, str] | None) -> Loss | None:
     """The same of a rank of another host, by what it or its connection has reported."""
-    ended = elsewhere.ended(rank)
     if ended is None:
         return None
     state, note = ended
@@ -125,6 +137,12 @@ def lateness(
     return "".join(f"\n  {_late(segment, rank, global_ranks[rank], doing.get(rank))}" for rank in missing)
 
 
+def frozen(segment: Segment, ranks: Sequence[int], patience: float) -> set[int]:
+    """Those of these ranks that are stopped, as far as they, or the ranks of their hosts, answer in time."""
+    far = segment.elsewhere.activities(ranks, patience) if segment.elsewhere is not None else {}
+    return {rank for rank in ranks if far.get(rank) == _STOPPED or stopped(segment.identity(rank))}
+
+
 def _stopped_proxies(segment: Segment, elsewhere: Elsewhere, missing: Sequence[int]) -> list[int]:
     """The ranks of this host that are stopped, and lay down what ranks of other hosts send: missing ones, or any."""
     if not missing:
@@ -143,7 +161,7 @@ def activity(segment: Segment, own: OwnPage, rank: int, patience: float) -> str:
 def now(who: Identity, answer: str) -> str:
     """The present activity of a process; ``answer``: its stacks, if it answered."""
     if stopped(who):
-        return "it is stopped (by a signal or in a debugger)"
+        return _STOPPED
     if answer:
         return f"now at {from_here(answer.splitlines()[0])}"
     return "it does not answer (busy outside Python, holding the interpreter lock)"
