@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, NamedTuple
 
-from unisono.errors import CollectiveTimeout, UsageError
+from unisono.errors import CollectiveTimeout, UsageError, first_line
 from unisono.transport.host import Host
 from unisono.transport.interfaces import address_for_peers, own_addresses
 
@@ -271,7 +271,7 @@ def _mpi_world(place: RankPlace) -> Any:
             "MASTER_PORT (a free port there)"
         ) from None
     except RuntimeError as error:
-        words = str(error).partition("\n")[0]
+        words = first_line(error)
         raise UsageError(
             f"{needed}: mpi4py finds no MPI library ({words}); set MPI4PY_LIBMPI to the libmpi.so of the MPI whose "
             "mpiexec this is"

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from unisono.backend.birth import claimed_twice
 from unisono.backend.rendezvous_watch import ABSENT_SECONDS, log_absent
 from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
@@ -269,10 +270,7 @@ class MemberRegistry:
             pid, hostname = other
         else:
             return
-        raise UsageError(
-            f"rank {self._global_ranks[self._rank]} of {self._title} is claimed twice: by pid {mine.pid} on "
-            f"{socket.gethostname()} and by pid {pid} on {hostname}; give every process its own rank"
-        )
+        raise claimed_twice(self._global_ranks[self._rank], self._title, pid, hostname)
 
     def report_absent(self) -> None:
         """Logs once, some seconds after a default group began to be made, which ranks have not come."""

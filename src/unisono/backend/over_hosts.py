@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from unisono.backend.birth import check_versions
+from unisono.backend.birth import check_versions, claimed_twice
 from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, UsageError
@@ -111,10 +111,7 @@ class OverHosts:
             return
         there = Place(*json.loads(store.get(str(self._rank))))
         if there.host == Host.mine().to_text() and there.pid != os.getpid() and start_time(there.pid):
-            raise UsageError(
-                f"rank {self._rank} of {self._label} is claimed twice: by pid {there.pid} and by pid {os.getpid()} on "
-                f"{there.hostname}; give every process its own rank"
-            )
+            raise claimed_twice(self._global_ranks[self._rank], self._label, there.pid, there.hostname)
 
     def _place(self) -> Place:
         """Where this rank is; raises `UsageError`, once all can read why, if it names an interface in vain."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
 
-from unisono.errors import PeerLostError
+from unisono.errors import PeerLostError, first_line
 from unisono.transport.keepalive import keep_alive, sockets
 from unisono.transport.segment import StoreLike
 
@@ -128,7 +128,7 @@ class JobStore:
 
 def _gone(error: Exception) -> PeerLostError | OSError:
     """The error of a failed store; `OSError` if this process is at its own limits."""
-    words = str(error).partition("\n")[0]
+    words = first_line(error)
     for number in (errno.EMFILE, errno.ENFILE):
         if os.strerror(number) in words:
             return OSError(number, os.strerror(number))

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from unisono.errors import PeerLostError
+from unisono.errors import PeerLostError, first_line
 from unisono.transport.keepalive import keep_alive, shut_down, sockets
 from unisono.transport.process import OwnThread
 
@@ -280,5 +280,5 @@ def _ignore(*_: Any) -> None:
 
 def first(error: BaseException) -> str:
     """The gist of an error of Gloo: without the place in its source and the advice at its end."""
-    text = str(error).partition("\n")[0]
+    text = first_line(error)
     return text.rpartition("] ")[2].partition(". This is typically")[0] if text.startswith("[") else text

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.errors import PeerLostError, UnisonoError
+from unisono.errors import PeerLostError, UnisonoError, first_line
 from unisono.runtime.call import Call, Site, call_site, site_text
 from unisono.runtime.monitor import Loss, Wait
 from unisono.runtime.queue import any_listeners
-from unisono.runtime.task import first_line
 from unisono.transport.board import Board
 from unisono.transport.layout import COMPLETED, EXIT_NOTE, GAVE_UP, ISSUED, MESSAGE_ERROR, STATE
 from unisono.transport.process import alive, stopped
