@@ -12,6 +12,7 @@ count each its own.
 """
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -201,6 +202,10 @@ class MemberRegistry:
             return None
         hosts = HostMap([world.places[name] for name in self._global_ranks], self._rank)
         return hosts if len(hosts.hosts) > 1 else None
+
+    def nonce(self) -> str:
+        """A nonce for the memory of a group whose hosts are known, equal on all of them."""
+        return hashlib.blake2b(f"{default_nonce()}/{self.store.prefix}".encode(), digest_size=8).hexdigest()
 
     def release(self) -> None:
         """Drops the stores when the group is left; later groups do not look up ranks here."""

@@ -14,6 +14,7 @@ from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.runtime.network import Network
+from unisono.transport.handshake import Peer, connect
 from unisono.transport.host import Host, HostMap, Place
 from unisono.transport.interfaces import address_for_peers
 from unisono.transport.process import start_time
@@ -58,7 +59,7 @@ class OverHosts:
         store = self._members.store.under(f"{self._birth}/host/{hosts.mine}")
         if self._rank != hosts.local[0]:
             return attach(store, self._rank, len(self._global_ranks), deadline, self._members)
-        segment, self._fd = create(store, len(self._global_ranks), self._label, nonce)
+        segment, self._fd = create(store, len(self._global_ranks), self._label, nonce or self._members.nonce())
         return segment
 
     def look(self, segment: Segment, timeout: float) -> None:
@@ -132,10 +133,16 @@ class OverHosts:
             return
         segment.longs[3] = int(self.hosts.oversubscribed)  # all ranks choose alike
         self._members.store.keep_alive(min(silence, timeout))
-        store = self._members.store.plain(f"{self._birth}/mesh")
+        peers = [
+            Peer(place.who(name), place.address)
+            for name, place in zip(self._global_ranks, self.hosts.places, strict=True)
+        ]
         # Where the store is on this host, another one has found the way to it.
         address = address_for_peers(self._members.store.host(), self.hosts.places[self.hosts.remote[0]].address)
-        self._network = Network(segment, self.hosts, self._global_ranks, address, store, timeout, silence)
+        peers[self._rank] = peers[self._rank]._replace(address=address)
+        store = self._members.store.under(f"{self._birth}/mesh")
+        connected = connect(store, self._rank, peers, segment.nonce, timeout)
+        self._network = Network(segment, self.hosts, self._global_ranks, connected, silence)
 
     def start(self, activity: Callable[[int], str]) -> None:
         """Begins to receive; ``activity``: what a rank of this host does now, in words."""

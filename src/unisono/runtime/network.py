@@ -8,8 +8,8 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from unisono.transport.handshake import Connected
 from unisono.transport.host import HostMap
 from unisono.transport.layout import AFFINITY, GAVE_UP, JOINED, LEFT, STATE
 from unisono.transport.mesh import Channel, Mesh, Receive
@@ -34,13 +34,12 @@ _Land = Callable[[int, memoryview, Receive], None]
 class Network:
     """The channels of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``.
 
-    ``address``, ``store``, ``timeout``, ``limit``: see `Mesh`.
+    ``limit``: see `Mesh`.
     """
 
     def __init__(
-        self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], address: str, store: Any, timeout: float,
-        limit: float,
-    ) -> None:  # fmt: skip
+        self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], connected: Connected, limit: float
+    ) -> None:
         self.hosts, self._segment, self._global_ranks = hosts, segment, global_ranks
         self.deliver_meeting: _Land = lambda peer, body, receive: None
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
@@ -55,7 +54,7 @@ class Network:
         self._receipts: set[int] = set()  # of ranks that have read that this one has left
         self._answered = threading.Condition()
         frame = _FRAME + -(-segment.layout.header // 256) * 256 + 256
-        self._mesh = Mesh(store, hosts.rank, len(hosts.of), address, timeout, limit, frame, self._lost)
+        self._mesh = Mesh(connected, limit, frame, self._lost)
         self.room = self._mesh.room
         proxies = {hosts.proxy(hosts.rank, host) for host in range(len(hosts.hosts)) if host != hosts.mine}
         self.meetings = {
@@ -149,8 +148,7 @@ class Network:
 
     def who(self, rank: int, name: int) -> str:
         """The rank, of global rank ``name``, in words."""
-        place = self.hosts.places[rank]
-        return f"rank {name} (pid {place.pid} on {place.hostname})"
+        return self.hosts.places[rank].who(name)
 
     def ended(self, rank: int) -> tuple[int, str] | None:
         """The state of a rank that has left, has given up or is lost (0), with its exit note; None otherwise."""

@@ -55,6 +55,10 @@ class Place(NamedTuple):
     pid: int
     cores: int
 
+    def who(self, name: int) -> str:
+        """The rank, of global rank ``name``, in words."""
+        return f"rank {name} (pid {self.pid} on {self.hostname})"
+
     @classmethod
     def mine(cls, towards: str) -> "Place":
         """That of this process; ``towards``: see `address_for_peers`."""

@@ -4,9 +4,6 @@ torch's ProcessGroupGloo carries a message once its receive is posted, so a mess
 round trip; and it survives no message whose size differs from its receive's. So a `Channel` between two ranks carries
 frames of one size, whose receives are posted ahead; what does not fit into a frame follows in messages whose sizes the
 frame gives. Frames of a channel arrive in the order in which they were sent.
-
-The Gloo group is made on the interface that leads to the peers: where a host's own name resolves to 127.0.1.1, as
-Debian and Ubuntu install it, the group that torch makes by itself can not be reached.
 """
 
 import ctypes
@@ -16,23 +13,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ProcessGroupGloo
 
-from unisono.errors import PeerLostError, first_line
-from unisono.transport.keepalive import keep_alive, shut_down, sockets
+from unisono.transport.handshake import FOREVER, Connected, gist
+from unisono.transport.keepalive import keep_alive, shut_down
 from unisono.transport.process import OwnThread
 
 __all__ = ["Channel", "Mesh", "Receive"]
 
 _AHEAD = 3  # receives of a channel that are posted
 _HEAD = struct.Struct("<II")  # kind, bytes of the body
-_FOREVER = timedelta(days=10_000)
-_CONNECTING = 60.0  # s that ranks which are all there may take to connect
 _ENDING = 2.0  # s that the threads may take to end
 _KEPT = 64  # sends whose buffers are kept at most
 
@@ -43,27 +36,17 @@ _Lost = Callable[[int, int, str], None]
 
 
 class Mesh:
-    """The Gloo group of all ranks of a group. Raises `PeerLostError` if the ranks can not be connected.
+    """The connections of a rank to all ranks of its group.
 
-    ``address``: of this host on the way to its peers. ``limit``: seconds after which a host that does not answer is
-    lost. ``lost(peer, tag, words)`` is called when a channel fails.
+    ``limit``: seconds after which a host that does not answer is lost. ``lost(peer, tag, words)`` is called when a
+    channel fails.
     """
 
-    def __init__(
-        self, store: Any, rank: int, size: int, address: str, timeout: float, limit: float, frame_nbytes: int,
-        lost: _Lost,
-    ) -> None:  # fmt: skip
-        self.rank, self.frame_nbytes, self.lost = rank, frame_nbytes, lost
+    def __init__(self, connected: Connected, limit: float, frame_nbytes: int, lost: _Lost) -> None:
+        self.frame_nbytes, self.lost = frame_nbytes, lost
         self.room = frame_nbytes - _HEAD.size
-        before = sockets()
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=min(timeout, _CONNECTING))
-        try:
-            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-            self.gloo: Any = ProcessGroupGloo(store, rank, size, options)
-        except RuntimeError as error:
-            raise PeerLostError(f"the ranks can not be connected over {address}: {first(error)}") from error
-        self._sockets = sockets() - before
+        self.gloo: Any = connected.gloo
+        self._sockets = connected.sockets
         keep_alive(self._sockets, limit)
         self._channels: list[Channel] = []
 
@@ -145,7 +128,7 @@ class _Waiter:
             works, done = item
             try:
                 for work in works:
-                    work.wait(_FOREVER)
+                    work.wait(FOREVER)
                 done()
             except RuntimeError as error:
                 self._failed(error)
@@ -232,7 +215,7 @@ class Channel:
                     self._sent.append((gloo.send([tensor], self.peer, self._tag + 1), tensor))
                 old = [self._sent.popleft()[0] for _ in range(len(self._sent) - _KEPT)]
             for work in old:
-                work.wait(_FOREVER)
+                work.wait(FOREVER)
         except RuntimeError as error:
             self._fail(error)
 
@@ -241,7 +224,7 @@ class Channel:
         try:
             with self._sending:
                 while self._sent:
-                    self._sent.popleft()[0].wait(_FOREVER)
+                    self._sent.popleft()[0].wait(FOREVER)
         except RuntimeError as error:
             self._fail(error)
 
@@ -251,7 +234,7 @@ class Channel:
             while not self.ended:
                 if not self._posted:
                     raise RuntimeError("Connection closed by peer")
-                self._posted.popleft().wait(_FOREVER)
+                self._posted.popleft().wait(FOREVER)
                 buffer = self._buffers[k]
                 view = memoryview(buffer.numpy().tobytes())
                 with suppress(RuntimeError):  # the peer has gone: what has arrived before is delivered first
@@ -267,18 +250,12 @@ class Channel:
     def _receive(self, tensors: Sequence[torch.Tensor]) -> None:
         works = [self._mesh.gloo.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
         for work in works:
-            work.wait(_FOREVER)
+            work.wait(FOREVER)
 
     def _fail(self, error: RuntimeError) -> None:
         if not self.ended:
-            self._mesh.lost(self.peer, self._tag // 2, first(error))
+            self._mesh.lost(self.peer, self._tag // 2, gist(error))
 
 
 def _ignore(*_: Any) -> None:
     """Takes the place of the callbacks of a mesh that is closed: they hold the group's memory."""
-
-
-def first(error: BaseException) -> str:
-    """The gist of an error of Gloo: without the place in its source and the advice at its end."""
-    text = first_line(error)
-    return text.rpartition("] ")[2].partition(". This is typically")[0] if text.startswith("[") else text

@@ -1,0 +1,185 @@
+"""Connects the ranks of a group by Gloo, and proves every connection before anything else passes over it.
+
+Gloo takes whoever connects first and names a small number for the peer. So each rank sends every other one a word that
+only somebody can make who has read the group's nonce in the job's store; where a word is wrong or does not come, all
+ranks drop their connections and connect again. A connection is that of one peer until it ends: what comes later over
+one that is proved needs no further proof. Once all are connected nobody else can connect (listening.py).
+"""
+
+import hmac
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo
+
+from unisono.errors import PeerLostError, first_line
+from unisono.transport.keepalive import Connection, peer_addresses, shut_down, sockets
+from unisono.transport.listening import listeners, refuse_all
+from unisono.transport.process import OwnThread
+from unisono.transport.segment import StoreLike
+
+__all__ = ["FOREVER", "Connected", "Peer", "Stores", "connect", "gist"]
+
+FOREVER = timedelta(days=10_000)
+_CONNECTING = 60.0  # s that ranks which are all there may take to connect
+_ATTEMPTS = 3  # that share this time
+_LATE = 8.0  # s after which a line is logged
+_WORD = 32  # bytes
+_PAUSE = 0.02  # s between two looks at the store, at most
+
+
+class Stores(StoreLike, Protocol):
+    """A store, and others in it."""
+
+    def under(self, prefix: str) -> "Stores": ...  # noqa: D102
+    def plain(self, prefix: str) -> Any: ...  # noqa: D102  # as torch's classes take it
+
+
+class Peer(NamedTuple):
+    """A rank to be connected: in words, and its address."""
+
+    words: str
+    address: str
+
+
+class Connected(NamedTuple):
+    """A group of Gloo whose ranks are connected, and this rank's connections."""
+
+    gloo: Any
+    sockets: set[Connection]
+
+
+def connect(store: Stores, rank: int, peers: Sequence[Peer], nonce: str, timeout: float) -> Connected:
+    """Connects ``rank`` with the others; ``peers`` are all ranks, this one too, in order.
+
+    ``nonce``: known to nobody who can not read the store. Logs a line after some seconds, and raises `PeerLostError` if
+    not all are connected within ``timeout`` seconds, or within 60.
+    """
+    before = sockets()
+
+    own = peers[rank].address
+    store.set(f"address/{rank}", own)
+
+    def missing() -> str:
+        there = {own, *peer_addresses(sockets() - before)}
+        found = {
+            each: store.get(f"address/{each}").decode()
+            for each in range(len(peers))
+            if store.check([f"address/{each}"])
+        }
+        absent = [
+            f"{peer.words}, {found.get(each, 'which has not come to connect')}"
+            for each, peer in enumerate(peers)
+            if found.get(each) not in there
+        ]
+        return f"has no connection to {'; '.join(absent)}" if absent else "is connected, but others are not"
+
+    def log_late() -> None:
+        logging.getLogger("unisono").warning(
+            "%s %s, after %g s: does a firewall drop packets, or is %s on the wrong interface (GLOO_SOCKET_IFNAME)?",
+            *(peers[rank].words, missing(), _LATE, own),
+        )
+
+    late = threading.Timer(_LATE, log_late)
+    late.daemon = True
+    late.start()
+    try:
+        for number in range(_ATTEMPTS):
+            deadline = time.monotonic() + min(timeout, _CONNECTING) / _ATTEMPTS
+            found = _Attempt(store.under(str(number)), rank, len(peers), nonce, deadline).connect(own)
+            if isinstance(found, Connected):
+                return found
+    finally:
+        late.cancel()
+    raise PeerLostError(f"the ranks can not be connected over {own}: {found}; {peers[rank].words} {missing()}")
+
+
+class _Attempt:
+    """One rank's part in connecting a group once."""
+
+    def __init__(self, store: Stores, rank: int, size: int, nonce: str, deadline: float) -> None:
+        self._store, self._rank, self._size, self._key = store, rank, size, nonce.encode()
+        self._deadline = deadline
+        self._peers = [peer for peer in range(size) if peer != rank]
+
+    def connect(self, address: str) -> Connected | str:
+        """The connections, which all ranks have proved; or what went wrong, on this rank or another."""
+        before, listening = sockets(), listeners()
+        gloo, words = None, ""
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=max(1.0, self._deadline - time.monotonic()))
+        try:
+            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+            gloo = ProcessGroupGloo(self._store.plain("gloo"), self._rank, self._size, options)
+        except RuntimeError as error:
+            words = gist(error)
+        made = sockets() - before
+        words = words or self._prove(gloo)
+        if words:
+            self._store.set("failed", words)
+        else:
+            self._store.add("proved", 1)
+            words = self._agreed()
+        refuse_all(listeners() - listening)
+        if words:
+            shut_down(made)
+            return words
+        return Connected(gloo, made)
+
+    def _word(self, source: int, target: int) -> bytes:
+        return hmac.digest(self._key, f"{source} to {target}".encode(), "sha256")
+
+    def _prove(self, gloo: Any) -> str:
+        """Exchanges words with all other ranks; returns what went wrong."""
+        come = {peer: torch.zeros(_WORD, dtype=torch.uint8) for peer in self._peers}
+        sent = {
+            peer: torch.frombuffer(bytearray(self._word(self._rank, peer)), dtype=torch.uint8) for peer in self._peers
+        }
+        errors: list[str] = []
+
+        def exchange() -> None:
+            try:
+                works = [gloo.recv([tensor], peer, 0) for peer, tensor in come.items()]
+                works += [gloo.send([tensor], peer, 0) for peer, tensor in sent.items()]
+                for work in works:
+                    work.wait(FOREVER)
+            except RuntimeError as error:
+                errors.append(gist(error))
+
+        thread = OwnThread(target=exchange, name="unisono proves", daemon=True)
+        thread.start()
+        if not self._until(lambda: not thread.is_alive() or self._store.check(["failed"])):
+            return "what is connected has not shown the group's nonce"
+        if thread.is_alive():
+            return self._store.get("failed").decode()
+        wrong = [peer for peer in self._peers if come[peer].numpy().tobytes() != self._word(peer, self._rank)]
+        if errors or not wrong:
+            return next(iter(errors), "")
+        return f"what is connected as rank {wrong[0]} of the group does not know its nonce"
+
+    def _agreed(self) -> str:
+        """Waits until all ranks have proved their connections; returns what went wrong."""
+        store, size = self._store, self._size
+        if not self._until(lambda: store.add("proved", 0) >= size or store.check(["failed"])):
+            return "not all ranks are connected in time"
+        return store.get("failed").decode() if store.check(["failed"]) else ""
+
+    def _until(self, true: Callable[[], bool]) -> bool:
+        pause = 0.0005
+        while not true():
+            if time.monotonic() > self._deadline:
+                return False
+            time.sleep(pause)
+            pause = min(1.5 * pause, _PAUSE)
+        return True
+
+
+def gist(error: BaseException) -> str:
+    """The gist of an error of Gloo: without the place in its source and the advice at its end."""
+    text = first_line(error)
+    return text.rpartition("] ")[2].partition(". This is typically")[0] if text.startswith("[") else text
