@@ -148,7 +148,7 @@ class Group:
         self.collectives.rejected = self.messages.rejected
         self.device_guard, self.monitor = DeviceGuard(board, self.global_ranks, self.label, monitor), monitor
         self.nonce = segment.nonce
-        self._over_hosts.start(monitor.activity)
+        self._over_hosts.start(monitor.serve)
 
     def _attach(self, op: str) -> Segment:
         """The segment, once the first rank has made it; raises if it never will, or not in time."""

@@ -99,9 +99,9 @@ class OverHosts:
             self._members.check()
             self._members.check_reasons()
             time.sleep(_PAUSE)
-        places = [Place(*json.loads(store.get(str(rank)))) for rank in range(size)]
         if not self._members.counted:
             check_versions(self._members.store, self._global_ranks, self._label)
+        places = [Place(*json.loads(store.get(str(rank)))) for rank in range(size)]
         self._birth = nonce
         self.hosts = self._members.hosts = HostMap(places, self._rank)
         return self.hosts
@@ -144,10 +144,10 @@ class OverHosts:
         connected = connect(store, self._rank, peers, segment.nonce, timeout)
         self._network = Network(segment, self.hosts, self._global_ranks, connected, silence)
 
-    def start(self, activity: Callable[[int], str]) -> None:
-        """Begins to receive; ``activity``: what a rank of this host does now, in words."""
+    def start(self, serve: Callable[[Network], None]) -> None:
+        """Begins to receive; ``serve``: makes known what answers the questions of other hosts."""
         if self._network is not None:
-            self._network.activity = activity
+            serve(self._network)
             self._network.start()
 
     def leave(self, note: str) -> None:

@@ -4,15 +4,18 @@ Two channels go to a rank of another host: one for messages and news, to every s
 (crossing.py), between a rank and its proxies. Each has a thread that receives.
 """
 
+import json
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+from unisono.runtime.questions import Questions
 from unisono.transport.handshake import Connected
 from unisono.transport.host import HostMap
-from unisono.transport.layout import AFFINITY, GAVE_UP, JOINED, LEFT, STATE
+from unisono.transport.layout import AFFINITY, GAVE_UP, ISSUED, JOINED, LEFT, STATE
 from unisono.transport.mesh import Channel, Mesh, Receive
+from unisono.transport.process import Identity
 from unisono.transport.segment import Segment
 
 __all__ = ["MEETING", "RING_BYTES", "RING_COUNTS", "Network"]
@@ -43,14 +46,14 @@ class Network:
         self.hosts, self._segment, self._global_ranks = hosts, segment, global_ranks
         self.deliver_meeting: _Land = lambda peer, body, receive: None
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
-        self.activity: Callable[[int], str] = lambda rank: ""
-        """What a rank of this host does now, in words; asked by ranks of other hosts."""
+        self.unsent: Callable[[], bool] = lambda: False
+        """True if this rank has sent messages that are not on their way yet."""
+        self._issued: dict[int, int] = {}  # by rank: collectives, as it has answered
         self.closing: list[Callable[[float], None]] = []
         """Called before the channels end, with the moment (``time.monotonic``) until which they may take."""
         self._ended: dict[int, tuple[float, int, str]] = {}  # by rank: when, its state, its exit note or the error
         self._through: set[int] = set()  # ranks whose last frame for a meeting has been laid down
         self._proxied = set(hosts.proxied)
-        self._answers: dict[int, list[str]] = {}
         self._receipts: set[int] = set()  # of ranks that have read that this one has left
         self._answered = threading.Condition()
         frame = _FRAME + -(-segment.layout.header // 256) * 256 + 256
@@ -63,6 +66,7 @@ class Network:
         self.messages: dict[int, Channel] = {
             peer: self._mesh.channel(peer, _MESSAGES, self._message) for peer in hosts.remote
         }
+        self.questions = Questions(self.room, self._sender(_QUESTION), self._sender(_ANSWER))
         longs = segment.longs
         for peer in hosts.remote:
             longs[segment.field(peer, STATE)] = JOINED
@@ -99,14 +103,9 @@ class Network:
                 self._receipts.add(peer)
                 self._answered.notify_all()
         elif kind == _QUESTION:
-            (rank,) = _RANK.unpack_from(body)
-            if rank in self.hosts.local:
-                self.messages[peer].send(_ANSWER, body[: _RANK.size].tobytes() + self.activity(rank).encode()[:2000])
+            self.questions.asked(peer, body)
         elif kind == _ANSWER:
-            (rank,) = _RANK.unpack_from(body)
-            with self._answered:
-                self._answers.setdefault(rank, []).append(bytes(body[_RANK.size :]).decode())
-                self._answered.notify_all()
+            self.questions.answered(body)
 
     def _lost(self, peer: int, tag: int, words: str) -> None:
         if tag == _MEETINGS and self.meetings[peer].drained:
@@ -169,18 +168,36 @@ class Network:
     def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]:
         """What ranks of other hosts do now, in the words of a rank of their host; empty for one of which none comes."""
         asked = [rank for rank in ranks if rank in self]
-        with self._answered:
-            for rank in asked:
-                self._answers.pop(rank, None)
-        for rank in asked:
-            for peer in self.hosts.hosts[self.hosts.of[rank]]:
-                self.messages[peer].send(_QUESTION, _RANK.pack(rank))
-        end = time.monotonic() + patience
-        with self._answered:
-            self._answered.wait_for(
-                lambda: all(any(self._answers.get(rank, ())) for rank in asked), max(0.0, end - time.monotonic())
-            )
-            return {rank: max(self._answers.get(rank, [""]), key=len) for rank in asked}
+        peers = sorted({peer for rank in asked for peer in self.hosts.hosts[self.hosts.of[rank]]})
+        answers = self.questions.ask_all(peers, "activity", json.dumps(asked).encode(), patience)
+        found = [json.loads(answer) for answer in answers.values() if answer]
+        return {rank: max((words.get(str(rank), "") for words in found), key=len, default="") for rank in asked}
+
+    def process(self, rank: int) -> Identity:
+        """The process of a rank of another host."""
+        return self.hosts.places[rank].process
+
+    @property
+    def nonce(self) -> str:
+        """The nonce of the group."""
+        return self._segment.nonce
+
+    def issued_here(self) -> int:
+        """The collectives that this rank has issued."""
+        return int(self._segment.longs[self._segment.field(self.hosts.rank, ISSUED)])
+
+    def issued(self, rank: int) -> int:
+        """The collectives that a rank of another host has issued, as it has answered."""
+        return self._issued.get(rank, 0)
+
+    def note_issued(self, who: Identity, number: int) -> None:
+        """Notes how many a process of another host has issued here."""
+        for rank in self.hosts.remote:
+            if self.process(rank) == who:
+                self._issued[rank] = number
+
+    def _sender(self, kind: int) -> Callable[[int, bytes], None]:
+        return lambda peer, body: self.messages[peer].send(kind, body)
 
     def leave(self, note: str, seconds: float) -> None:
         """Sends what is left and publishes that this rank has left; then ends the channels and their threads.

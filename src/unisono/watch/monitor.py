@@ -1,16 +1,19 @@
 """The monitor of a group: flight records, guard, status page, deadlock search and exit notes, for its two queues."""
 
+import json
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.errors import PeerLostError, UnisonoError, first_line
 from unisono.runtime.call import Call, Site, call_site, site_text
 from unisono.runtime.monitor import Loss, Wait
+from unisono.runtime.network import Network
 from unisono.runtime.queue import any_listeners
 from unisono.transport.board import Board
 from unisono.transport.layout import COMPLETED, EXIT_NOTE, GAVE_UP, ISSUED, MESSAGE_ERROR, STATE
 from unisono.transport.process import alive, stopped
-from unisono.watch import peer_state
+from unisono.watch import peer_state, remote_page
 from unisono.watch.deadlock import LongWait
 from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.flight import CollectiveRecord, MessageRecord, save_after
@@ -76,7 +79,9 @@ class GroupMonitor:
 
     def waits(self, text: Callable[[], str], site: Site) -> Wait:
         """Publishes a long wait, and checks for deadlocks."""
-        me, at = f"rank {self._global_ranks[self._rank]} (pid {self._own_page.me.pid})", site_text(site)
+        where = f" on {socket.gethostname()}" if remote_page.over_hosts() else ""
+        me = f"rank {self._global_ranks[self._rank]} (pid {self._own_page.me.pid}{where})"
+        at = site_text(site)
         return LongWait(self._own_page, lambda: f"{me}: {text()}, at {at}", any_listeners)
 
     def loss(self, rank: int) -> Loss | None:
@@ -95,9 +100,15 @@ class GroupMonitor:
         """A line per rank: what it completed last in this group, when, and what it does now."""
         return peer_state.lateness(self._segment, self._own_page, ranks, self._global_ranks, _PATIENCE)
 
-    def activity(self, rank: int) -> str:
-        """What a rank of this host does now, in words, for ranks of other hosts."""
-        return peer_state.activity(self._segment, self._own_page, rank, _PATIENCE)
+    def serve(self, network: Network) -> None:
+        """Answers what ranks of other hosts ask."""
+        remote_page.serve(network)
+        network.questions.answers["activity"] = self._activities
+
+    def _activities(self, ranks: bytes) -> bytes:
+        """What ranks of this host do now, in words."""
+        asked = [rank for rank in json.loads(ranks) if rank not in (self._segment.elsewhere or ())]
+        return json.dumps(peer_state.activities(self._segment, self._own_page, asked, _PATIENCE)).encode()
 
 
 def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:

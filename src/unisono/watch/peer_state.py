@@ -111,9 +111,7 @@ def lateness(
 ) -> str:
     """A line per missing rank: what it completed last in this group, when, and what it does now."""
     there = [rank for rank in missing if segment.identity(rank).pid]
-    asked = [segment.identity(rank) for rank in there]
-    answers = dict(zip(there, own.stacks_of(asked, patience), strict=True))
-    doing = {rank: now(segment.identity(rank), answers[rank]) for rank in there}
+    doing = activities(segment, own, there, patience)
     if (elsewhere := segment.elsewhere) is not None:
         doing |= elsewhere.activities(missing, 2 * patience)
         missing = [*missing, *_stopped_proxies(segment, elsewhere, missing)]
@@ -127,11 +125,11 @@ def _stopped_proxies(segment: Segment, elsewhere: Elsewhere, missing: Sequence[i
     return [rank for rank in sorted(proxies - set(missing)) if stopped(segment.identity(rank))]
 
 
-def activity(segment: Segment, own: OwnPage, rank: int, patience: float) -> str:
-    """The present activity of a rank of this host, in words."""
-    who = segment.identity(rank)
-    (answer,) = own.stacks_of([who], patience)
-    return now(who, answer)
+def activities(segment: Segment, own: OwnPage, ranks: Sequence[int], patience: float) -> dict[int, str]:
+    """The present activities of ranks of this host, in words."""
+    asked = {rank: segment.identity(rank) for rank in ranks}
+    answers = own.stacks_of(list(asked.values()), patience)
+    return {rank: now(who, answer) for (rank, who), answer in zip(asked.items(), answers, strict=True)}
 
 
 def now(who: Identity, answer: str) -> str:

@@ -23,7 +23,9 @@ _PATIENCE = 1.0  # s of waiting before it is worth a sentence
 _AWAY = 0.15  # s after which a call without a waiter counts as one in the background
 _STRAGGLES = 0.001  # s of mean delay from which a rank may be called late
 _ENOUGH = 4  # calls from which on a mean delay says something
-_MESSAGE = re.compile(r"^rank \d+ \(pid \d+\): (.*) (from|to) (any rank|rank (\d+)) \(tag (\d+), (.*)\) waits: (.*)$")
+_MESSAGE = re.compile(
+    r"^rank \d+ \(pid \d+[^)]*\): (.*) (from|to) (any rank|rank (\d+)) \(tag (\d+), (.*)\) waits: (.*)$"
+)
 
 
 @dataclass(frozen=True)

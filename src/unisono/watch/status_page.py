@@ -46,7 +46,7 @@ _NO_ANSWER = "it does not answer: it is stopped, or busy outside Python with the
 _BELL = 16  # 32-bit word
 _STACKS, _RECORD = (16, 17), (18, 19)  # two kinds of requests: how often made, how often answered
 _SINCE = 20
-_WAIT, _CHECKS, _COUNT, _EDGES, _MOST = 24, 25, 26, 27, 200
+_WAIT, _CHECKS, _COUNT, _EDGES, _MOST, _WORDS = 24, 25, 26, 27, 160, 3
 # Places of texts, in bytes: a length in 8 bytes, then UTF-8.
 _TEXT, _VERDICT, _FOLDER, _FILE, _ANSWER = 4096, 8192, 12800, 14592, 16384
 _LIMITS = {_TEXT: 4088, _VERDICT + 8: 4088, _FOLDER: 1784, _FILE: 1784, _ANSWER: _SIZE - _ANSWER - 8}
@@ -78,7 +78,12 @@ class PageView:
     def edges(self) -> list[Identity]:
         """The processes without which this wait can never end."""
         count = min(self.longs[_COUNT], _MOST)
-        return [Identity(self.longs[_EDGES + 2 * k], self.longs[_EDGES + 2 * k + 1]) for k in range(count)]
+        places = range(_EDGES, _EDGES + count * _WORDS, _WORDS)
+        return [Identity(*self.longs[at : at + _WORDS]) for at in places]
+
+    def as_of(self) -> float:
+        """The moment (``time.monotonic``) after which this is so: now."""
+        return time.monotonic()
 
     def text(self) -> str:
         """The wait of the process in words."""
@@ -188,12 +193,13 @@ class OwnPage(PeerPage):
         """Publishes the wait in other words."""
         self._write(_TEXT, text)
 
-    def publish_edges(self, edges: Sequence[Identity]) -> None:
-        """Publishes the processes that the wait certainly needs, as of now."""
+    def publish_edges(self, edges: Sequence[Identity], whole: bool = True) -> None:
+        """Publishes the processes that the wait certainly needs, as of now; a check is the ``whole`` of them."""
         for k, peer in enumerate(edges[:_MOST]):
-            self.longs[_EDGES + 2 * k], self.longs[_EDGES + 2 * k + 1] = peer.pid, peer.started
+            at = _EDGES + k * _WORDS
+            self.longs[at], self.longs[at + 1], self.longs[at + 2] = peer.pid, peer.started, peer.host
         self.longs[_COUNT] = min(len(edges), _MOST)
-        self.longs[_CHECKS] += 1
+        self.longs[_CHECKS] += whole
 
     def end(self) -> None:
         """Ends the publication of the wait."""
