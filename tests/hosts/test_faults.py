@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ LIMIT = 15.0  # s after which a host that does not answer is lost
 class Job:
     """Four ranks, two on each of two hosts, that run a function of this module (rank.py)."""
 
-    def __init__(self, net: Network, function: Callable[..., Any], folder: Path) -> None:
+    def __init__(
+        self, net: Network, function: Callable[..., Any], folder: Path, env: Mapping[str, str] | None = None
+    ) -> None:
         self.net, self.hosts = net, net.hosts
         call = json.dumps([function.__module__, function.__name__, [str(folder)]])
         argv = [sys.executable, "-u", "-m", "hosts.rank", call]
-        variables = [{"RANK": f"{rank}", "WORLD_SIZE": "4"} for rank in range(4)]
+        variables = [{"RANK": f"{rank}", "WORLD_SIZE": "4", **(env or {})} for rank in range(4)]
         self.ranks = [net.start(host, argv, each) for host, each in zip(WHERE, variables, strict=True)]
         deadline = time.monotonic() + 100.0
         while len(list(folder.glob("ready-*"))) < len(WHERE):
@@ -40,9 +42,13 @@ class Job:
 
     def results(self, seconds: float, count: int = 4) -> list[Any]:
         """What the first ranks return."""
-        found = [rank.end(seconds)[1].strip().splitlines() for rank in self.ranks[:count]]
-        assert all(lines and lines[-1].startswith("result ") for lines in found), found
-        return [json.loads(lines[-1].removeprefix("result ")) for lines in found]
+        return [self.result(rank, seconds) for rank in range(count)]
+
+    def result(self, rank: int, seconds: float) -> Any:
+        """What a rank returns."""
+        lines = self.ranks[rank].end(seconds)[1].strip().splitlines()
+        assert "".join(lines[-1:]).startswith("result "), lines
+        return json.loads(lines[-1].removeprefix("result "))
 
 
 def values(rank: int, world_size: int, folder: str) -> list[bool]:

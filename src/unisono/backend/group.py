@@ -350,7 +350,7 @@ def _exit_note(why: str) -> str:
     """``why`` and what has gone wrong in a group of this process: peers in its other groups read why it leaves."""
     global _last_failure
     queues = [queue for group in _living if group.joined for queue in (group.collectives, group.messages)]
-    errors = [queue.failed for queue in queues if queue.failed is not None]
+    errors = [error for queue in queues if (error := queue.failed or queue.lost_over) is not None]
     _last_failure = next((error for error in errors if error.cause), errors[0] if errors else _last_failure)
     if _last_failure is None:
         return exit_note(why)

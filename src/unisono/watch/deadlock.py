@@ -12,6 +12,7 @@ What another host answers is as old as the question (remote_page.py): it counts 
 seen, and a look counts if all of its peers there have answered since the one before.
 """
 
+import math
 import sys
 import threading
 import time
@@ -84,8 +85,8 @@ class CycleFinder:
         return remote_page(who) if who.host else self.own.peer(who)
 
     def _as_of(self, cycle: list[Identity]) -> float:
-        """The moment after which all that is known of these processes was so."""
-        return min((page.as_of() for who in cycle if (page := self._page(who)) is not None), default=0.0)
+        """The moment after which all that is known of those of these processes that are elsewhere was so."""
+        return min((remote_page(who).as_of() for who in cycle if who.host), default=math.inf)
 
     def _states(self, cycle: list[Identity]) -> list[_State]:
         """The wait of each process of the cycle; empty if one does not wait."""

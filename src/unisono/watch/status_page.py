@@ -81,10 +81,6 @@ class PageView:
         places = range(_EDGES, _EDGES + count * _WORDS, _WORDS)
         return [Identity(*self.longs[at : at + _WORDS]) for at in places]
 
-    def as_of(self) -> float:
-        """The moment (``time.monotonic``) after which this is so: now."""
-        return time.monotonic()
-
     def text(self) -> str:
         """The wait of the process in words."""
         return self._read(_TEXT)
