@@ -6,8 +6,10 @@ ranks drop their connections and connect again. A connection is that of one peer
 one that is proved needs no further proof. Once all are connected nobody else can connect (listening.py).
 """
 
+import errno
 import hmac
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +31,8 @@ FOREVER = timedelta(days=10_000)
 _CONNECTING = 60.0  # s that ranks which are all there may take to connect
 _ATTEMPTS = 3  # that share this time
 _LATE = 8.0  # s after which a line is logged
+_NO_WAY = [os.strerror(number).lower() for number in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)]
+"""Errors that a stranger can not cause, so that it is of no use to connect again."""
 _WORD = 32  # bytes
 _PAUSE = 0.02  # s between two looks at the store, at most
 
@@ -94,6 +98,8 @@ def connect(store: Stores, rank: int, peers: Sequence[Peer], nonce: str, timeout
             found = _Attempt(store.under(str(number)), rank, len(peers), nonce, deadline).connect(own)
             if isinstance(found, Connected):
                 return found
+            if any(each in found.lower() for each in _NO_WAY):
+                break
     finally:
         late.cancel()
     raise PeerLostError(f"the ranks can not be connected over {own}: {found}; {peers[rank].words} {missing()}")
@@ -106,61 +112,55 @@ class _Attempt:
         self._store, self._rank, self._size, self._key = store, rank, size, nonce.encode()
         self._deadline = deadline
         self._peers = [peer for peer in range(size) if peer != rank]
+        self._gloo: Any = None
+        self._words = ""
 
     def connect(self, address: str) -> Connected | str:
         """The connections, which all ranks have proved; or what went wrong, on this rank or another."""
         before, listening = sockets(), listeners()
-        gloo, words = None, ""
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=max(1.0, self._deadline - time.monotonic()))
-        try:
-            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-            gloo = ProcessGroupGloo(self._store.plain("gloo"), self._rank, self._size, options)
-        except RuntimeError as error:
-            words = gist(error)
-        made = sockets() - before
-        words = words or self._prove(gloo)
-        if words:
-            self._store.set("failed", words)
+        thread = OwnThread(target=self._run, args=(address,), name="unisono connects", daemon=True)
+        thread.start()
+        if not self._until(lambda: not thread.is_alive() or self._store.check(["failed"])):
+            self._words = "what is connected has not shown the group's nonce"
+        elif thread.is_alive():
+            self._words = self._store.get("failed").decode()
+        if self._words:
+            self._store.set("failed", self._words)
         else:
             self._store.add("proved", 1)
-            words = self._agreed()
+            self._words = self._agreed()
+        made = sockets() - before
         refuse_all(listeners() - listening)
-        if words:
+        if self._words:
             shut_down(made)
-            return words
-        return Connected(gloo, made)
+            return self._words
+        return Connected(self._gloo, made)
 
-    def _word(self, source: int, target: int) -> bytes:
-        return hmac.digest(self._key, f"{source} to {target}".encode(), "sha256")
-
-    def _prove(self, gloo: Any) -> str:
-        """Exchanges words with all other ranks; returns what went wrong."""
+    def _run(self, address: str) -> None:
+        """Connects with all other ranks, and exchanges words with them."""
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=max(1.0, self._deadline - time.monotonic()))
         come = {peer: torch.zeros(_WORD, dtype=torch.uint8) for peer in self._peers}
         sent = {
             peer: torch.frombuffer(bytearray(self._word(self._rank, peer)), dtype=torch.uint8) for peer in self._peers
         }
-        errors: list[str] = []
+        try:
+            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+            gloo: Any = ProcessGroupGloo(self._store.plain("gloo"), self._rank, self._size, options)
+            works = [gloo.recv([tensor], peer, 0) for peer, tensor in come.items()]
+            works += [gloo.send([tensor], peer, 0) for peer, tensor in sent.items()]
+            for work in works:
+                work.wait(FOREVER)
+        except RuntimeError as error:
+            self._words = gist(error)
+            return
+        for peer in self._peers:
+            if not hmac.compare_digest(come[peer].numpy().tobytes(), self._word(peer, self._rank)):
+                self._words = f"what is connected as rank {peer} of the group does not know its nonce"
+        self._gloo = gloo
 
-        def exchange() -> None:
-            try:
-                works = [gloo.recv([tensor], peer, 0) for peer, tensor in come.items()]
-                works += [gloo.send([tensor], peer, 0) for peer, tensor in sent.items()]
-                for work in works:
-                    work.wait(FOREVER)
-            except RuntimeError as error:
-                errors.append(gist(error))
-
-        thread = OwnThread(target=exchange, name="unisono proves", daemon=True)
-        thread.start()
-        if not self._until(lambda: not thread.is_alive() or self._store.check(["failed"])):
-            return "what is connected has not shown the group's nonce"
-        if thread.is_alive():
-            return self._store.get("failed").decode()
-        wrong = [peer for peer in self._peers if come[peer].numpy().tobytes() != self._word(peer, self._rank)]
-        if errors or not wrong:
-            return next(iter(errors), "")
-        return f"what is connected as rank {wrong[0]} of the group does not know its nonce"
+    def _word(self, source: int, target: int) -> bytes:
+        return hmac.digest(self._key, f"{source} to {target}".encode(), "sha256")
 
     def _agreed(self) -> str:
         """Waits until all ranks have proved their connections; returns what went wrong."""
