@@ -108,6 +108,17 @@ def test_an_interface_that_does_not_exist(make_hosts: Callable[..., Network], tm
     assert max(first, second) < 10.0
 
 
+def test_a_transport_that_torch_does_not_have(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    """torch's wheels have Gloo without TLS; nothing goes unencrypted over hosts where it is wanted."""
+    net = make_hosts()
+    wanted = "GLOO_DEVICE_TRANSPORT is TCP_TLS: torch"
+    for line, seconds in map(ends, [start(net, k, tmp_path, 2, GLOO_DEVICE_TRANSPORT="TCP_TLS") for k in range(2)]):
+        assert wanted in line
+        assert "is built without it" in line
+        assert "encrypt the network" in line
+        assert seconds < 10.0
+
+
 def test_an_interface_that_leads_nowhere(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
     """Both hosts have a network of their own beside the common one, and one is told to use that."""
     net = make_hosts()

@@ -14,7 +14,7 @@ from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.runtime.network import Network
-from unisono.transport.handshake import Peer, connect
+from unisono.transport.handshake import Peer, check_transport, connect
 from unisono.transport.host import Host, HostMap, Place
 from unisono.transport.interfaces import address_for_peers
 from unisono.transport.process import start_time
@@ -115,8 +115,12 @@ class OverHosts:
             raise claimed_twice(self._global_ranks[self._rank], self._label, there.pid, there.hostname)
 
     def _place(self) -> Place:
-        """Where this rank is; raises `UsageError`, once all can read why, if it names an interface in vain."""
+        """Where this rank is; raises `UsageError`, once all can read why, if it names what is not there.
+
+        An interface, or a transport of Gloo.
+        """
         try:
+            check_transport()
             return Place.mine(self._members.store.host())
         except UsageError as error:
             self._members.cannot_join(f"can not join it ({error})")

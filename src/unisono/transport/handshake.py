@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from unisono.errors import PeerLostError, first_line
+from unisono.errors import PeerLostError, UsageError, first_line
 from unisono.transport.keepalive import Connection, peer_addresses, shut_down, sockets
 from unisono.transport.listening import listeners, refuse_all
 from unisono.transport.process import OwnThread
 from unisono.transport.segment import StoreLike
 
-__all__ = ["FOREVER", "Connected", "Peer", "Stores", "connect", "gist"]
+__all__ = ["FOREVER", "Connected", "Peer", "Stores", "check_transport", "connect", "gist"]
 
 FOREVER = timedelta(days=10_000)
 _CONNECTING = 60.0  # s that ranks which are all there may take to connect
@@ -56,6 +56,22 @@ class Connected(NamedTuple):
 
     gloo: Any
     sockets: set[Connection]
+
+
+def check_transport() -> None:
+    """Raises `UsageError` if GLOO_DEVICE_TRANSPORT names what torch's Gloo here does not have: TCP_TLS, mostly."""
+    if not (wanted := os.environ.get("GLOO_DEVICE_TRANSPORT", "")):
+        return
+    try:
+        ProcessGroupGloo.create_device(hostname="127.0.0.1")
+    except RuntimeError as error:
+        words = gist(error)
+        if "unsupported gloo device" in words:
+            words = f"torch {torch.__version__} is built without it (TCP_TLS needs USE_GLOO_WITH_OPENSSL=1)"
+        raise UsageError(
+            f"GLOO_DEVICE_TRANSPORT is {wanted}: {words}; unset it, and encrypt the network between the hosts instead "
+            "(WireGuard, IPsec), or use a torch that has it"
+        ) from None
 
 
 def connect(store: Stores, rank: int, peers: Sequence[Peer], nonce: str, timeout: float) -> Connected:
