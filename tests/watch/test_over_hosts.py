@@ -1,5 +1,6 @@
 """Waits for ranks of other hosts: deadlocks are found and drawn as on one host, and nothing else is taken for one."""
 
+import os
 import time
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import torch
 import torch.distributed as dist
 
 from backend.test_hosts import on_hosts
-from hangs.job import Fault, Job, attempt, init
+from hangs.job import Fault, Job, attempt, init, tell
 from ranks import ranks
+from unisono.watch.other_hosts import with_other_hosts
+from unisono.watch.status import snapshot
 
 WAIT = 20.0  # s, the timeout of the group: a deadlock is found long before
 
@@ -60,6 +63,37 @@ def test_a_ring_over_messages_and_groups(tmp_path: Path) -> None:
     for fault in faults:
         fault.says("DeadlockError", *(rf"rank {rank} \(pid \d+ on host{rank // 2}\)" for rank in range(4)))
         assert fault.seconds < 6.0
+
+
+def waits_for_the_last(rank: int, world_size: int, meeting: str, folder: str) -> Fault:
+    os.environ["UNISONO_FLIGHT_DIR"] = folder
+    with on_hosts(rank, (2, 2)):
+        init(meeting, rank, world_size, 3.0)
+        dist.barrier()
+        tell("ready")
+        if rank == 3:
+            time.sleep(4.0)
+        fault = attempt(lambda: dist.all_reduce(torch.ones(8)))
+        dist.destroy_process_group()
+    return fault
+
+
+def test_ps_and_flight_records_cover_all_hosts(tmp_path: Path) -> None:
+    with Job(waits_for_the_last, 4, str(tmp_path / "meeting"), str(tmp_path / "record"), group=False) as job:
+        job.hear("ready")
+        time.sleep(1.5)
+        pids = list(map(job.pid, range(4)))
+        jobs = [with_other_hosts(each) for each in snapshot(pids[0])]
+        faults = job.results()
+    (seen,) = jobs
+    assert [(rank.rank, rank.host, rank.pid) for rank in seen.ranks] == [
+        (r, f"host{r // 2}", pids[r]) for r in range(4)
+    ]
+    assert [rank.waits_for for rank in seen.ranks] == [(3,), (3,), (3,), ()]
+    assert seen.ranks[3].state == "elsewhere"
+    assert any(words.startswith("rank 3 keeps ranks 0-2 waiting for") for words in seen.remarks)
+    faults[0].says("CollectiveTimeout", r"rank 3 \(pid \d+ on host1\) last completed call no. 1 barrier.*time.sleep")
+    assert {file.name for file in (tmp_path / "record").iterdir()} == {f"flight_rank_{rank}" for rank in range(4)}
 
 
 def comes_late(rank: int, world_size: int, meeting: str) -> list[float]:

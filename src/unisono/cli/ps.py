@@ -21,6 +21,7 @@ from unisono.cli.common import echo, show
 from unisono.errors import UsageError
 from unisono.units import show_nbytes, show_seconds
 from unisono.watch import status_page
+from unisono.watch.other_hosts import with_other_hosts
 from unisono.watch.status import GroupStatus, Job, RankStatus, snapshot, span
 
 __all__ = ["NOTHING_EXIT", "ps"]
@@ -59,7 +60,7 @@ def ps(
     elif sys.stdout.isatty() and not (once or as_json or stacks):
         _follow(pid, interval)
     else:
-        _print(snapshot(pid), pid, as_json, stacks)
+        _print(list(map(with_other_hosts, snapshot(pid))), pid, as_json, stacks)
 
 
 def _follow(pid: int | None, interval: float) -> None:
@@ -67,7 +68,8 @@ def _follow(pid: int | None, interval: float) -> None:
     try:
         with Live(screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_screen(snapshot(pid), pid, live.console.width), refresh=True)
+                jobs = list(map(with_other_hosts, snapshot(pid)))
+                live.update(_screen(jobs, pid, live.console.width), refresh=True)
                 time.sleep(interval)
     except KeyboardInterrupt:
         return
@@ -152,8 +154,11 @@ def _job(job: Job, width: int) -> RenderableType:
 
 def _ranks(ranks: Sequence[RankStatus], bar: int) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim", expand=False)
-    for name in ("rank", "pid"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("rank", justify="right", no_wrap=True)
+    over_hosts = any(rank.host for rank in ranks)
+    if over_hosts:
+        table.add_column("host", no_wrap=True)
+    table.add_column("pid", justify="right", no_wrap=True)
     table.add_column("in", overflow="ellipsis")
     for name in ("bytes", "call no.", "for"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -163,6 +168,7 @@ def _ranks(ranks: Sequence[RankStatus], bar: int) -> Table:
         alive = rank.state in ("in call", "waiting", "elsewhere", "stopped")
         table.add_row(
             str(rank.rank),
+            *([rank.host] if over_hosts else []),
             str(rank.pid or "-"),
             _one_line_each(_doing(rank)),
             show_nbytes(rank.nbytes) if rank.nbytes and alive else "",

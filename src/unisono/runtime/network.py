@@ -43,7 +43,7 @@ class Network:
     def __init__(
         self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], connected: Connected, limit: float
     ) -> None:
-        self.hosts, self._segment, self._global_ranks = hosts, segment, global_ranks
+        self.hosts, self._segment, self.global_ranks = hosts, segment, global_ranks
         self.deliver_meeting: _Land = lambda peer, body, receive: None
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
         self.unsent: Callable[[], bool] = lambda: False
@@ -165,11 +165,14 @@ class Network:
         for channel in (*self.meetings.values(), *self.messages.values()):
             channel.send(_NEWS, body)
 
-    def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]:
-        """What ranks of other hosts do now, in the words of a rank of their host; empty for one of which none comes."""
+    def activities(self, ranks: Sequence[int], patience: float, placed: bool = False) -> dict[int, str]:
+        """What ranks of other hosts do now, in the words of a rank of their host; empty for one of which none comes.
+
+        ``placed``: behind what each has completed.
+        """
         asked = [rank for rank in ranks if rank in self]
         peers = sorted({peer for rank in asked for peer in self.hosts.hosts[self.hosts.of[rank]]})
-        answers = self.questions.ask_all(peers, "activity", json.dumps(asked).encode(), patience)
+        answers = self.questions.ask_all(peers, "activity", json.dumps([asked, placed]).encode(), patience)
         found = [json.loads(answer) for answer in answers.values() if answer]
         return {rank: max((words.get(str(rank), "") for words in found), key=len, default="") for rank in asked}
 

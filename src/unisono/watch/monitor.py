@@ -32,6 +32,7 @@ class GroupMonitor:
     def __init__(self, board: Board, global_ranks: Sequence[int], label: str) -> None:
         self._board, self._segment, self._rank = board, board.segment, board.rank
         self._global_ranks, self._label, self._own_page = global_ranks, label, own_page()
+        self._network: Network | None = None
         nonce = board.segment.nonce
         self.calls = CollectiveRecord(label, global_ranks, board.rank, _counts(board), nonce)
         self.messages = MessageRecord(label, global_ranks, board.rank, nonce)
@@ -68,6 +69,8 @@ class GroupMonitor:
     def _ask_for_records(self, folder: str) -> None:
         peers = [self._segment.identity(peer) for peer in range(self._board.size) if peer != self._rank]
         self._own_page.records_of([peer for peer in peers if alive(peer) and not stopped(peer)], folder, _PATIENCE)
+        if self._network is not None:
+            self._network.questions.ask_all(self._network.hosts.remote, "record", folder.encode(), _PATIENCE)
 
     def gave_up(self, error: UnisonoError) -> None:
         """Publishes an exit note: no call of this rank can follow in the group."""
@@ -102,13 +105,20 @@ class GroupMonitor:
 
     def serve(self, network: Network) -> None:
         """Answers what ranks of other hosts ask."""
+        self._network = network
         remote_page.serve(network)
         network.questions.answers["activity"] = self._activities
 
     def _activities(self, ranks: bytes) -> bytes:
         """What ranks of this host do now, in words."""
-        asked = [rank for rank in json.loads(ranks) if rank not in (self._segment.elsewhere or ())]
-        return json.dumps(peer_state.activities(self._segment, self._own_page, asked, _PATIENCE)).encode()
+        named, placed = json.loads(ranks)
+        asked = [rank for rank in named if rank not in (self._segment.elsewhere or ())]
+        found = peer_state.activities(self._segment, self._own_page, asked, _PATIENCE)
+        if placed:
+            found = {
+                rank: peer_state.late(self._segment, rank, self._global_ranks[rank], found[rank]) for rank in asked
+            }
+        return json.dumps(found).encode()
 
 
 def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:

@@ -23,7 +23,7 @@ from unisono.transport.segment import Elsewhere, Segment
 from unisono.watch.exit_notes import read_exit_note
 from unisono.watch.status_page import OwnPage, own_page
 
-__all__ = ["REPLACED", "lateness", "loss", "losses", "now"]
+__all__ = ["REPLACED", "late", "lateness", "loss", "losses", "now"]
 
 
 REPLACED = "has replaced itself by another program (exec)"
@@ -112,11 +112,14 @@ def lateness(
     """A line per missing rank: what it completed last in this group, when, and what it does now."""
     there = [rank for rank in missing if segment.identity(rank).pid]
     doing = activities(segment, own, there, patience)
+    doing = activities(segment, own, there, patience)
+    lines: dict[int, str] = {}
     if (elsewhere := segment.elsewhere) is not None:
-        doing |= elsewhere.activities(missing, 2 * patience)
+        lines = elsewhere.activities(missing, 2 * patience, placed=True)
         missing = [*missing, *_stopped_proxies(segment, elsewhere, missing)]
         doing |= {rank: now(segment.identity(rank), "") for rank in missing if rank not in doing}
-    return "".join(f"\n  {_late(segment, rank, global_ranks[rank], doing.get(rank))}" for rank in missing)
+    found = [lines.get(rank) or late(segment, rank, global_ranks[rank], doing.get(rank)) for rank in missing]
+    return "".join(f"\n  {line}" for line in found)
 
 
 def _stopped_proxies(segment: Segment, elsewhere: Elsewhere, missing: Sequence[int]) -> list[int]:
@@ -141,7 +144,8 @@ def now(who: Identity, answer: str) -> str:
     return "it does not answer (busy outside Python, holding the interpreter lock)"
 
 
-def _late(segment: Segment, rank: int, name: int, doing: str | None) -> str:
+def late(segment: Segment, rank: int, name: int, doing: str | None) -> str:
+    """A line on a rank that is late, in this group; ``doing``: what it does now, None if it has never joined."""
     if doing is None:
         return f"rank {name} has never joined this group"
     done = segment.longs[segment.field(rank, COMPLETED)]

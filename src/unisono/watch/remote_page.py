@@ -14,7 +14,8 @@ from collections.abc import Callable
 from unisono.runtime.network import Network
 from unisono.transport.host import own_mark
 from unisono.transport.process import Identity
-from unisono.watch.status_page import OwnPage, own_page
+from unisono.watch.other_hosts import PS, answer_ps, gather
+from unisono.watch.status_page import OwnPage, own_page, save_record
 
 __all__ = ["RemotePage", "over_hosts", "remote_page", "serve"]
 
@@ -95,7 +96,10 @@ def serve(network: Network) -> None:
     _networks.add(network)
     network.closing.append(lambda deadline: _networks.discard(network))
     own = own_page()
+    own.find_others = _find_others
     network.questions.answers[_PAGE] = lambda body: _answer(own)
+    network.questions.answers[PS] = answer_ps
+    network.questions.answers["record"] = lambda folder: save_record(folder.decode()).encode()
     network.questions.answers[_VERDICT] = lambda body: _judged(own, body)
 
 
@@ -107,6 +111,11 @@ def _answer(own: OwnPage) -> bytes:
     edges = [(each.pid, each.started, each.host or mine) for each in own.edges()]
     issued = {network.nonce: network.issued_here() for network in list(_networks)}
     return json.dumps({"wait": wait, "checks": checks, "edges": edges, "text": own.text(), "issued": issued}).encode()
+
+
+def _find_others() -> str:
+    widest = max(_networks, key=lambda network: len(network.hosts.of), default=None)
+    return gather(widest) if widest is not None else ""
 
 
 def _judged(own: OwnPage, body: bytes) -> bytes:
