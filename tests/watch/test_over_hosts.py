@@ -3,6 +3,8 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from backend.test_hosts import on_hosts
 from hangs.job import Fault, Job, attempt, init, tell
 from ranks import ranks
+from unisono.watch import clocks
 from unisono.watch.other_hosts import with_other_hosts
 from unisono.watch.status import snapshot
 
@@ -121,6 +124,24 @@ def comes_late(rank: int, world_size: int, meeting: str) -> list[float]:
 def test_late_ranks_are_no_deadlock(tmp_path: Path) -> None:
     answers = ranks(4, group=False).run(comes_late, str(tmp_path / "meeting"))
     assert answers == [[6.0, 9.0 - rank] * 2 for rank in range(4)]
+
+
+def measures(rank: int, world_size: int, meeting: str) -> int:
+    """The offset of a clock that is 5 s ahead on the other host."""
+    ahead = 5_000_000_000 * (rank // 2)
+    clock = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + ahead)
+    with on_hosts(rank, (2, 2)), patch.object(clocks, "time", clock), patch.object(clocks, "_best", (0, 0, 0)):
+        init(meeting, rank, world_size, WAIT)
+        time.sleep(1.0)
+        found = clocks.offset()
+        dist.destroy_process_group()
+    return found
+
+
+def test_clocks_of_hosts_are_compared(tmp_path: Path) -> None:
+    first, second, *others = ranks(4, group=False).run(measures, str(tmp_path / "meeting"))
+    assert (first, second) == (0, 0)
+    assert all(abs(other + 5_000_000_000) < 20_000_000 for other in others)
 
 
 @pytest.mark.soak

@@ -14,6 +14,7 @@ from unisono.transport.board import Board
 from unisono.transport.layout import COMPLETED, EXIT_NOTE, GAVE_UP, ISSUED, MESSAGE_ERROR, STATE
 from unisono.transport.process import alive, stopped
 from unisono.watch import peer_state, remote_page
+from unisono.watch.clocks import serve_clock
 from unisono.watch.deadlock import LongWait
 from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.flight import CollectiveRecord, MessageRecord, save_after
@@ -107,6 +108,7 @@ class GroupMonitor:
         """Answers what ranks of other hosts ask."""
         self._network = network
         remote_page.serve(network)
+        serve_clock(network)
         network.questions.answers["activity"] = self._activities
 
     def _activities(self, ranks: bytes) -> bytes:
