@@ -26,6 +26,7 @@ from unisono.watch.status_page import OwnPage, own_page
 __all__ = ["REPLACED", "late", "lateness", "loss", "losses", "now"]
 
 
+_OVER_HOSTS = 4  # times the patience of one host
 REPLACED = "has replaced itself by another program (exec)"
 
 
@@ -114,8 +115,11 @@ def lateness(
     doing = activities(segment, own, there, patience)
     doing = activities(segment, own, there, patience)
     lines: dict[int, str] = {}
+    doing = activities(segment, own, there, patience)
+    lines: dict[int, str] = {}
     if (elsewhere := segment.elsewhere) is not None:
-        lines = elsewhere.activities(missing, 2 * patience, placed=True)
+        lines = elsewhere.activities(missing, _OVER_HOSTS * patience, placed=True)
+        doing |= {rank: "" for rank in missing if rank in elsewhere}
         missing = [*missing, *_stopped_proxies(segment, elsewhere, missing)]
         doing |= {rank: now(segment.identity(rank), "") for rank in missing if rank not in doing}
     found = [lines.get(rank) or late(segment, rank, global_ranks[rank], doing.get(rank)) for rank in missing]
@@ -130,9 +134,10 @@ def _stopped_proxies(segment: Segment, elsewhere: Elsewhere, missing: Sequence[i
 
 def activities(segment: Segment, own: OwnPage, ranks: Sequence[int], patience: float) -> dict[int, str]:
     """The present activities of ranks of this host, in words."""
-    asked = {rank: segment.identity(rank) for rank in ranks}
-    answers = own.stacks_of(list(asked.values()), patience)
-    return {rank: now(who, answer) for (rank, who), answer in zip(asked.items(), answers, strict=True)}
+    every = {rank: segment.identity(rank) for rank in ranks}
+    asked = {rank: who for rank, who in every.items() if not stopped(who)}
+    answers = dict(zip(asked, own.stacks_of(list(asked.values()), patience), strict=True))
+    return {rank: now(who, answers.get(rank, "")) for rank, who in every.items()}
 
 
 def now(who: Identity, answer: str) -> str:
