@@ -219,7 +219,9 @@ class Network:
         # Those who handle frames hold the group's memory, and it holds this: it ends here, not when Python collects it.
         self.closing.clear()
         self._segment.elsewhere = None
-        del self.deliver_meeting, self.deliver_message, self.activity
+        self.questions.close()
+        self.unsent = bool
+        del self.deliver_meeting, self.deliver_message
 
     def disown(self) -> None:
         """In a forked child: the connections are the parent's."""

@@ -52,6 +52,12 @@ class Questions:
             self._answered.wait_for(lambda: len(found) == len(asked), max(0.0, deadline - time.monotonic()))
             return dict(found)
 
+    def close(self) -> None:
+        """Forgets who answers and who has asked: they hold the group's memory."""
+        self._send_question = self._send_answer = lambda peer, body: None
+        self.answers.clear()
+        self._open.clear()
+
     def asked(self, peer: int, body: memoryview) -> None:
         """Answers a question that has come."""
         number, nbytes = _ASKED.unpack_from(body)

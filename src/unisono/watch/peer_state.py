@@ -113,9 +113,6 @@ def lateness(
     """A line per missing rank: what it completed last in this group, when, and what it does now."""
     there = [rank for rank in missing if segment.identity(rank).pid]
     doing = activities(segment, own, there, patience)
-    doing = activities(segment, own, there, patience)
-    lines: dict[int, str] = {}
-    doing = activities(segment, own, there, patience)
     lines: dict[int, str] = {}
     if (elsewhere := segment.elsewhere) is not None:
         lines = elsewhere.activities(missing, _OVER_HOSTS * patience, placed=True)
