@@ -17,6 +17,7 @@ from hangs.job import attempt
 from hosts.conftest import Network
 
 WHERE = (0, 0, 1, 1)
+PS = ("ps", "--json")
 LIMIT = 15.0  # s after which a host that does not answer is lost
 
 
@@ -124,3 +125,21 @@ def test_a_stopped_rank_is_named_at_the_timeout(make_hosts: Callable[..., Networ
     for kind, text, _ in job.results(60.0, 3):
         assert kind == "CollectiveTimeout"
         assert re.search(r"rank 3 \(pid \d+ on host1\) last completed call no. \d+ all_reduce.*it is stopped", text)
+
+
+def test_ps_shows_the_ranks_of_both_hosts(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    job = Job(make_hosts(), loops, tmp_path)
+    job.signal(3, signal.SIGSTOP)
+    time.sleep(1.5)
+    for host in (0, 1):
+        code, text = job.net.start(host, [sys.executable, "-c", "from unisono.cli.main import main; main()", *PS]).end()
+        assert code == 0, text
+        (seen,) = json.loads(text)
+        found = {rank["rank"]: (rank["host"], rank["pid"], rank["state"]) for rank in seen["ranks"]}
+        pids = [rank.running.pid for rank in job.ranks]
+        states = ["waiting", "waiting", "waiting", "stopped"]
+        assert found == {rank: (f"host{WHERE[rank]}", pids[rank], states[rank]) for rank in range(4)}
+        assert any("rank 3" in words and "is stopped" in words for words in seen["remarks"])
+    job.signal(3, signal.SIGCONT)
+    (tmp_path / "stop").touch()
+    assert [kind for kind, _, _ in job.results(60.0)] == [""] * 4

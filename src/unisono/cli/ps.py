@@ -1,4 +1,4 @@
-"""`unisono ps`: what the ranks of this host's jobs are doing, live."""
+"""`unisono ps`: what the ranks of the jobs that this host has a part in are doing, live."""
 
 import json
 import os
@@ -43,6 +43,8 @@ def ps(
     interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Show what the ranks of your jobs on this host are in, who waits for whom, and who comes late.
+
+    Of a job over several hosts the ranks of all hosts are shown; --stacks and --dump reach those of this one.
 
     It reads what the ranks write anyway: no job is disturbed, and a job that hangs can be looked at. Ctrl-C ends it.
     Exit code 1 if there is no job. Examples:
