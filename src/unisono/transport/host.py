@@ -50,7 +50,7 @@ class Host(NamedTuple):
 class Place(NamedTuple):
     """Where a rank runs: its `Host` as text, the host's name, its address there, its pid, the cores of the host.
 
-    ``started``: the start time of the process (`Identity`).
+    ``started``: the start time of the process (`Identity`), 0 if that is not known.
     """
 
     host: str
@@ -58,7 +58,7 @@ class Place(NamedTuple):
     address: str
     pid: int
     cores: int
-    started: int
+    started: int = 0
 
     def who(self, name: int) -> str:
         """The rank, of global rank ``name``, in words."""
