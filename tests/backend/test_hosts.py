@@ -128,7 +128,16 @@ def by_name(rank: int, world_size: int, meeting: str) -> list[str]:
     wrong = []
     with on_hosts(rank, (2, 2)):
         init(meeting, rank, world_size)
-        for name in ("ring", "recursive_doubling", "double_tree", "leaders", "columns", "prefix", "hierarchical"):
+        for name in (
+            "ring",
+            "two_phase",
+            "recursive_doubling",
+            "double_tree",
+            "leaders",
+            "columns",
+            "prefix",
+            "hierarchical",
+        ):
             x = torch.arange(5000.0) + rank
             with unisono.algorithm(name):
                 dist.all_reduce(x)

@@ -42,6 +42,16 @@ def test_a_host_has_one_port_and_every_further_message_costs_its_rank() -> None:
     assert inside == pytest.approx(21e-3 + 4 * 10e-3, rel=0.02)
 
 
+def test_messages_without_elements_are_not_posted() -> None:
+    """One element in four chunks, on a ring of four ranks: one of them travels, in six hops."""
+    where, ring = topology("4x1", 4), build("ring", "all_reduce", 4)
+    full, one = time(ring, where, 1600), time(ring, where, 4)
+    programs = [lower(ring, rank, "messages") for rank in range(4)]
+    assert full == pytest.approx(6 * 21e-3, rel=0.01)
+    assert one == pytest.approx(21e-3 + 5 * 11e-3, rel=0.01)  # all other receives were posted long before
+    assert simulate_programs(programs, where, 4, itemsize=1).max() == pytest.approx(full, rel=0.01)
+
+
 def test_those_who_meet_wait_for_the_last_and_move_bytes_by_turns() -> None:
     alone = preset("shared_memory", 2)
     memory = Memory(call=1e-5, meeting=2e-5, copy=1e-9, cores=2)

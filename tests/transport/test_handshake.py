@@ -15,7 +15,7 @@ from ranks import ranks
 from unisono.backend.stores import JobStore
 from unisono.errors import PeerLostError
 from unisono.transport import handshake
-from unisono.transport.handshake import Peer, connect
+from unisono.transport.handshake import Peer, connect_gloo
 from unisono.transport.listening import listeners
 
 HERE = "127.0.0.1"
@@ -24,7 +24,7 @@ HERE = "127.0.0.1"
 def connected(rank: int, size: int, meeting: str, nonce: str, seconds: float = 20.0) -> Any:
     store: Any = dist.FileStore(meeting, size)
     peers = [Peer(f"rank {each}", HERE) for each in range(size)]
-    return connect(JobStore(store, "mesh"), rank, peers, nonce, seconds)
+    return connect_gloo(JobStore(store, "mesh"), rank, peers, nonce, seconds, 15.0)
 
 
 def takes_places(rank: int, world_size: int, meeting: str) -> tuple[int, list[float], bool]:
@@ -50,7 +50,7 @@ def takes_places(rank: int, world_size: int, meeting: str) -> tuple[int, list[fl
         found = connected(rank, world_size, meeting, "a nonce", 9.0)
     x = torch.tensor([float(rank)])
     y = torch.zeros(1)
-    works = [found.gloo.recv([y], 1 - rank, 1), found.gloo.send([x], 1 - rank, 1)]
+    works = [found.engine.recv([y], 1 - rank, 1), found.engine.send([x], 1 - rank, 1)]
     for work in works:
         work.wait()
     refused = True

@@ -21,7 +21,7 @@ def test_parts_of_the_layout_do_not_overlap() -> None:
     for world_size in (1, 2, 3, 8, 64, 500):
         made = Layout(world_size)
         places = [
-            made.records, made.texts, made.counters, made.bells, made.headers, made.handles,
+            made.records, made.texts, made.outboxes, made.counters, made.bells, made.headers, made.handles,
             made.ring_controls, made.rings, made.stages, made.total,
         ]  # fmt: skip
         assert places == sorted(places)

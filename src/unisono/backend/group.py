@@ -15,7 +15,7 @@ from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
 from unisono.backend.member_registry import MemberRegistry, SeveralHosts
-from unisono.backend.options import Options, host_timeout
+from unisono.backend.options import Options, between_hosts, host_timeout
 from unisono.backend.over_hosts import OverHosts
 from unisono.backend.reduce_ops import ReduceOps
 from unisono.backend.stores import keep_inherited
@@ -136,7 +136,7 @@ class Group:
             raise
 
     def _make_queues(self, segment: Segment) -> None:
-        self._over_hosts.connect(segment, self.timeout, host_timeout(self._options))
+        self._over_hosts.connect(segment, self.timeout, host_timeout(self._options), between_hosts(self._options))
         board = Board(segment, self.rank)
         announce(segment, self.rank)
         monitor = GroupMonitor(board, self.global_ranks, self.label)

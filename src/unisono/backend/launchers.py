@@ -22,9 +22,10 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, NamedTuple
 
-from unisono.errors import CollectiveTimeout, UsageError, first_line
+from unisono.errors import CollectiveTimeout, UsageError
 from unisono.transport.host import Host
 from unisono.transport.interfaces import address_for_peers, own_addresses
+from unisono.transport.mpi import load_mpi
 
 __all__ = ["MPI_RANKS", "RankPlace", "by_scheme", "launched", "master_address", "rendezvous"]
 
@@ -48,7 +49,6 @@ MPI_RANKS = tuple(_VARIABLES[name][0] for name in (_HYDRA, _OPEN_MPI))
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _PORTS = range(10_000, 30_000)  # below those that Linux gives to outgoing connections
 _CONNECT_SECONDS = 3.0
-_MPI_EXTRA = 'pip install "unisono[mpi]"'
 _meetings = count()  # of this process; every rank makes as many
 
 
@@ -263,27 +263,15 @@ def _meet_by_mpi(place: RankPlace, timeout: timedelta) -> Any:
 def _mpi_world(place: RankPlace) -> Any:
     """COMM_WORLD of the MPI that started this process."""
     needed = f"{place.words}, on several hosts, where ranks meet by MPI"
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        raise UsageError(
-            f"{needed}: mpi4py is not installed: {_MPI_EXTRA}, or set MASTER_ADDR (an address of rank 0's host) and "
-            "MASTER_PORT (a free port there)"
-        ) from None
-    except RuntimeError as error:
-        words = first_line(error)
-        raise UsageError(
-            f"{needed}: mpi4py finds no MPI library ({words}); set MPI4PY_LIBMPI to the libmpi.so of the MPI whose "
-            "mpiexec this is"
-        ) from None
-    if (size := MPI.COMM_WORLD.Get_size()) != place.world_size:
-        library = MPI.Get_library_version().partition("\n")[0].strip("\0 ")
+    mpi = load_mpi(needed, ", or set MASTER_ADDR (an address of rank 0's host) and MASTER_PORT (a free port there)")
+    if (size := mpi.COMM_WORLD.Get_size()) != place.world_size:
+        library = mpi.Get_library_version().partition("\n")[0].strip("\0 ")
         raise UsageError(
             f"{needed}: mpi4py has loaded {library}, whose world has {size} of the {place.world_size} ranks, for it is "
             "not the MPI that mpiexec belongs to; use that one's mpiexec, or set MPI4PY_LIBMPI to the libmpi.so of "
             "this one's"
         )
-    return MPI.COMM_WORLD
+    return mpi.COMM_WORLD
 
 
 def _reachable(addresses: list[str], port: int, place: RankPlace) -> str:

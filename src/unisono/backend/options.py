@@ -7,6 +7,7 @@
     Options(select="measured"), UNISONO_SELECT=measured            the fastest that `unisono tune` has measured
     UNISONO_DETERMINISTIC=1                                        sums in rank order, whatever the algorithm
     UNISONO_PIN=1, or Options(pin=True)                            each rank keeps to cores of its own
+    UNISONO_BETWEEN=mpi, or Options(between="mpi")                 MPI between hosts
     UNISONO_HOST_TIMEOUT=15, or Options(host_timeout=15.0)         seconds until a silent host is lost
     UNISONO_GPU_KERNELS=0                                          CUDA tensors go by NCCL alone
 
@@ -25,11 +26,21 @@ from functools import cached_property
 from unisono.algorithms import algorithm_info, names
 from unisono.errors import UsageError
 
-__all__ = ["Options", "algorithm", "chosen", "from_environment", "host_timeout", "kernels_wanted", "pinned"]
+__all__ = [
+    "Options",
+    "algorithm",
+    "between_hosts",
+    "chosen",
+    "from_environment",
+    "host_timeout",
+    "kernels_wanted",
+    "pinned",
+]
 
 
 HOST_TIMEOUT = 15.0
 """Seconds after which another host that does not answer is lost: a switch that restarts a port takes some."""
+_ENGINES = ("gloo", "mpi")
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,9 @@ class Options:
     for bit as the default does. ``chunks``: pieces per block, for algorithms that pipeline. ``strict``: collectives
     that the algorithm does not have are refused. ``pin``: given for the default group, its ranks keep to their share of
     the cores, where these suffice and no affinity is set. ``host_timeout``: seconds after which another host that does
-    not answer is lost, at least 1. Raises `UsageError` for a name that does not exist.
+    not answer is lost, at least 1. ``between``: what carries messages between hosts: ``gloo``, which is part of torch,
+    or ``mpi``, by mpi4py, for ranks that mpiexec has started; all ranks must choose alike. Raises `UsageError` for a
+    name that does not exist.
     """
 
     algorithm: str | Mapping[str, str] | None = None
@@ -53,10 +66,13 @@ class Options:
     pin: bool = False
     select: str = "default"
     host_timeout: float = HOST_TIMEOUT
+    between: str = "gloo"
 
     def __post_init__(self) -> None:
         if not self.host_timeout >= 1:
             raise UsageError(f"Options(host_timeout={self.host_timeout!r}): expected at least 1 second")
+        if self.between not in _ENGINES:
+            raise UsageError(f"Options(between={self.between!r}): expected 'gloo' or 'mpi'")
         if self.select not in ("default", "measured"):
             raise UsageError(f"Options(select={self.select!r}): expected 'default' or 'measured'")
         if isinstance(self.algorithm, str):
@@ -136,6 +152,14 @@ def host_timeout(group: Options | None) -> float:
         found = 0.0
     if not found >= 1:
         raise UsageError(f"UNISONO_HOST_TIMEOUT is {text!r}, expected a number of seconds, at least 1")
+    return found
+
+
+def between_hosts(group: Options | None) -> str:
+    """What carries messages between the hosts of a group with these options; the environment counts where set."""
+    found = os.environ.get("UNISONO_BETWEEN", "") or (group.between if group is not None else _ENGINES[0])
+    if found not in _ENGINES:
+        raise UsageError(f"UNISONO_BETWEEN is {found!r}, expected gloo or mpi")
     return found
 
 

@@ -14,9 +14,11 @@ from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.runtime.network import Network
-from unisono.transport.handshake import Peer, check_transport, connect
+from unisono.transport.handshake import Peer, check_transport, connect_gloo
 from unisono.transport.host import Host, HostMap, Place
 from unisono.transport.interfaces import address_for_peers
+from unisono.transport.mesh import Connected
+from unisono.transport.mpi import connect_mpi
 from unisono.transport.process import start_time
 from unisono.transport.segment import Segment, attach, create
 from unisono.units import name_ranks
@@ -131,22 +133,29 @@ class OverHosts:
         store = self._members.store
         return nonce != _KNOWN and store.check(["segment"]) and store.get("segment").decode().split()[2] != nonce
 
-    def connect(self, segment: Segment, timeout: float, silence: float) -> None:
-        """Connects this rank to those of other hosts, if there are; ``silence``: seconds until a silent one is lost."""
+    def connect(self, segment: Segment, timeout: float, silence: float, engine: str) -> None:
+        """Connects this rank to those of other hosts, if there are, by an ``engine``, see `Options`.
+
+        ``silence``: seconds until a silent host is lost.
+        """
         if self.hosts is None:
             return
         segment.longs[3] = int(self.hosts.oversubscribed)  # all ranks choose alike
         self._members.store.keep_alive(min(silence, timeout))
-        peers = [
-            Peer(place.who(name), place.address)
-            for name, place in zip(self._global_ranks, self.hosts.places, strict=True)
-        ]
-        # Where the store is on this host, another one has found the way to it.
-        address = address_for_peers(self._members.store.host(), self.hosts.places[self.hosts.remote[0]].address)
-        peers[self._rank] = peers[self._rank]._replace(address=address)
         store = self._members.store.under(f"{self._birth}/mesh")
-        connected = connect(store, self._rank, peers, segment.nonce, timeout)
-        self._network = Network(segment, self.hosts, self._global_ranks, connected, silence)
+        if engine == "mpi":
+            messages = connect_mpi(store.plain("mpi"), self._rank, len(self._global_ranks))
+            connected = Connected(messages, messages.shut_down)
+        else:
+            peers = [
+                Peer(place.who(name), place.address)
+                for name, place in zip(self._global_ranks, self.hosts.places, strict=True)
+            ]
+            # Where the store is on this host, another one has found the way to it.
+            address = address_for_peers(self._members.store.host(), self.hosts.places[self.hosts.remote[0]].address)
+            peers[self._rank] = peers[self._rank]._replace(address=address)
+            connected = connect_gloo(store, self._rank, peers, segment.nonce, timeout, silence)
+        self._network = Network(segment, self.hosts, self._global_ranks, connected)
 
     def start(self, serve: Callable[[Network], None]) -> None:
         """Begins to receive; ``serve``: makes known what answers the questions of other hosts."""

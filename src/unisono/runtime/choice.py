@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from math import sqrt
 
 from unisono.algorithms import build
 from unisono.program import best_staged, default, lower
@@ -16,8 +17,10 @@ MEASURED = "measured"
 """Compared by the guard before all else if measurements choose."""
 DEFAULT = "default"
 """The name of the table's choice among the algorithms that `unisono tune` measures."""
-_SENT_TO_ALL, _PIECE, _MOST_PIECES = 256 << 10, 256 << 10, 32
-"""Bytes that may cross to a host so that all ranks there sum by themselves; of a piece of larger sums; pieces."""
+_MEETING, _ROOM, _STAGED, _MOST_PIECES = 128 << 10, 1 << 20, 1 << 20, 32
+"""Over hosts: bytes that a link carries in the time that a meeting takes beside its data, about alike for 1 Gbit/s and
+0.1 ms as for 100 Mbit/s and 10 ms; what it sends at a first meeting without another round trip (crossing.py); what
+it stages at once; pieces."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")
 
 
@@ -55,17 +58,30 @@ def by_hosts(
 ) -> Choice:
     """The choice in a group over several hosts, the ranks of each given: every sum is as on one host.
 
-    What little is summed is sent to all hosts as it is; of larger tensors partial sums go from host to host.
+    What little is summed is sent to all hosts as it is; of more, every rank sums a part and sends the total to all; of
+    large tensors partial sums go from host to host. The least by what crosses and the meetings that it takes counts.
     """
-    crossing = (world_size - min(map(len, hosts))) * nbytes  # to a host, if all is sent there
     if collective not in ("all_reduce", "reduce"):
         return by_default(collective, nbytes, world_size, root, oversubscribed)
-    if crossing <= _SENT_TO_ALL:
-        return Choice(
-            build("one_shot" if collective == "all_reduce" else "star", collective, world_size, root), "staged"
-        )
-    chunks = max(1, min(_MOST_PIECES, nbytes // _PIECE))
-    return Choice(build("prefix", collective, world_size, root, chunks, hosts=hosts), "staged")
+    local, count, pieces = max(map(len, hosts)), len(hosts), -(-nbytes // _STAGED) or 1
+    raw = nbytes * local * (world_size - local) / world_size  # from a host, of the parts that others sum
+    chunks = max(1, min(_MOST_PIECES, max(round(sqrt(count * nbytes / _MEETING)), nbytes // (_STAGED * local))))
+    costs = {
+        "one_shot": _cost(pieces, local, (world_size - min(map(len, hosts))) * nbytes),
+        "two_phase": _cost(pieces, local, raw) + _MEETING + nbytes * local * (count - 1) / world_size,
+        "prefix": (chunks + count) * (_MEETING + nbytes / chunks),
+    }
+    name = min(costs, key=lambda each: costs[each])
+    if name == "two_phase":
+        return Choice(build(name, collective, world_size, root), "mailbox")
+    if name == "prefix":
+        return Choice(build(name, collective, world_size, root, chunks, hosts=hosts), "staged")
+    return Choice(build(name if collective == "all_reduce" else "star", collective, world_size, root), "staged")
+
+
+def _cost(meetings: int, local: int, nbytes: float) -> float:
+    """Of so many meetings that share bytes which cross from so many ranks, the first one's before ranks agree."""
+    return (meetings + (nbytes > meetings * local * _ROOM)) * _MEETING + nbytes
 
 
 def by_name(

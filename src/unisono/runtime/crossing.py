@@ -1,10 +1,12 @@
 """Meetings of ranks on several hosts: what a rank stages is sent to the hosts that read it, and lands there.
 
 Each host has a segment of its own, laid out for all ranks of the group: the places of ranks on other hosts in it mirror
-theirs. The interpreter runs programs as on one host; at every meeting it returns, and this rank sends to each other
-host, to one rank there (`HostMap.proxy`), a frame with its header and with what it has staged since the last meeting
-and a rank there will read. The proxy writes all of it to the same places of its own segment, and arrives for the
-sender. So a value is summed from the same parts, in the same order, wherever the ranks are.
+theirs. The interpreter runs programs as on one host; at every meeting it returns, and this rank publishes what it has
+staged since the last meeting and other hosts read (outbox.py). The last rank of a host to do so sends one frame to each
+other host, with the headers and the data of all ranks of its own, to one rank there (`HostMap.receiver`), which writes
+all of it to the same places of its own segment, and arrives for the senders. Longer data goes from rank to rank
+(`HostMap.proxy`), so that all connections share it. So a value is summed from the same parts, in the same order,
+wherever the ranks are.
 
 A frame of a later meeting waits until the receiver stands at that meeting: then all ranks of its host have arrived at
 the one before, and none reads what the frame overwrites.
@@ -12,74 +14,62 @@ the one before, and none reads what the frame overwrites.
 
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
-from unisono.program.bind import KIND, LEFT, MEET, WORDS, Table
+from unisono.program.bind import KIND, MEET, WORDS, Table
+from unisono.program.meetings import following, passed
 from unisono.program.slots import slot_readers
 from unisono.runtime.control import Control
-from unisono.runtime.network import MEETING, Network
+from unisono.runtime.in_use import InUse
+from unisono.runtime.network import MEETING, MEETING_DATA, MEETING_ROOM, Network
+from unisono.runtime.outbox import LATER, NOTHING, Outboxes, Spans, joined
 from unisono.runtime.prepared import Prepared
+from unisono.transport import futex
 from unisono.transport.board import Board
 from unisono.transport.layout import CALL, COMPLETED, COMPLETED_AT, HEADER, ISSUED, MEETINGS
-from unisono.transport.mesh import Channel, Receive
 
 __all__ = ["Crossing"]
 
-_HEAD = struct.Struct("<QQQIIII")  # meeting; calls issued, completed; bytes of header and text; spans; whether inline
+_HEAD = struct.Struct("<QII")  # meeting; whether ranks that sleep are woken; ranks in the frame
+_RANK = struct.Struct("<IIIIQQ")  # rank; bytes of header and text; spans; calls issued, completed
+_ALONE = struct.Struct("<QI")  # meeting; spans
 _SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
 _KEPT = 4096
-_Spans = list[tuple[int, int]]
-
-
-class _InUse:
-    """Counts users of memory; calls a function once there are none."""
-
-    def __init__(self) -> None:
-        self._guard, self._users = threading.Lock(), 0
-        self._then: Callable[[], None] | None = None
-
-    def add(self) -> None:
-        """Counts one more."""
-        with self._guard:
-            self._users += 1
-
-    def done(self) -> None:
-        """Counts one less."""
-        with self._guard:
-            self._users -= 1
-            then = self._then if not self._users else None
-        if then is not None:
-            then()
-
-    def afterwards(self, then: Callable[[], None]) -> None:
-        """Calls ``then`` once there are none."""
-        with self._guard:
-            if self._users:
-                self._then = then
-                return
-        then()
+_TOGETHER = 128 << 10
+"""Bytes of a frame for all ranks of a host; what is longer goes by the connections of all of them."""
 
 
 class Crossing:
     """Sends what one rank stages to the other hosts, and lays down what it receives as a proxy.
 
-    At the first meeting of a program every rank sends a frame to every host, so that all headers are there. After that
-    ranks agree: each knows from the tables of the others (`Prepared.staged_of`) what comes next, posts the receives
-    before it does its own part, and a rank that has nothing for a host sends nothing.
+    At the first meeting of a program the frames have the headers of all ranks; longer data follows in frames of each
+    rank, or, beyond their room, once ranks agree. After that each rank knows from the tables of the others
+    (`Prepared.staged_of`) what comes next and posts the receives before it does its own part; a host that has nothing
+    for another one sends nothing.
     """
 
     def __init__(self, board: Board, control: Control, network: Network) -> None:
         self._board, self._control, self._network = board, control, network
         self._segment, self._hosts = board.segment, network.hosts
+        self._view = memoryview(board.segment.raw)
+        hosts = self._hosts
+        self._outboxes = Outboxes(board.segment, board.rank, hosts.local, len(hosts.hosts))
+        self._share = _TOGETHER // max(map(len, hosts.hosts))  # bytes that a rank may have in a host's frame
         self._sent_at = self._passed = -1  # the meetings for which this rank has sent, and that it found complete last
         self._before = (0, -1)  # iteration and meeting of the body that it has sent for, of the call under way
         self._turn = threading.Condition()
         self._stands_at = -1
-        self._leaving = _InUse()  # staging memory that is sent from since the last meeting
-        self._found: dict[tuple[int, ...], tuple[Table, list[_Spans]]] = {}
-        self._tables: dict[tuple[int, int], tuple[Table, Table]] = {}
-        network.deliver_meeting = self._land
+        self._landed = [-1] * len(hosts.hosts)  # the meetings whose frames have come
+        self._data_landed: dict[int, int] = {}  # by rank: the meeting whose own frame has come
+        self._awaited: dict[int, Callable[[], None]] = {}  # by rank: what to call when it comes
+        self._leaving = InUse()  # staging memory that is sent from since the last meeting
+        self._unsettled: Callable[[], bool] | None = None  # what is left to do at a meeting once ranks agree
+        self._found: dict[tuple[int, ...], tuple[Table, list[Spans]]] = {}
+        self._plans: dict[tuple[int, ...], tuple[Table, tuple[list[Spans], tuple[Spans | int, ...], bool]]] = {}
+        self._nexts: dict[tuple[int, ...], tuple[Table, tuple[int, int] | None]] = {}
+        self._tables: dict[tuple[int, int, bytes], tuple[Table, Table]] = {}
+        network.deliver_meeting, network.deliver_data = self._land, self._land_data
         network.closing.append(self._close)
 
     def cross(self, prepared: Prepared, words: bool = False) -> bool:
@@ -92,6 +82,9 @@ class Crossing:
             self._stand_at(meeting)
             self._send(prepared, meeting, words)
             self._sent_at = meeting
+        self._board.note()
+        if self._unsettled is not None and self._unsettled():
+            self._unsettled = None
         if not self._board.full():
             return False
         if self._passed != meeting:
@@ -118,50 +111,131 @@ class Crossing:
     def _send(self, prepared: Prepared, meeting: int, words: bool) -> None:
         first, iteration, row = self._control.position
         table = prepared.staged
-        now = iteration, int((table.rows[: row // WORDS, KIND] == MEET).sum())
         begins = meeting == first
-        spans = self._spans(prepared, table, (0, -1) if begins else self._before, now, first & 1)
+        now = (0, 0) if begins else (iteration, int((table.rows[: row // WORDS, KIND] == MEET).sum()))
+        spans, out, waits = self._plan(prepared, table, (0, -1) if begins else self._before, now, first & 1)
         self._before = now
-        before, self._leaving = self._leaving, _InUse()
+        before, self._leaving = self._leaving, InUse()
         for host, found in enumerate(spans):
-            if host == self._hosts.mine or not (found or begins):
-                continue
-            channel = self._network.meetings[self._hosts.proxy(self._board.rank, host)]
-            fits = self._fits(found)
-            if begins or fits:
-                fits = self._send_frame(channel, prepared, meeting, found, begins, words)
-            if not fits:
-                self._leaving.add()
-                channel.send_data([self._segment.bytes[at : at + nbytes] for at, nbytes in found], self._leaving.done)
+            if out[host] == LATER and _fits_alone(found):
+                self._send_alone(host, meeting, found)
+            elif found and out[host] == NOTHING:
+                self._send_data(host, found)
+        self._outboxes.publish(meeting, waits, out)
+        wakes = self._outboxes.complete(meeting) and self._send_frames(meeting, prepared.guarded and begins, words)
         # That half of the staging memory is written again after this meeting.
-        before.afterwards(partial(self._board.arrive, meeting))
+        mark = partial(self._board.arrive, meeting, wakes)
+        if waits:
+            self._unsettled = partial(self._settle, prepared, table, spans, before, mark)
+        else:
+            before.afterwards(mark)
 
-    def _fits(self, spans: _Spans) -> bool:
-        """True if they go in one frame."""
-        return _HEAD.size + sum(_SPAN.size + nbytes for _, nbytes in spans) <= self._network.room
+    def _plan(
+        self, prepared: Prepared, table: Table, before: tuple[int, int], now: tuple[int, int], parity: int
+    ) -> tuple[list[Spans], tuple[Spans | int, ...], bool]:
+        """By host, what this rank has staged and what its outbox shall have; whether it waits until all ranks agree."""
+        key = (id(table), *before, *now, parity)
+        kept = self._plans.get(key)
+        if kept is None:
+            if len(self._plans) >= _KEPT:
+                self._plans.clear()
+            spans, begins = self._spans(prepared, table, before, now, parity), before == (0, -1)
+            out: list[Spans | int] = []
+            for host, found in enumerate(spans):
+                goes = host != self._hosts.mine and (begins or bool(found))
+                fits = self._fits(found)
+                out.append(found if goes and fits else LATER if goes and begins else NOTHING)
+            waits = begins and (bool(prepared.call.sends) or LATER in out or self._comes_later(prepared, table, parity))
+            kept = self._plans[key] = (table, (spans, tuple(out), waits))
+        return kept[1]
 
-    def _send_frame(
-        self, channel: Channel, prepared: Prepared, meeting: int, spans: _Spans, begins: bool, words: bool
-    ) -> bool:
-        """Sends a frame; returns whether the data is in it."""
-        segment, rank = self._segment, self._board.rank
-        header = text = b""
-        if prepared.guarded and begins:
+    def _fits(self, spans: Spans) -> bool:
+        """True if they go in the frame of this host."""
+        return len(spans) <= self._outboxes.most_spans and sum(nbytes for _, nbytes in spans) <= self._share
+
+    def _send_alone(self, host: int, meeting: int, spans: Spans) -> None:
+        """Sends a frame of this rank's own."""
+        channel = self._network.meetings[self._hosts.proxy(self._board.rank, host)]
+        data = (self._view[at : at + nbytes] for at, nbytes in spans)
+        channel.send(MEETING_DATA, [_ALONE.pack(meeting, len(spans)), *(_SPAN.pack(*span) for span in spans), *data])
+
+    def _send_data(self, host: int, spans: Spans) -> None:
+        self._leaving.add()
+        channel = self._network.meetings[self._hosts.proxy(self._board.rank, host)]
+        channel.send_data([self._segment.bytes[at : at + nbytes] for at, nbytes in spans], self._leaving.done)
+
+    def _send_frames(self, meeting: int, guarded: bool, words: bool) -> bool:
+        """Sends what all ranks of this host have published; returns whether ranks that sleep have to see it."""
+        waits, every = self._outboxes.read()
+        for host in range(len(self._hosts.hosts)):
+            parts: list[bytes | memoryview] = [b""]
+            count = 0
+            for rank, out in every.items():
+                if out[host] != NOTHING:
+                    parts += self._parts(rank, out[host], meeting, guarded, words)
+                    count += 1
+            if count:
+                parts[0] = _HEAD.pack(meeting, waits, count)
+                receiver = self._hosts.receiver(host, self._hosts.mine)
+                self._network.meetings[receiver].send(MEETING, parts)
+        return waits
+
+    def _parts(
+        self, rank: int, spans: Spans | int, meeting: int, guarded: bool, words: bool
+    ) -> list[bytes | memoryview]:
+        """A rank's part of a frame."""
+        segment, header, text = self._segment, b"", b""
+        if guarded:
             start, stop = self._board.header_span(meeting & 1, rank)
             header = segment.raw[start:stop]
         if words:
             text = segment.text(rank, CALL).encode()
-        lead = b"".join([*(_SPAN.pack(*span) for span in spans), header, text])
-        inline = _HEAD.size + len(lead) + sum(nbytes for _, nbytes in spans) <= self._network.room
+        own: Spans = [] if isinstance(spans, int) else spans
         counts = segment.longs[segment.field(rank, ISSUED)], segment.longs[segment.field(rank, COMPLETED)]
-        head = _HEAD.pack(meeting, *counts, len(header), len(text), len(spans), inline)
-        data = [segment.raw[at : at + nbytes] for at, nbytes in spans if inline]
-        channel.send(MEETING, b"".join([head, lead, *data]))
-        return inline
+        return [
+            _RANK.pack(rank, len(header), len(text), len(own), *counts), header, text,
+            *(_SPAN.pack(*span) for span in own), *(self._view[at : at + nbytes] for at, nbytes in own),
+        ]  # fmt: skip
+
+    def _comes_later(self, prepared: Prepared, table: Table, parity: int) -> bool:
+        """True if a rank whose proxy this is has data for this host's ranks that no frame holds, at a first meeting."""
+        for peer in self._hosts.proxied:
+            theirs = self._table_of(prepared, table, peer)
+            if not self._fits(self._spans(prepared, theirs, (0, -1), (0, 0), parity)[self._hosts.mine]):
+                return True
+        return False
+
+    def _settle(
+        self, prepared: Prepared, table: Table, spans: list[Spans], before: InUse, mark: Callable[[], None]
+    ) -> bool:
+        """Once all headers of a first meeting are there and agree, exchanges the data that follows; False until then.
+
+        This rank's ``mark`` comes once all of it is there.
+        """
+        if self._board.missing():
+            return False
+        futex.acquire()
+        coming, mine, parity = InUse(), self._hosts.mine, self._board.position[0] & 1
+        headers = self._board.headers_of(parity) if prepared.guarded else b""
+        if prepared.agrees(headers):
+            for peer in self._hosts.proxied:
+                theirs = self._table_of(prepared, table, peer, headers)
+                found = self._spans(prepared, theirs, (0, -1), (0, 0), parity)[mine]
+                if not self._fits(found):
+                    coming.add()
+                    if _fits_alone(found):
+                        self._await(peer, self._board.position[0], coming.done)
+                    else:
+                        self._expect_data(peer, found, coming.done)
+            for host, found in enumerate(spans):
+                if host != mine and not self._fits(found) and not _fits_alone(found):
+                    self._send_data(host, found)
+        coming.afterwards(partial(before.afterwards, mark))
+        return True
 
     def _spans(
         self, prepared: Prepared, table: Table, before: tuple[int, int], now: tuple[int, int], parity: int
-    ) -> list[_Spans]:
+    ) -> list[Spans]:
         """By host, what the rank of ``table`` stages between two meetings, and ranks there read."""
         key = (id(table), *before, *now, parity)
         found = self._found.get(key)
@@ -173,29 +247,29 @@ class Crossing:
 
     def _find(
         self, prepared: Prepared, table: Table, before: tuple[int, int], now: tuple[int, int], parity: int
-    ) -> list[_Spans]:
+    ) -> list[Spans]:
         layout, size, own = self._segment.layout, self._board.size, self._hosts.of[table.program.rank]
         readers = slot_readers(prepared.schedule, table.program.placement, table.program.deterministic)
-        found: list[_Spans] = [[] for _ in self._hosts.hosts]
-        for iteration, passed in _segments(before, now, table.meets):
+        found: list[Spans] = [[] for _ in self._hosts.hosts]
+        for iteration, met in passed(before, now, table.meets):
             for write in table.stage_writes:
                 piece = iteration - write.lag
                 nbytes = min(write.most, write.left - piece * write.shrink)
-                if write.meets != passed or not 0 <= piece < table.pieces or nbytes <= 0:
+                if write.meets != met or not 0 <= piece < table.pieces or nbytes <= 0:
                     continue
                 half = (parity + iteration * table.meets + write.other) & 1
                 at = layout.stages + (half * size + write.rank) * layout.stage + write.at
                 for host in {self._hosts.of[reader] for reader in readers.get((write.rank, write.index), ())}:
                     if host != own:
                         found[host].append((at, nbytes))
-        return [_joined(spans) for spans in found]
+        return [joined(spans) for spans in found]
 
     # What comes next
 
     def _expect_next(self, prepared: Prepared, meeting: int) -> None:
         """Posts what is to come for the next meeting of the program; for the first one of the next program, frames."""
         table, first = prepared.staged, self._control.position[0]
-        then = _next(table, self._before)
+        then = self._next(table, self._before)
         if then is not None:
             for peer in self._hosts.proxied:
                 theirs = self._table_of(prepared, table, peer)
@@ -203,55 +277,109 @@ class Crossing:
                 if not spans:
                     self._arrive_for(peer, meeting + 1)
                 elif not self._fits(spans):
-                    tensors = [self._segment.bytes[at : at + nbytes] for at, nbytes in spans]
-                    self._network.meetings[peer].expect_data(tensors, partial(self._arrive_for, peer, meeting + 1))
+                    self._expect_data(peer, spans, partial(self._arrive_for, peer, meeting + 1))
         self._stand_at(meeting + 1)
 
-    def _table_of(self, prepared: Prepared, table: Table, peer: int) -> Table:
-        key = (id(table), peer)
+    def _next(self, table: Table, now: tuple[int, int]) -> tuple[int, int] | None:
+        """Iteration and number, in the body, of the meeting after one; None if it is the last."""
+        key = (id(table), *now)
+        found = self._nexts.get(key)
+        if found is None:
+            if len(self._nexts) >= _KEPT:
+                self._nexts.clear()
+            found = self._nexts[key] = (table, following(table, now))
+        return found[1]
+
+    def _expect_data(self, peer: int, spans: Spans, done: Callable[[], None]) -> None:
+        tensors = [self._segment.bytes[at : at + nbytes] for at, nbytes in spans]
+        self._network.meetings[peer].expect_data(tensors, done)
+
+    def _table_of(self, prepared: Prepared, table: Table, peer: int, headers: bytes = b"") -> Table:
+        key = (id(table), peer, headers if prepared.call.sends else b"")
         found = self._tables.get(key)
         if found is None:
             if len(self._tables) >= _KEPT:
                 self._tables.clear()
-            found = self._tables[key] = (table, prepared.staged_of(peer))
+            found = self._tables[key] = (table, prepared.staged_of(peer, headers))
         return found[1]
 
-    def _arrive_for(self, peer: int, meeting: int) -> None:
+    def _arrive_for(self, peer: int, meeting: int, wakes: bool = False) -> None:
         """Arrives at a meeting in the place of a rank whose data is there."""
         self._segment.longs[self._segment.field(peer, MEETINGS)] = meeting + 1
-        self._board.arrive(meeting)
+        self._board.arrive(meeting, wakes)
 
     # Receiving
 
-    def _land(self, peer: int, body: memoryview, receive: Receive) -> None:
-        """Lays down what ``peer`` has sent for a meeting, and arrives for it."""
-        meeting, issued, completed, header_nbytes, text_nbytes, count, inline = _HEAD.unpack_from(body)
+    def _land(self, peer: int, body: memoryview) -> None:
+        """Lays down what ``peer`` has sent for the ranks of its host at a meeting, and arrives for them."""
+        meeting, wakes, count = _HEAD.unpack_from(body)
+        host = self._hosts.of[peer]
+        with self._turn:
+            self._turn.wait_for(lambda: self._stands_at >= meeting)
+            if self._stands_at != meeting or self._landed[host] >= meeting:
+                return
+            self._landed[host] = meeting
+        at, ranks = _HEAD.size, []
+        for _ in range(count):
+            rank, *sizes = _RANK.unpack_from(body, at)
+            if not (0 <= rank < self._board.size and self._hosts.of[rank] == host):
+                raise RuntimeError(f"rank {peer} sent something for rank {rank}, which is not on its host")
+            at = self._apply(rank, meeting, body, at + _RANK.size, *sizes)
+            ranks.append(rank)
+        for rank in ranks:
+            self._arrive_for(rank, meeting, bool(wakes) and rank == ranks[-1])
+
+    def _await(self, peer: int, meeting: int, then: Callable[[], None]) -> None:
+        """Calls ``then`` once the frame of a rank's own for a meeting is there."""
+        with self._turn:
+            there = self._data_landed.get(peer) == meeting
+            if not there:
+                self._awaited[peer] = then
+        if there:
+            then()
+
+    def _land_data(self, peer: int, body: memoryview) -> None:
+        """Writes what a rank has sent in a frame of its own."""
+        meeting, count = _ALONE.unpack_from(body)
         with self._turn:
             self._turn.wait_for(lambda: self._stands_at >= meeting)
             if self._stands_at != meeting:
                 return
-        at = _HEAD.size + count * _SPAN.size
-        spans = [_SPAN.unpack_from(body, _HEAD.size + k * _SPAN.size) for k in range(count)]
-        header, text = body[at : at + header_nbytes], body[at + header_nbytes : at + header_nbytes + text_nbytes]
-        data = body[at + header_nbytes + text_nbytes :]
-        segment, layout = self._segment, self._segment.layout
-        for offset, nbytes in spans:
-            if not layout.stages <= offset <= offset + nbytes <= layout.total:
-                raise RuntimeError(f"rank {peer} sent {nbytes} bytes for offset {offset}, outside of staging memory")
-        if inline:
-            for offset, nbytes in spans:
-                segment.raw[offset : offset + nbytes] = data[:nbytes]
-                data = data[nbytes:]
-        else:
-            receive([segment.bytes[offset : offset + nbytes] for offset, nbytes in spans])
+        self._write(peer, body, _ALONE.size, count)
+        with self._turn:
+            self._data_landed[peer] = meeting
+            then = self._awaited.pop(peer, None)
+        if then is not None:
+            then()
+
+    def _apply(
+        self, rank: int, meeting: int, body: memoryview, at: int, header: int, text: int, count: int, issued: int,
+        completed: int,
+    ) -> int:  # fmt: skip
+        """Lays down a rank's part of a frame that begins at ``at``; returns where it ends."""
+        segment = self._segment
         if header:
-            start, stop = self._board.header_span(meeting & 1, peer)
-            segment.raw[start:stop] = header
-            segment.longs[segment.field(peer, HEADER)] = start
+            start, stop = self._board.header_span(meeting & 1, rank)
+            segment.raw[start:stop] = body[at : at + header]
+            segment.longs[segment.field(rank, HEADER)] = start
+        at += header
         if text:
-            segment.set_text(peer, CALL, bytes(text).decode())
-        self._record(peer, issued, completed)
-        self._arrive_for(peer, meeting)
+            segment.set_text(rank, CALL, bytes(body[at : at + text]).decode())
+        at += text
+        at = self._write(rank, body, at, count)
+        self._record(rank, issued, completed)
+        return at
+
+    def _write(self, rank: int, body: memoryview, at: int, count: int) -> int:
+        """Writes spans, and the data behind them, to staging memory; returns where it ends."""
+        layout, spans = self._segment.layout, [_SPAN.unpack_from(body, at + k * _SPAN.size) for k in range(count)]
+        at += count * _SPAN.size
+        for offset, nbytes in spans:
+            if not layout.stages <= offset <= offset + nbytes <= layout.device_numbers:
+                raise RuntimeError(f"rank {rank} sent {nbytes} bytes for offset {offset}, outside of staging memory")
+            self._view[offset : offset + nbytes] = body[at : at + nbytes]
+            at += nbytes
+        return at
 
     def _record(self, peer: int, issued: int, completed: int) -> None:
         longs, field = self._segment.longs, self._segment.field
@@ -260,37 +388,6 @@ class Crossing:
         longs[field(peer, ISSUED)], longs[field(peer, COMPLETED)] = issued, completed
 
 
-def _segments(before: tuple[int, int], now: tuple[int, int], meets: int) -> list[tuple[int, int]]:
-    """(iteration, meetings of the body passed in it) of the parts of a body that ran between two meetings."""
-    found, (iteration, passed) = [], (before[0], before[1] + 1)
-    while True:
-        if passed > meets:
-            iteration, passed = iteration + 1, 0
-        found.append((iteration, passed))
-        if (iteration, passed) == now:
-            return found
-        passed += 1
-
-
-def _next(table: Table, now: tuple[int, int]) -> tuple[int, int] | None:
-    """Iteration and number, in the body, of the meeting after one; None if it is the last."""
-    beyond = [row[LEFT] for row in table.rows.tolist() if row[KIND] == MEET]
-    iteration, passed = now
-    while iteration < table.pieces + table.lags:
-        passed += 1
-        if passed >= len(beyond):
-            iteration, passed = iteration + 1, 0
-        if iteration < table.pieces + beyond[passed]:
-            return iteration, passed
-    return None
-
-
-def _joined(spans: Sequence[tuple[int, int]]) -> _Spans:
-    """Neighbours as one."""
-    found: _Spans = []
-    for at, nbytes in sorted(set(spans)):
-        if found and found[-1][0] + found[-1][1] == at:
-            found[-1] = (found[-1][0], found[-1][1] + nbytes)
-        else:
-            found.append((at, nbytes))
-    return found
+def _fits_alone(spans: Spans) -> bool:
+    """True if they go in a frame of one rank."""
+    return sum(nbytes + _SPAN.size for _, nbytes in spans) <= MEETING_ROOM

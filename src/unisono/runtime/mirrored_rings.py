@@ -79,18 +79,18 @@ class MirroredRings:
             while sent < written:
                 start = sent % out.capacity
                 nbytes = min(written - sent, out.capacity - start, _MOST)
-                inline = nbytes <= self._network.room - _BYTES.size
+                inline = nbytes <= channel.room - _BYTES.size
                 head = _BYTES.pack(sent, nbytes, out.posted(), inline)
                 at = out.start + start
                 if inline:
-                    channel.send(RING_BYTES, head + self._segment.raw[at : at + nbytes])
+                    channel.send(RING_BYTES, (head, self._segment.raw[at : at + nbytes]))
                 else:
-                    channel.send(RING_BYTES, head, [self._segment.bytes[at : at + nbytes]])
+                    channel.send(RING_BYTES, (head,), [self._segment.bytes[at : at + nbytes]])
                 sent += nbytes
             now = into.reader_counts()
             if now != counts:
                 counts = now
-                channel.send(RING_COUNTS, _COUNTS.pack(*now))
+                channel.send(RING_COUNTS, (_COUNTS.pack(*now),))
             self._done[peer] = sent, counts
             if last or self._network.ended(peer):
                 return

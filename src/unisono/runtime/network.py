@@ -9,64 +9,68 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from unisono.runtime.questions import Questions
-from unisono.transport.handshake import Connected
 from unisono.transport.host import HostMap
-from unisono.transport.layout import AFFINITY, GAVE_UP, ISSUED, JOINED, LEFT, STATE
-from unisono.transport.mesh import Channel, Mesh, Receive
+from unisono.transport.layout import AFFINITY, GAVE_UP, ISSUED, JOINED, LEFT, MEETINGS, STATE
+from unisono.transport.mesh import Channel, Connected, Mesh, Receive
 from unisono.transport.process import Identity
 from unisono.transport.segment import Segment
 
-__all__ = ["MEETING", "RING_BYTES", "RING_COUNTS", "Network"]
+__all__ = ["MEETING", "MEETING_DATA", "MEETING_ROOM", "RING_BYTES", "RING_COUNTS", "Network"]
 
-MEETING, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER = range(7)
+MEETING, MEETING_DATA, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER = range(8)
 """Kinds of frames."""
 _MEETINGS, _MESSAGES = 1, 2
-_FRAME = 4096  # bytes of a frame beside those of a header
-_DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 1.0}
-"""Seconds after which a rank that is lost, has given up or has left will not arrive any more, as another rank of this
-host, its proxy, may be slow to lay down what it has sent."""
-_SLOW = 3.0  # s: the same for its proxy, which sees the last frame itself
+MEETING_ROOM, _MESSAGE_ROOM = 1 << 20, 16 << 10
+"""Bytes of data that a frame takes: of a meeting; of a message."""
+_DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 5.0}
+"""Seconds after which a rank that is lost, has given up or has left will not arrive any more, although it has begun
+more meetings than have come here: other ranks send for it, and other ones of this host lay that down."""
+_NEVER = 1 << 62  # meetings
 _OTHER_CORES = 1  # the mark of a set of cores that no rank of this host has
 _RANK = struct.Struct("<i")
+_STATE = struct.Struct("<iQ")  # state, meetings begun
 
-_Land = Callable[[int, memoryview, Receive], None]
+
+class _Ended(NamedTuple):
+    """What became of a rank: when this was known, its state (0: lost), its exit note or the error, meetings begun."""
+
+    since: float
+    state: int
+    note: str
+    met: int
+
+
+_STAYS = _Ended(0.0, GAVE_UP, "", _NEVER)
+_Land = Callable[[int, memoryview], None]
 
 
 class Network:
-    """The channels of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``.
+    """The channels of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``."""
 
-    ``limit``: see `Mesh`.
-    """
-
-    def __init__(
-        self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], connected: Connected, limit: float
-    ) -> None:
+    def __init__(self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], connected: Connected) -> None:
         self.hosts, self._segment, self.global_ranks = hosts, segment, global_ranks
-        self.deliver_meeting: _Land = lambda peer, body, receive: None
+        self.deliver_meeting: _Land = lambda peer, body: None
+        self.deliver_data: _Land = lambda peer, body: None
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
         self.unsent: Callable[[], bool] = lambda: False
         """True if this rank has sent messages that are not on their way yet."""
         self._issued: dict[int, int] = {}  # by rank: collectives, as it has answered
         self.closing: list[Callable[[float], None]] = []
         """Called before the channels end, with the moment (``time.monotonic``) until which they may take."""
-        self._ended: dict[int, tuple[float, int, str]] = {}  # by rank: when, its state, its exit note or the error
-        self._through: set[int] = set()  # ranks whose last frame for a meeting has been laid down
-        self._proxied = set(hosts.proxied)
+        self._ended: dict[int, _Ended] = {}  # by rank
         self._receipts: set[int] = set()  # of ranks that have read that this one has left
         self._answered = threading.Condition()
-        frame = _FRAME + -(-segment.layout.header // 256) * 256 + 256
-        self._mesh = Mesh(connected, limit, frame, self._lost)
-        self.room = self._mesh.room
-        proxies = {hosts.proxy(hosts.rank, host) for host in range(len(hosts.hosts)) if host != hosts.mine}
-        self.meetings = {
-            peer: self._mesh.channel(peer, _MEETINGS, self._meeting) for peer in sorted(proxies | set(hosts.proxied))
-        }
+        self._gave_up = False
+        self._mesh = Mesh(connected, self._lost)
+        room = MEETING_ROOM + len(hosts.local) * (segment.layout.header + segment.layout.OUTBOX + segment.layout.TEXT)
+        self.meetings = {peer: self._mesh.channel(peer, _MEETINGS, room, self._meeting) for peer in hosts.counterparts}
         self.messages: dict[int, Channel] = {
-            peer: self._mesh.channel(peer, _MESSAGES, self._message) for peer in hosts.remote
+            peer: self._mesh.channel(peer, _MESSAGES, _MESSAGE_ROOM, self._message) for peer in hosts.remote
         }
-        self.questions = Questions(self.room, self._sender(_QUESTION), self._sender(_ANSWER))
+        self.questions = Questions(_MESSAGE_ROOM, self._sender(_QUESTION), self._sender(_ANSWER))
         longs = segment.longs
         for peer in hosts.remote:
             longs[segment.field(peer, STATE)] = JOINED
@@ -85,19 +89,19 @@ class Network:
     # Frames
 
     def _meeting(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
-        if kind == MEETING and self.hosts.proxy(peer, self.hosts.mine) == self.hosts.rank:
-            self.deliver_meeting(peer, body, receive)
-        elif kind == _NEWS:
-            self._complete(peer)
+        if kind == MEETING and self.hosts.receiver(self.hosts.mine, self.hosts.of[peer]) == self.hosts.rank:
+            self.deliver_meeting(peer, body)
+        elif kind == MEETING_DATA and peer in self.hosts.proxied:
+            self.deliver_data(peer, body)
 
     def _message(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
         if kind in (RING_BYTES, RING_COUNTS):
             self.deliver_message(peer, kind, body, receive)
         elif kind == _NEWS:
-            (state,) = _RANK.unpack_from(body)
-            self._end(peer, state, bytes(body[_RANK.size :]).decode())
+            state, met = _STATE.unpack_from(body)
+            self._end(peer, state, bytes(body[_STATE.size :]).decode(), met)
             if state == LEFT:
-                self.messages[peer].send(_RECEIPT, b"")
+                self.messages[peer].send(_RECEIPT, ())
         elif kind == _RECEIPT:
             with self._answered:
                 self._receipts.add(peer)
@@ -108,18 +112,12 @@ class Network:
             self.questions.answered(body)
 
     def _lost(self, peer: int, tag: int, words: str) -> None:
-        if tag == _MEETINGS and self.meetings[peer].drained:
-            self._complete(peer)
         self._end(peer, 0, words)
 
-    def _complete(self, peer: int) -> None:
-        """Notes that a rank sends no frames for meetings any more, once all its data has been laid down."""
-        self.meetings[peer].after_data(lambda: self._through.add(peer))
-
-    def _end(self, peer: int, state: int, note: str) -> None:
+    def _end(self, peer: int, state: int, note: str, met: int = _NEVER) -> None:
         known = self._ended.get(peer)
-        if known is None or (known[1] != LEFT and state):
-            self._ended[peer] = (time.monotonic(), state, note)
+        if known is None or (known.state != LEFT and state):
+            self._ended[peer] = _Ended(time.monotonic(), state, note, met)
             with self._answered:
                 self._answered.notify_all()
         if state:
@@ -141,9 +139,9 @@ class Network:
         """True if the rank is on another host."""
         return self.hosts.of[rank] != self.hosts.mine
 
-    def proxy(self, rank: int) -> int:
-        """The rank of this host that lays down what a rank of another one sends for meetings."""
-        return self.hosts.proxy(rank, self.hosts.mine)
+    def proxies(self, rank: int) -> set[int]:
+        """The ranks of this host that lay down what a rank of another one sends for meetings."""
+        return {self.hosts.proxy(rank, self.hosts.mine), self.hosts.receiver(self.hosts.mine, self.hosts.of[rank])}
 
     def who(self, rank: int, name: int) -> str:
         """The rank, of global rank ``name``, in words."""
@@ -154,16 +152,17 @@ class Network:
         found = self._ended.get(rank)
         if found is None:
             return None
-        since, state, note = found
-        if rank not in self._through and time.monotonic() < since + (_SLOW if rank in self._proxied else _DELAY[state]):
-            return None
-        return state, note
+        here = self._segment.longs[self._segment.field(rank, MEETINGS)]
+        over = here >= found.met or time.monotonic() >= found.since + _DELAY[found.state]
+        return (found.state, found.note) if over else None
 
     def publish(self, state: int, note: str) -> None:
         """Notifies the ranks of other hosts that this rank has left or has given up; ``note``: its exit note."""
-        body = _RANK.pack(state) + note.encode()[: self.room - 64]
-        for channel in (*self.meetings.values(), *self.messages.values()):
-            channel.send(_NEWS, body)
+        self._gave_up |= state == GAVE_UP
+        met = self._segment.longs[self._segment.field(self.hosts.rank, MEETINGS)]
+        parts = _STATE.pack(state, met), note.encode()[: _MESSAGE_ROOM - 64]
+        for channel in self.messages.values():
+            channel.send(_NEWS, parts)
 
     def activities(self, ranks: Sequence[int], patience: float, placed: bool = False) -> dict[int, str]:
         """What ranks of other hosts do now, in the words of a rank of their host; empty for one of which none comes.
@@ -200,7 +199,7 @@ class Network:
                 self._issued[rank] = number
 
     def _sender(self, kind: int) -> Callable[[int, bytes], None]:
-        return lambda peer, body: self.messages[peer].send(kind, body)
+        return lambda peer, body: self.messages[peer].send(kind, (body,))
 
     def leave(self, note: str, seconds: float) -> None:
         """Sends what is left and publishes that this rank has left; then ends the channels and their threads.
@@ -215,13 +214,15 @@ class Network:
         with self._answered:
             parted = lambda: all(map(self._parted, self.hosts.remote))  # noqa: E731
             self._answered.wait_for(parted, deadline - time.monotonic())
-        self._mesh.close(deadline)
+        gone = {peer: each for peer, each in self._ended.items() if each.state != GAVE_UP}
+        data = not self._gave_up and all(each.state == LEFT for each in self._ended.values())
+        self._mesh.close(deadline, data, gone)
         # Those who handle frames hold the group's memory, and it holds this: it ends here, not when Python collects it.
         self.closing.clear()
         self._segment.elsewhere = None
         self.questions.close()
         self.unsent = bool
-        del self.deliver_meeting, self.deliver_message
+        del self.deliver_meeting, self.deliver_data, self.deliver_message
 
     def disown(self) -> None:
         """In a forked child: the connections are the parent's."""
@@ -229,4 +230,4 @@ class Network:
 
     def _parted(self, peer: int) -> bool:
         """True if a rank has read that this one has left, has left itself, or is lost."""
-        return peer in self._receipts or self._ended.get(peer, (0, GAVE_UP))[1] != GAVE_UP
+        return peer in self._receipts or self._ended.get(peer, _STAYS).state != GAVE_UP

@@ -156,9 +156,16 @@ class Prepared:
         found: Table = self._kept[0]
         return found
 
-    def staged_of(self, rank: int) -> Table:
-        """The same table of another rank; right once ranks have agreed on the sizes."""
-        return self._preparer.staged(self._kind, self._sizes, rank)
+    def staged_of(self, rank: int, headers: bytes = b"") -> Table:
+        """The same table of another rank, with the sizes that all have agreed on or that the ``headers`` give."""
+        sizes = self._sizes_in(headers) if headers and self.call.sends else self._sizes
+        return self._preparer.staged(self._kind, sizes, rank)
+
+    def agrees(self, headers: bytes) -> bool:
+        """True if the headers of all ranks have this call's signature, and it is not refused."""
+        each, signature = self._preparer.header_nbytes, self.call.signature
+        starts = range(0, len(headers), each)
+        return not self.call.refused and all(headers[at : at + len(signature)] == signature for at in starts)
 
     @property
     def schedule(self) -> Schedule:

@@ -8,6 +8,7 @@ messages of a step are posted together, and a rank goes on when all of its step 
   posted long before its send costs no round trip. The ports are those of the topology: a rank's own inside a host, the
   host's to the outside.
 - Two messages that a rank sends, or receives, leave `further` seconds apart, at least.
+- A message without elements is not posted.
 - A copy takes bytes * memory.copy (nothing where no memory was measured), a sum that and bytes * gamma for every part
   after the first; where a host has fewer
   cores than ranks, they take their turns. Those who meet go on `meeting` seconds after the last has come.
@@ -16,13 +17,14 @@ messages of a step are posted together, and a rank goes on when all of its step 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import UsageError
 from unisono.program import Program, Row
-from unisono.schedule import Link, Topology
+from unisono.schedule import Collective, Link, Topology
 
 __all__ = ["simulate_programs"]
 
@@ -65,13 +67,16 @@ class _Rank:
         return self.rows[self.at] if self.at < len(self.rows) else None
 
 
-def simulate_programs(programs: Sequence[Program], topology: Topology, nbytes: float) -> NDArray[np.float64]:
+def simulate_programs(
+    programs: Sequence[Program], topology: Topology, nbytes: float, itemsize: int = 4
+) -> NDArray[np.float64]:
     """The seconds at which each rank ends, float64, shape (ranks,).
 
     Args:
         programs: of all ranks, of one schedule and placement.
         topology: with as many ranks.
         nbytes: of the collective, counted as in nccl-tests (Collective.chunk_nbytes).
+        itemsize: bytes of an element. A block of fewer elements than it has chunks leaves some of them empty.
 
     Raises:
         UsageError: there are programs for another number of ranks, or they wait for each other for ever.
@@ -79,15 +84,23 @@ def simulate_programs(programs: Sequence[Program], topology: Topology, nbytes: f
     """
     if len(programs) != topology.world_size or [p.rank for p in programs] != list(range(len(programs))):
         raise UsageError(f"topology {topology.name} needs the programs of its {topology.world_size} ranks, in order")
-    return _Play(programs, topology, nbytes).run()
+    return _Play(programs, topology, _chunks(programs[0].collective, nbytes, itemsize)).run()
+
+
+def _chunks(collective: Collective, nbytes: float, itemsize: int) -> list[float]:
+    """Bytes of every chunk: those of a block are equal, of whole elements, but for the last ones."""
+    pieces = collective.pieces
+    block = collective.chunk_nbytes(nbytes) * pieces
+    each = ceil(block / itemsize / pieces) * itemsize
+    return [min(max(block - k * each, 0.0), each) for k in range(pieces)] * (collective.num_chunks // pieces)
 
 
 class _Play:
     """The event loop: ranks run until they wait, then the message that is ready first travels."""
 
-    def __init__(self, programs: Sequence[Program], topology: Topology, nbytes: float) -> None:
-        self.topology = topology
-        self.chunk = programs[0].collective.chunk_nbytes(nbytes)
+    def __init__(self, programs: Sequence[Program], topology: Topology, chunks: Sequence[float]) -> None:
+        self.topology, self.chunks = topology, chunks
+        self.empty = not any(chunks)  # of a barrier, messages without data travel
         self.messages: dict[_Key, _Message] = {}
         self.ranks = [_Rank(p.rank, list(p.rows)) for p in programs]
         for rank in self.ranks:
@@ -103,9 +116,11 @@ class _Play:
         """The messages of a rank by step."""
         for step, rows in groupby(rank.rows, key=lambda row: row.step):
             for row in rows:
+                if row.kind in ("send", "recv") and not (self.chunks[row.chunk] or self.empty):
+                    continue
                 if row.kind == "send":
                     key = step, rank.rank, row.peer
-                    self.messages.setdefault(key, _Message()).nbytes += self.chunk
+                    self.messages.setdefault(key, _Message()).nbytes += self.chunks[row.chunk]
                     rank.sends.setdefault(step, []).append(key)
                 elif row.kind == "recv":
                     rank.receives.setdefault(step, []).append((step, row.peer, rank.rank))
@@ -158,7 +173,7 @@ class _Play:
 
     def _work(self, row: Row) -> float:
         extra = (len(row.parts) - 1) * self.topology.gamma if row.kind == "sum" else 0.0
-        return self.chunk * (len(row.to) * self.copy + extra) * self.turns
+        return self.chunks[row.chunk] * (len(row.to) * self.copy + extra) * self.turns
 
     def _post(self, rank: _Rank, step: int) -> None:
         """All messages of a step."""

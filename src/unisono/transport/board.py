@@ -40,6 +40,7 @@ class Board:
         ]
         self._longs = segment.longs
         self.stage_nbytes = layout.stage
+        self._seen = 0
 
     def header_span(self, parity: int, rank: int) -> tuple[int, int]:
         """First and last-plus-one byte of a rank's call header in the segment."""
@@ -49,20 +50,41 @@ class Board:
 
     def headers(self) -> bytes:
         """The headers of all ranks at the meeting that was passed last."""
-        parity = (self.position[0] - 1) & 1
+        return self.headers_of((self.position[0] - 1) & 1)
+
+    def headers_of(self, parity: int) -> bytes:
+        """The headers of all ranks in one half."""
         return self.segment.raw[self.header_span(parity, 0)[0] : self.header_span(parity, self.size - 1)[1]]
 
     def full(self) -> bool:
         """Returns True if all ranks have arrived at the next meeting."""
         return self._counters[self.position[0] & 3].value() == self.arrivals
 
-    def arrive(self, meeting: int) -> None:
-        """Counts an arrival at a meeting, for a rank of another host or for what this rank has sent there."""
-        futex.arrive(self.segment.address + self.segment.layout.counters + 64 * (meeting & 3), self.arrivals)
+    def arrive(self, meeting: int, wakes: bool = False) -> None:
+        """Counts an arrival at a meeting, for a rank of another host or for what this rank has sent there.
+
+        ``wakes``: ranks that sleep are woken even if others are missing.
+        """
+        address = self.segment.address + self.segment.layout.counters + 64 * (meeting & 3)
+        if wakes:
+            futex.ring(address)
+        else:
+            futex.arrive(address, self.arrivals)
+
+    def note(self) -> None:
+        """Notes the arrivals so far: the next `sleep` returns if there are more."""
+        self._seen = self._counters[self.position[0] & 3].value()
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps in the kernel until the next meeting is complete, at most ``seconds``."""
+        """Sleeps in the kernel until the next meeting is complete, at most ``seconds``.
+
+        With ranks on other hosts it returns when woken, too, or if more ranks have arrived than were noted (`note`).
+        """
         counter = self._counters[self.position[0] & 3]
+        if self.crosses:
+            if self._seen != self.arrivals:
+                counter.sleep(self._seen, seconds)
+            return
         end = time.monotonic() + seconds
         seen = counter.value()
         while seen != self.arrivals and (left := end - time.monotonic()) > 0:

@@ -36,7 +36,7 @@ from unisono.errors import UsageError
 
 __all__ = [
     "BACKOFF_NS", "FUTEX_WAIT", "FUTEX_WAKE", "INT_MAX", "NUMBERS", "OVERSUBSCRIBED_UNTIL", "SLOW_YIELD_NS", "SPIN_NS",
-    "Counter", "acquire", "arrive", "release", "ring", "sleep", "yield_core",
+    "Counter", "acquire", "arrive", "fence", "release", "ring", "sleep", "yield_core",
 ]  # fmt: skip
 
 SPIN_NS = 1_000_000
@@ -157,7 +157,8 @@ def yield_core() -> bool:
 _dummy = ctypes.c_uint32(0)
 
 
-def _full_barrier() -> None:
+def fence() -> None:
+    """A full barrier."""
     _quick(_number(), ctypes.byref(_dummy), ctypes.c_int(FUTEX_WAKE), ctypes.c_int(1), None, None, ctypes.c_int(0))
 
 
@@ -165,7 +166,7 @@ def _nothing() -> None:
     """The CPU keeps the order by itself."""
 
 
-acquire: Callable[[], None] = _nothing if _STRONG else _full_barrier
+acquire: Callable[[], None] = _nothing if _STRONG else fence
 """Call after a load that announces something, before reading it."""
-release: Callable[[], None] = _nothing if _STRONG else _full_barrier
+release: Callable[[], None] = _nothing if _STRONG else fence
 """Call after writing something, before a plain store that announces it."""

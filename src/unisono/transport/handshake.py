@@ -19,15 +19,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from unisono.errors import PeerLostError, UsageError, first_line
-from unisono.transport.keepalive import Connection, peer_addresses, shut_down, sockets
+from unisono.errors import PeerLostError, UsageError
+from unisono.transport.keepalive import keep_alive, peer_addresses, shut_down, sockets
 from unisono.transport.listening import listeners, refuse_all
+from unisono.transport.mesh import FOREVER, Connected, gist
 from unisono.transport.process import OwnThread
 from unisono.transport.segment import StoreLike
 
-__all__ = ["FOREVER", "Connected", "Peer", "Stores", "check_transport", "connect", "gist"]
+__all__ = ["Peer", "Stores", "check_transport", "connect_gloo"]
 
-FOREVER = timedelta(days=10_000)
 _CONNECTING = 60.0  # s that ranks which are all there may take to connect
 _ATTEMPTS = 3  # that share this time
 _LATE = 8.0  # s after which a line is logged
@@ -51,13 +51,6 @@ class Peer(NamedTuple):
     address: str
 
 
-class Connected(NamedTuple):
-    """A group of Gloo whose ranks are connected, and this rank's connections."""
-
-    gloo: Any
-    sockets: set[Connection]
-
-
 def check_transport() -> None:
     """Raises `UsageError` if GLOO_DEVICE_TRANSPORT names what torch's Gloo here does not have: TCP_TLS, mostly."""
     if not (wanted := os.environ.get("GLOO_DEVICE_TRANSPORT", "")):
@@ -74,11 +67,14 @@ def check_transport() -> None:
         ) from None
 
 
-def connect(store: Stores, rank: int, peers: Sequence[Peer], nonce: str, timeout: float) -> Connected:
+def connect_gloo(
+    store: Stores, rank: int, peers: Sequence[Peer], nonce: str, timeout: float, limit: float
+) -> Connected:
     """Connects ``rank`` with the others; ``peers`` are all ranks, this one too, in order.
 
     ``nonce``: known to nobody who can not read the store. Logs a line after some seconds, and raises `PeerLostError` if
-    not all are connected within ``timeout`` seconds, or within 60.
+    not all are connected within ``timeout`` seconds, or within 60. ``limit``: seconds after which a host that does not
+    answer is lost.
     """
     before = sockets()
 
@@ -111,7 +107,7 @@ def connect(store: Stores, rank: int, peers: Sequence[Peer], nonce: str, timeout
     try:
         for number in range(_ATTEMPTS):
             deadline = time.monotonic() + min(timeout, _CONNECTING) / _ATTEMPTS
-            found = _Attempt(store.under(str(number)), rank, len(peers), nonce, deadline).connect(own)
+            found = _Attempt(store.under(str(number)), rank, len(peers), nonce, deadline).connect(own, limit)
             if isinstance(found, Connected):
                 return found
             if any(each in found.lower() for each in _NO_WAY):
@@ -131,7 +127,7 @@ class _Attempt:
         self._gloo: Any = None
         self._words = ""
 
-    def connect(self, address: str) -> Connected | str:
+    def connect(self, address: str, limit: float) -> Connected | str:
         """The connections, which all ranks have proved; or what went wrong, on this rank or another."""
         before, listening = sockets(), listeners()
         thread = OwnThread(target=self._run, args=(address,), name="unisono connects", daemon=True)
@@ -150,7 +146,8 @@ class _Attempt:
         if self._words:
             shut_down(made)
             return self._words
-        return Connected(self._gloo, made)
+        keep_alive(made, limit)
+        return Connected(self._gloo, lambda: shut_down(made))
 
     def _run(self, address: str) -> None:
         """Connects with all other ranks, and exchanges words with them."""
@@ -193,9 +190,3 @@ class _Attempt:
             time.sleep(pause)
             pause = min(1.5 * pause, _PAUSE)
         return True
-
-
-def gist(error: BaseException) -> str:
-    """The gist of an error of Gloo: without the place in its source and the advice at its end."""
-    text = first_line(error)
-    return text.rpartition("] ")[2].partition(". This is typically")[0] if text.startswith("[") else text

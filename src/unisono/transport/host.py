@@ -105,10 +105,25 @@ class HostMap:
         """True if the ranks outnumber the cores on any host."""
         return any(len(ranks) > self.places[ranks[0]].cores for ranks in self.hosts)
 
+    def receiver(self, host: int, other: int) -> int:
+        """The rank of ``host`` that receives, for all of it, the frames of the ranks of ``other`` in collectives."""
+        return self.hosts[host][other % len(self.hosts[host])]
+
     def proxy(self, rank: int, host: int) -> int:
-        """The rank of a host that receives, for all of it, what ``rank`` of another host sends there in collectives."""
+        """The rank of a host that receives, for all of it, what ``rank`` of another host sends besides frames."""
         ranks = self.hosts[host]
         return ranks[self.hosts[self.of[rank]].index(rank) % len(ranks)]
+
+    @property
+    def counterparts(self) -> list[int]:
+        """The ranks of other hosts that this rank sends to, or receives from, in collectives."""
+        found = set(self.proxied)
+        for host in range(len(self.hosts)):
+            if host != self.mine:
+                found |= {self.proxy(self.rank, host), self.receiver(host, self.mine)}
+                if self.receiver(self.mine, host) == self.rank:
+                    found.update(self.hosts[host])
+        return sorted(found)
 
     @property
     def proxied(self) -> list[int]:

@@ -50,6 +50,7 @@ class Layout:
 
     RECORD = 256  # per rank, 64-bit words: see PID and what follows
     TEXT, TEXTS = PAGE, 3 * PAGE  # per rank: what it has to say to the others, a page per kind of text
+    OUTBOX = PAGE  # per rank: what it has staged for other hosts
     COUNTERS = 4  # meeting counters, used in turn
     DEVICE_CALLS = 64  # per rank: headers of its last calls on GPUs
     RING_CONTROL = 3 * LINE  # per ordered pair: head, tail, what the reader refused, each on its own line
@@ -78,8 +79,12 @@ class Layout:
         return _up(self.records + self.RECORD * self.world_size, PAGE)
 
     @property
-    def counters(self) -> int:  # noqa: D102
+    def outboxes(self) -> int:  # noqa: D102
         return self.texts + self.TEXTS * self.world_size
+
+    @property
+    def counters(self) -> int:  # noqa: D102
+        return self.outboxes + self.OUTBOX * self.world_size
 
     @property
     def bells(self) -> int:  # noqa: D102

@@ -1,9 +1,10 @@
-"""Connections between the ranks of a group on several hosts: frames of one fixed size over a Gloo group of our own.
+"""Connections between the ranks of a group on several hosts: frames over an engine, a Gloo group of our own or MPI.
 
 torch's ProcessGroupGloo carries a message once its receive is posted, so a message whose receive is posted late costs a
-round trip; and it survives no message whose size differs from its receive's. So a `Channel` between two ranks carries
-frames of one size, whose receives are posted ahead; what does not fit into a frame follows in messages whose sizes the
-frame gives. Frames of a channel arrive in the order in which they were sent.
+round trip; and it aborts over a message that is longer than its receive. So a `Channel` between two ranks carries
+frames of at most its ``room``, whose receives are posted ahead, for as much; a frame that is shorter leaves the rest of
+the buffer as it was, and gives its own length. What does not fit into a frame follows in messages whose sizes the frame
+gives. Frames of a channel arrive in the order in which they were sent.
 """
 
 import ctypes
@@ -11,22 +12,25 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
+from datetime import timedelta
+from itertools import cycle
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from unisono.transport.handshake import FOREVER, Connected, gist
-from unisono.transport.keepalive import keep_alive, shut_down
+from unisono.errors import first_line
 from unisono.transport.process import OwnThread
 
-__all__ = ["Channel", "Mesh", "Receive"]
+__all__ = ["FOREVER", "Channel", "Connected", "Engine", "Mesh", "Receive", "gist"]
 
 _AHEAD = 3  # receives of a channel that are posted
 _HEAD = struct.Struct("<II")  # kind, bytes of the body
+FOREVER = timedelta(days=10_000)
 _ENDING = 2.0  # s that the threads may take to end
+_PAUSE = 0.05  # s
 _KEPT = 64  # sends whose buffers are kept at most
 
 Receive = Callable[[Sequence[torch.Tensor]], None]
@@ -35,24 +39,34 @@ _Deliver = Callable[[int, int, memoryview, Receive], None]
 _Lost = Callable[[int, int, str], None]
 
 
+class Engine(Protocol):
+    """What carries messages between ranks: torch's `ProcessGroupGloo`, or MPI (mpi.py)."""
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any: ...  # noqa: D102
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any: ...  # noqa: D102
+
+
+class Connected(NamedTuple):
+    """An engine that reaches all ranks of a group; `shut_down` ends every wait in it."""
+
+    engine: Engine
+    shut_down: Callable[[], None]
+
+
 class Mesh:
-    """The connections of a rank to all ranks of its group.
+    """The connections of a rank to all of its group; ``lost(peer, tag, words)`` is called when a channel fails."""
 
-    ``limit``: seconds after which a host that does not answer is lost. ``lost(peer, tag, words)`` is called when a
-    channel fails.
-    """
-
-    def __init__(self, connected: Connected, limit: float, frame_nbytes: int, lost: _Lost) -> None:
-        self.frame_nbytes, self.lost = frame_nbytes, lost
-        self.room = frame_nbytes - _HEAD.size
-        self.gloo: Any = connected.gloo
-        self._sockets = connected.sockets
-        keep_alive(self._sockets, limit)
+    def __init__(self, connected: Connected, lost: _Lost) -> None:
+        self.engine: Any = connected.engine
+        self._shut_down, self.lost = connected.shut_down, lost
         self._channels: list[Channel] = []
 
-    def channel(self, peer: int, tag: int, deliver: _Deliver) -> "Channel":
-        """A channel to and from ``peer``; ``deliver(peer, kind, body, receive)`` is called for each arriving frame."""
-        channel = Channel(self, peer, tag, deliver)
+    def channel(self, peer: int, tag: int, room: int, deliver: _Deliver) -> "Channel":
+        """A channel to and from ``peer``, for bodies of ``room`` bytes.
+
+        ``deliver(peer, kind, body, receive)`` is called for each arriving frame; ``body`` is overwritten after it.
+        """
+        channel = Channel(self, peer, tag, room, deliver)
         self._channels.append(channel)
         return channel
 
@@ -61,14 +75,17 @@ class Mesh:
         for channel in self._channels:
             channel.start()
 
-    def close(self, deadline: float) -> None:
-        """Ends the connections once all that was sent is on its way, or at ``deadline``; then the threads."""
-        flushing = OwnThread(target=self._flush, name="unisono flushes", daemon=True)
+    def close(self, deadline: float, data: bool, gone: Container[int]) -> None:
+        """Ends the connections once all frames are on their way, or at ``deadline``; then the threads.
+
+        ``data``: what is sent beside frames, too: the peers will receive it. ``gone``: peers that will read nothing.
+        """
+        flushing = OwnThread(target=self._flush, args=(data, gone), name="unisono flushes", daemon=True)
         flushing.start()
         flushing.join(max(0.0, deadline - time.monotonic()))
         for channel in self._channels:
             channel.end()
-        shut_down(self._sockets)  # no thread may wait in Gloo when Python ends
+        self._shut_down()  # no thread may wait in the engine when Python ends
         threads = [flushing, *(thread for channel in self._channels for thread in channel.threads)]
         deadline = time.monotonic() + _ENDING
         for thread in threads:
@@ -81,17 +98,18 @@ class Mesh:
             channel.forget()
         self._channels.clear()
         self.lost = _ignore
-        self.gloo = None  # now, not when Python ends
+        self.engine = None  # now, not when Python ends
 
     def disown(self) -> None:
-        """Keeps Gloo for good: in a forked child its threads are the parent's, so nothing of it may end there."""
+        """Keeps the engine for good: in a forked child its threads are the parent's, so nothing of it may end there."""
         for channel in self._channels:
             channel.ended = True
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.gloo))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.engine))
 
-    def _flush(self) -> None:
+    def _flush(self, data: bool, gone: Container[int]) -> None:
         for channel in self._channels:
-            channel.flush()
+            if channel.peer not in gone:
+                channel.flush(data)
 
 
 class _Waiter:
@@ -112,12 +130,13 @@ class _Waiter:
                 self.thread.start()
         self._queue.put((works, done))
 
-    def afterwards(self, then: Callable[[], None]) -> None:
-        """Calls ``then`` once all that was added has ended, well or not."""
+    def drain(self) -> None:
+        """Returns once all that was added has ended, well or not."""
         if self._started:
-            self._queue.put(((), then))
-        else:
-            then()
+            over = threading.Event()
+            self._queue.put(((), over.set))
+            while self.thread.is_alive() and not over.wait(_PAUSE):
+                pass
 
     def end(self) -> None:
         """Ends the thread."""
@@ -135,19 +154,21 @@ class _Waiter:
 
 
 class Channel:
-    """Frames between this rank and one peer, see the module's text. Two tags of Gloo, ``2 * tag`` and the next."""
+    """Frames between this rank and one peer, see the module's text. Two tags of the engine, ``2 * tag`` and the next.
 
-    def __init__(self, mesh: Mesh, peer: int, tag: int, deliver: _Deliver) -> None:
-        self._mesh, self.peer, self._tag, self._deliver = mesh, peer, 2 * tag, deliver
+    ``room``: bytes of a frame's body at most.
+    """
+
+    def __init__(self, mesh: Mesh, peer: int, tag: int, room: int, deliver: _Deliver) -> None:
+        self._mesh, self.peer, self._tag, self.room, self._deliver = mesh, peer, 2 * tag, room, deliver
         self._sending = threading.RLock()
         self._sent: deque[Any] = deque()
         self._posted: deque[Any] = deque()
-        self._buffers = [torch.zeros(mesh.frame_nbytes, dtype=torch.uint8) for _ in range(_AHEAD)]
+        self._buffers = [torch.empty(_HEAD.size + room, dtype=torch.uint8) for _ in range(_AHEAD)]
         self._thread = OwnThread(target=self._run, name=f"unisono from rank {peer}", daemon=True)
         self._leaving = _Waiter(f"unisono data to rank {peer}", self._fail)
         self._coming = _Waiter(f"unisono data from rank {peer}", self._fail)
-        self.ended = self.drained = False
-        """``drained``: the connection has failed and every frame that came before has been delivered."""
+        self.ended = False
 
     @property
     def threads(self) -> list[threading.Thread]:
@@ -171,7 +192,7 @@ class Channel:
         """Sends tensors that the peer expects (`expect_data`); calls ``done`` once they may be written again."""
         try:
             with self._sending:
-                works = [self._mesh.gloo.send([tensor], self.peer, self._tag + 1) for tensor in tensors]
+                works = [self._mesh.engine.send([tensor], self.peer, self._tag + 1) for tensor in tensors]
         except RuntimeError as error:
             self._fail(error)
         else:
@@ -180,75 +201,74 @@ class Channel:
     def expect_data(self, tensors: Sequence[torch.Tensor], done: Callable[[], None]) -> None:
         """Posts the receives of what the peer sends by `send_data`; calls ``done`` once all of it is there."""
         try:
-            works = [self._mesh.gloo.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
+            works = [self._mesh.engine.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
         except RuntimeError as error:
             self._fail(error)
         else:
             self._coming.add(works, done)
 
-    def after_data(self, then: Callable[[], None]) -> None:
-        """Calls ``then`` once all data that is expected has arrived or failed."""
-        self._coming.afterwards(then)
-
     def start(self) -> None:
         """Posts the first receives and begins to wait for them."""
-        gloo = self._mesh.gloo
-        self._posted.extend(gloo.recv([buffer], self.peer, self._tag) for buffer in self._buffers)
+        engine = self._mesh.engine
+        self._posted.extend(engine.recv([buffer], self.peer, self._tag) for buffer in self._buffers)
         self._thread.start()
 
-    def send(self, kind: int, body: bytes | bytearray | memoryview, more: Sequence[torch.Tensor] = ()) -> None:
+    def send(self, kind: int, parts: Sequence[bytes | memoryview], more: Sequence[torch.Tensor] = ()) -> None:
         """Sends a frame, and ``more`` behind it; these tensors must be left alone until the peer has them.
+
+        ``parts``: its body, one after the other.
 
         Nothing is waited for but frames sent long before. A peer that is lost is reported, not raised.
         """
         if self.ended:
             return
-        frame = torch.zeros(self._mesh.frame_nbytes, dtype=torch.uint8)
-        view: Any = frame.numpy().data
-        _HEAD.pack_into(view, 0, kind, len(body))
-        view[_HEAD.size : _HEAD.size + len(body)] = body
-        gloo = self._mesh.gloo
+        head = _HEAD.pack(kind, sum(map(len, parts)))
+        frame = torch.frombuffer(bytearray().join((head, *parts)), dtype=torch.uint8)
+        engine = self._mesh.engine
         try:
             with self._sending:
-                self._sent.append((gloo.send([frame], self.peer, self._tag), frame))
+                self._sent.append((engine.send([frame], self.peer, self._tag), frame))
                 for tensor in more:
-                    self._sent.append((gloo.send([tensor], self.peer, self._tag + 1), tensor))
+                    self._sent.append((engine.send([tensor], self.peer, self._tag + 1), tensor))
                 old = [self._sent.popleft()[0] for _ in range(len(self._sent) - _KEPT)]
             for work in old:
                 work.wait(FOREVER)
         except RuntimeError as error:
             self._fail(error)
 
-    def flush(self) -> None:
-        """Returns once all that was sent is on its way."""
+    def flush(self, data: bool) -> None:
+        """Returns once all frames so far, and the ``data`` beside them, are on their way.
+
+        Not those of later: a send to a peer that has just closed its connection may neither end nor fail in Gloo.
+        """
+        with self._sending:
+            sent, self._sent = self._sent, deque()
         try:
-            with self._sending:
-                while self._sent:
-                    self._sent.popleft()[0].wait(FOREVER)
+            while sent:
+                sent.popleft()[0].wait(FOREVER)
         except RuntimeError as error:
             self._fail(error)
+        if data:
+            self._leaving.drain()
 
     def _run(self) -> None:
-        gloo, k = self._mesh.gloo, 0
+        engine, buffers = self._mesh.engine, cycle([(buffer, buffer.numpy().data) for buffer in self._buffers])
         try:
             while not self.ended:
                 if not self._posted:
                     raise RuntimeError("Connection closed by peer")
                 self._posted.popleft().wait(FOREVER)
-                buffer = self._buffers[k]
-                view = memoryview(buffer.numpy().tobytes())
-                with suppress(RuntimeError):  # the peer has gone: what has arrived before is delivered first
-                    self._posted.append(gloo.recv([buffer], self.peer, self._tag))
-                k = (k + 1) % _AHEAD
+                buffer, view = next(buffers)
                 kind, nbytes = _HEAD.unpack_from(view)
                 if not self.ended:
                     self._deliver(self.peer, kind, view[_HEAD.size : _HEAD.size + nbytes], self._receive)
+                with suppress(RuntimeError):  # the peer has gone: what has arrived before is delivered first
+                    self._posted.append(engine.recv([buffer], self.peer, self._tag))
         except RuntimeError as error:
-            self.drained = True
             self._fail(error)
 
     def _receive(self, tensors: Sequence[torch.Tensor]) -> None:
-        works = [self._mesh.gloo.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
+        works = [self._mesh.engine.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
         for work in works:
             work.wait(FOREVER)
 
@@ -259,3 +279,9 @@ class Channel:
 
 def _ignore(*_: Any) -> None:
     """Takes the place of the callbacks of a mesh that is closed: they hold the group's memory."""
+
+
+def gist(error: BaseException) -> str:
+    """The gist of an error of Gloo: without the place in its source and the advice at its end."""
+    text = first_line(error)
+    return text.rpartition("] ")[2].partition(". This is typically")[0] if text.startswith("[") else text

@@ -101,6 +101,10 @@ def losses(segment: Segment, missing: Sequence[int], global_ranks: Sequence[int]
 
 def _killed(segment: Segment, rank: int, name: int) -> Loss | None:
     """The loss of a rank that arrived at a call and died in it; None if it lives, has left or has aborted."""
+    elsewhere = segment.elsewhere
+    if elsewhere is not None and rank in elsewhere:
+        ended = elsewhere.ended(rank)
+        return Loss(f"{elsewhere.who(rank, name)} is lost: {ended[1]}") if ended and not ended[0] else None
     who = segment.identity(rank)
     if not who.pid or alive(who) or segment.state(rank) != JOINED:
         return None
@@ -124,8 +128,10 @@ def lateness(
 
 
 def _stopped_proxies(segment: Segment, elsewhere: Elsewhere, missing: Sequence[int]) -> list[int]:
-    """The ranks of this host that are stopped, and lay down what missing ranks of other hosts send."""
-    proxies = {elsewhere.proxy(rank) for rank in missing if rank in elsewhere}
+    """The ranks of this host that are stopped, and lay down what ranks of other hosts send: missing ones, or any."""
+    if not missing:
+        return [rank for rank in elsewhere.local if stopped(segment.identity(rank))]
+    proxies = {proxy for rank in missing if rank in elsewhere for proxy in elsewhere.proxies(rank)}
     return [rank for rank in sorted(proxies - set(missing)) if stopped(segment.identity(rank))]
 
 

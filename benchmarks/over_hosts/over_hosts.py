@@ -1,0 +1,163 @@
+"""Collectives over hosts beside Gloo's over all ranks: namespaces of one machine, in turn, in the same processes.
+
+python benchmarks/over_hosts/over_hosts.py [--links 0.1ms/1gbit] [--shape 2x2] [--sizes 4,65536] [--json FILE]
+
+Needs root, iproute2, and hosts.py in the folder that --hosts-library names. README.md here has the claims.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+LINKS = ("0.1ms/1gbit", "10ms/100mbit")
+SIZES = (4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+CLAIMS = {
+    "0.1ms/1gbit": {4: 1.5, 64 << 10: 3.5, 1 << 20: 1.3, 64 << 20: 1.45},
+    "10ms/100mbit": {4: 2.5, 64 << 10: 4.5, 1 << 20: 1.7, 64 << 20: 1.4},
+}
+"""Gloo's time by unisono's, of all_reduce, by bytes."""
+BLOCKS, SECONDS, MOST = 7, 0.25, 40  # blocks of each; about what a block takes; calls in it at most
+
+
+def main() -> None:
+    """Parses the command line; makes the hosts, or is one rank on one of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hosts-library", type=Path, default=HERE.parents[1] / "tests" / "hosts")
+    parser.add_argument("--links", default=",".join(LINKS))
+    parser.add_argument("--shape", default="2x2", help="hosts x ranks on each")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--collectives", default=",".join(COLLECTIVES))
+    parser.add_argument("--blocks", type=int, default=BLOCKS)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.rank:
+        _rank(json.loads(asked.rank))
+        return
+    sys.path.append(str(asked.hosts_library))
+    library, rows = importlib.import_module("hosts"), []
+    for link in asked.links.split(","):
+        found = _measured(library, link, asked)
+        rows += found
+        print(f"{asked.shape}, {link}, load {os.getloadavg()[0]:.1f}", *map(_line, found), sep="\n", flush=True)
+    if asked.json:
+        asked.json.write_text(json.dumps(rows, indent=0))
+
+
+def _measured(library: Any, link: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """One network: starts a process per rank, and reads what rank 0 writes."""
+    latency, rate = link.split("/")
+    hosts, local = (int(part) for part in asked.shape.split("x"))
+    out = Path(f"/tmp/unisono-over-hosts-{os.getpid()}.json")
+    job = {"link": link, "shape": asked.shape, "out": str(out), "blocks": asked.blocks}
+    job |= {"sizes": asked.sizes, "collectives": asked.collectives}
+    with library.Hosts(hosts, latency=latency, rate=rate) as made:
+        running = []
+        for rank in range(hosts * local):
+            place = {"RANK": f"{rank}", "WORLD_SIZE": f"{hosts * local}", "LOCAL_RANK": f"{rank % local}"}
+            place |= {"OMP_NUM_THREADS": "1"}
+            running.append(made.start(rank // local, [sys.executable, __file__, "--rank", json.dumps(job)], place))
+        for one in running:
+            one.wait(timeout=3600)
+    found = json.loads(out.read_text())
+    out.unlink()
+    return list(found)
+
+
+def _rank(job: dict[str, Any]) -> None:
+    """One rank: every cell, both backends in turn."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    dist.init_process_group("unisono", timeout=timedelta(seconds=120))
+    groups = {"unisono": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    rows = []
+    for collective in job["collectives"].split(","):
+        for nbytes in map(int, job["sizes"].split(",")):
+            seconds = _cell(collective, nbytes, groups, job["blocks"])
+            rows.append({**{key: job[key] for key in ("link", "shape")}, "collective": collective, "nbytes": nbytes})
+            rows[-1] |= seconds
+    if dist.get_rank() == 0:
+        Path(job["out"]).write_text(json.dumps(rows))
+    dist.destroy_process_group()
+
+
+def _cell(collective: str, nbytes: int, groups: dict[str, Any], blocks: int) -> dict[str, float]:
+    """Seconds of a call by backend, the medians of blocks, as rank 0 measures them."""
+    import torch
+    import torch.distributed as dist
+
+    calls = {name: _call(collective, nbytes, group) for name, group in groups.items()}
+    results = {name: [call().clone() for _ in range(2)][-1] for name, call in calls.items()}
+    assert torch.equal(results["unisono"], results["gloo"]), f"{collective} of {nbytes} bytes differs"
+    began = time.perf_counter()
+    calls["gloo"]()
+    count = torch.tensor([max(1, min(MOST, int(SECONDS / (time.perf_counter() - began))))])
+    dist.broadcast(count, 0)
+    found: dict[str, list[float]] = {name: [] for name in groups}
+    for _ in range(blocks):
+        for name, call in calls.items():
+            dist.barrier(group=groups[name])
+            began = time.perf_counter()
+            for _ in range(int(count)):
+                call()
+            found[name].append((time.perf_counter() - began) / int(count))
+    return {name: median(each) for name, each in found.items()}
+
+
+def _call(collective: str, nbytes: int, group: Any) -> Callable[[], Any]:
+    """A function that runs the collective once and returns its result: small numbers, whose sums are exact.
+
+    Bytes are counted as in nccl-tests, of float32.
+    """
+    import torch
+    import torch.distributed as dist
+
+    n, rank = dist.get_world_size(), dist.get_rank()
+    part = max(nbytes // 4 // n, 1)
+    whole, mine = torch.full((part * n,), rank + 1.0), torch.full((part,), rank + 1.0)
+    into, zero = torch.empty(part * n), torch.zeros(max(nbytes // 4, 1))
+    split, gathered = list(whole.split(part)), list(into.split(part))
+
+    def run() -> Any:
+        match collective:
+            case "all_reduce":
+                dist.all_reduce(zero, group=group)
+                return zero
+            case "all_gather":
+                dist.all_gather(gathered, mine, group=group)
+            case "reduce_scatter":
+                dist.reduce_scatter(into[:part], split, group=group)
+                return into[:part]
+            case "all_to_all":
+                dist.all_to_all_single(into, whole, group=group)
+            case "broadcast":
+                dist.broadcast(whole if rank == 0 else into, 0, group=group)
+                return whole if rank == 0 else into
+        return into
+
+    return run
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A cell in words, with the claim where there is one."""
+    ratio = row["gloo"] / row["unisono"]
+    claim = CLAIMS.get(row["link"], {}).get(row["nbytes"]) if row["collective"] == "all_reduce" else None
+    words = f"{row['collective']:15} {row['nbytes']:>9} unisono {row['unisono'] * 1e3:9.3f} ms"
+    return f"{words} gloo {row['gloo'] * 1e3:9.3f} ms {ratio:5.2f}x" + (f" (claim {claim})" if claim else "")
+
+
+if __name__ == "__main__":
+    main()
