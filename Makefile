@@ -83,8 +83,9 @@ test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in 
 		-e ".[dev,frameworks]"
 	touch $@
 
-test-hosts: install     ## several hosts, made of namespaces on this machine; needs root and iproute2
+test-hosts: install     ## several hosts, made of namespaces (needs root and iproute2), and as tests/ranks.py spreads ranks
 	$(BIN)/python -m pytest tests/hosts -m hosts -rs
+	UNISONO_TEST_HOSTS=2 $(BIN)/python -m pytest tests/contract tests/torch_suite
 
 soak: install           ## the tests marked soak; 100,000 random calls on 4 ranks, every value checked (about 8 minutes)
 	$(BIN)/python -m pytest -m soak

@@ -34,7 +34,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["BACKEND", "FORKS", "RankFailure", "Ranks", "ranks"]
+__all__ = ["BACKEND", "FORKS", "HOSTS", "RankFailure", "Ranks", "be_on_host", "ranks"]
 
 FORKS = multiprocessing.get_context("forkserver")
 """Where every test gets its processes from: the one server has imported what takes long, and the processes share it."""
@@ -207,8 +207,7 @@ def _serve(rank: int, pipe: connection.Connection, stack_file: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    if HOSTS > 1:
-        _be_on_host(rank % HOSTS)
+    be_on_host(rank)
     # Every other rank uses the compiled loops: both ways are tested, and that they understand each other.
     os.environ["UNISONO_FUSED"] = "0" if rank % 2 else "now"
     warnings.simplefilter("error")
@@ -230,14 +229,16 @@ def _serve(rank: int, pipe: connection.Connection, stack_file: str) -> None:
                 pipe.send_bytes(answer)
 
 
-def _be_on_host(number: int) -> None:
-    """Replaces what tells this rank's host from others."""
+def be_on_host(rank: int) -> None:
+    """Replaces what tells this rank's host from others, if there are several."""
     import socket
 
     from unisono.transport import host
 
-    host._boot_id = lambda: f"boot-{number}"
-    socket.gethostname = lambda: f"host{number}"
+    if HOSTS > 1:
+        number = rank % HOSTS
+        host._boot_id = lambda: f"boot-{number}"
+        socket.gethostname = lambda: f"host{number}"
 
 
 def _obey(rank: int, kind: str, *details: Any) -> Any:

@@ -25,6 +25,11 @@ import time
 import types
 import unittest
 from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from ranks import be_on_host
 
 RESERVED_BY_NAME = ("Only MPI supports CPU all_to_all_single", "Only MPI supports all_to_all")
 """Reasons of the suite's skips that ask for another backend's name although the operation is everybody's."""
@@ -138,6 +143,7 @@ def test_class(suite: types.ModuleType, backend: str) -> type[unittest.TestCase]
         def _run(cls, rank: int, test_name: str, file_name: str, pipe: object, **kwargs: object) -> None:
             if test_name in ABOUT_THE_NAME:
                 suite.BACKEND = backend
+            be_on_host(rank)
             super()._run(rank, test_name, file_name, pipe, **kwargs)
 
     return DistributedSuite
