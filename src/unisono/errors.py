@@ -24,6 +24,7 @@ __all__ = [
     "UnisonoError",
     "UpdateError",
     "UsageError",
+    "first_line",
 ]
 
 
@@ -66,3 +67,8 @@ class CorruptionError(UpdateError):
 
 class ScheduleError(UnisonoError, ValueError):
     """A schedule that loses, doubles, races or deadlocks; the message lists every finding."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, without the colon that leads to the next; its kind if there is none."""
+    return str(error).partition("\n")[0].rstrip(":") or type(error).__name__

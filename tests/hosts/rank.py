@@ -11,7 +11,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-SECONDS = 30.0
+SECONDS = float(os.environ.get("GROUP_SECONDS", "30"))
 
 
 def main() -> None:

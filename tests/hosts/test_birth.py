@@ -10,8 +10,10 @@ import pytest
 from hosts.conftest import Command, Network
 
 PROGRAM = """
-import datetime, time
+import datetime, os, time
 import torch.distributed as dist
+from unisono.backend import birth
+birth.versions = lambda: {"unisono": os.environ.get("VERSION", "1.0"), "torch": "2.13.0"}
 print("begins", flush=True)
 dist.init_process_group("unisono", timeout=datetime.timedelta(seconds=60))
 print("is made", flush=True)
@@ -28,10 +30,10 @@ def lines(command: Command) -> list[str]:
     return [line for line in command.text.splitlines() if line.startswith("rank ")]
 
 
-def start(net: Network, k: int, folder: Path, world_size: int, rank: int | None = None) -> Command:
-    """A rank, number ``k`` by default, on host ``k``."""
+def start(net: Network, k: int, folder: Path, world_size: int, rank: int | None = None, **more: str) -> Command:
+    """A rank, number ``k`` by default, on host ``k``; ``more`` are variables of its environment."""
     (folder / "program.py").write_text(PROGRAM)
-    variables = {"RANK": f"{k if rank is None else rank}", "WORLD_SIZE": f"{world_size}"}
+    variables = {"RANK": f"{k if rank is None else rank}", "WORLD_SIZE": f"{world_size}", **more}
     return net.start(k, [sys.executable, f"{folder}/program.py"], variables)
 
 
@@ -74,3 +76,57 @@ def test_an_address_that_nobody_answers(blocked: bool, make_hosts: Callable[...,
     why = "(timed out|no route to host)" if blocked else "connection refused"
     assert "can not reach rank 0's store at MASTER_ADDR 10.77.0.1, port 29500" in said
     assert any(each in said for each in why.strip("()").split("|"))
+
+
+def ends(command: Command) -> tuple[str, float]:
+    """The last line of a rank that ends by an error, and how long it took, in seconds; the import is left out."""
+    while "begins" not in command.text:
+        assert command.running.poll() is None, command.text
+        time.sleep(0.05)
+    since = time.monotonic()
+    code, text = command.end(70.0)
+    assert code == 1, text
+    return next(line for line in reversed(text.splitlines()) if "Error: " in line), time.monotonic() - since
+
+
+def test_hosts_with_different_versions(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    net = make_hosts()
+    for line, seconds in map(ends, [start(net, k, tmp_path, 2, VERSION=f"1.{k}") for k in range(2)]):
+        assert "MismatchError: the ranks of the default group run different versions of unisono" in line
+        assert "rank 0: 1.0, rank 1: 1.1" in line
+        assert seconds < 10.0
+
+
+def test_an_interface_that_does_not_exist(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    net = make_hosts()
+    running = [start(net, 0, tmp_path, 2), start(net, 1, tmp_path, 2, GLOO_SOCKET_IFNAME="ib7")]
+    (other, first), (mine, second) = map(ends, running)
+    assert "UsageError: there is no network interface 'ib7' on host1: it has lo, " in mine
+    assert "PeerLostError" in other
+    assert "rank 1" in other
+    assert "no network interface 'ib7' on host1" in other
+    assert max(first, second) < 10.0
+
+
+def test_a_transport_that_torch_does_not_have(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    """torch's wheels have Gloo without TLS; nothing goes unencrypted over hosts where it is wanted."""
+    net = make_hosts()
+    wanted = "GLOO_DEVICE_TRANSPORT is TCP_TLS: torch"
+    for line, seconds in map(ends, [start(net, k, tmp_path, 2, GLOO_DEVICE_TRANSPORT="TCP_TLS") for k in range(2)]):
+        assert wanted in line
+        assert "is built without it" in line
+        assert "encrypt the network" in line
+        assert seconds < 10.0
+
+
+def test_an_interface_that_leads_nowhere(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    """Both hosts have a network of their own beside the common one, and one is told to use that."""
+    net = make_hosts()
+    for command in ("link add side type veth peer name end", "addr add 10.9.0.1/24 dev side", "link set end up",
+                    "link set side up"):  # fmt: skip
+        assert net.start(1, ["ip", *command.split()]).end()[0] == 0
+    running = [start(net, 0, tmp_path, 2), start(net, 1, tmp_path, 2, GLOO_SOCKET_IFNAME="side")]
+    for (line, seconds), rank in zip(map(ends, running), range(2), strict=True):
+        assert "PeerLostError: the ranks can not be connected over" in line
+        assert f"rank {1 - rank} (pid " in line
+        assert seconds < 10.0

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,20 @@ from hangs.job import attempt
 from hosts.conftest import Network
 
 WHERE = (0, 0, 1, 1)
+PS = ("ps", "--json")
 LIMIT = 15.0  # s after which a host that does not answer is lost
 
 
 class Job:
     """Four ranks, two on each of two hosts, that run a function of this module (rank.py)."""
 
-    def __init__(self, net: Network, function: Callable[..., Any], folder: Path) -> None:
+    def __init__(
+        self, net: Network, function: Callable[..., Any], folder: Path, env: Mapping[str, str] | None = None
+    ) -> None:
         self.net, self.hosts = net, net.hosts
         call = json.dumps([function.__module__, function.__name__, [str(folder)]])
         argv = [sys.executable, "-u", "-m", "hosts.rank", call]
-        variables = [{"RANK": f"{rank}", "WORLD_SIZE": "4"} for rank in range(4)]
+        variables = [{"RANK": f"{rank}", "WORLD_SIZE": "4", **(env or {})} for rank in range(4)]
         self.ranks = [net.start(host, argv, each) for host, each in zip(WHERE, variables, strict=True)]
         deadline = time.monotonic() + 100.0
         while len(list(folder.glob("ready-*"))) < len(WHERE):
@@ -40,9 +43,13 @@ class Job:
 
     def results(self, seconds: float, count: int = 4) -> list[Any]:
         """What the first ranks return."""
-        found = [rank.end(seconds)[1].strip().splitlines() for rank in self.ranks[:count]]
-        assert all(lines and lines[-1].startswith("result ") for lines in found), found
-        return [json.loads(lines[-1].removeprefix("result ")) for lines in found]
+        return [self.result(rank, seconds) for rank in range(count)]
+
+    def result(self, rank: int, seconds: float) -> Any:
+        """What a rank returns."""
+        lines = self.ranks[rank].end(seconds)[1].strip().splitlines()
+        assert "".join(lines[-1:]).startswith("result "), lines
+        return json.loads(lines[-1].removeprefix("result "))
 
 
 def values(rank: int, world_size: int, folder: str) -> list[bool]:
@@ -118,3 +125,21 @@ def test_a_stopped_rank_is_named_at_the_timeout(make_hosts: Callable[..., Networ
     for kind, text, _ in job.results(60.0, 3):
         assert kind == "CollectiveTimeout"
         assert re.search(r"rank 3 \(pid \d+ on host1\) last completed call no. \d+ all_reduce.*it is stopped", text)
+
+
+def test_ps_shows_the_ranks_of_both_hosts(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    job = Job(make_hosts(), loops, tmp_path)
+    job.signal(3, signal.SIGSTOP)
+    time.sleep(1.5)
+    for host in (0, 1):
+        code, text = job.net.start(host, [sys.executable, "-c", "from unisono.cli.main import main; main()", *PS]).end()
+        assert code == 0, text
+        (seen,) = json.loads(text)
+        found = {rank["rank"]: (rank["host"], rank["pid"], rank["state"]) for rank in seen["ranks"]}
+        pids = [rank.running.pid for rank in job.ranks]
+        states = ["waiting", "waiting", "waiting", "stopped"]
+        assert found == {rank: (f"host{WHERE[rank]}", pids[rank], states[rank]) for rank in range(4)}
+        assert any("rank 3" in words and "is stopped" in words for words in seen["remarks"])
+    job.signal(3, signal.SIGCONT)
+    (tmp_path / "stop").touch()
+    assert [kind for kind, _, _ in job.results(60.0)] == [""] * 4

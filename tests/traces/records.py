@@ -27,7 +27,7 @@ def write(folder: Path, rank: int, **other: Any) -> None:
     data = {
         "rank": rank, "pid": 100 + rank, "host": "here", "program": "train.py --lr <1>", "clock": 10**18, "main": MAIN,
         "since": 0, "groups": [["abc", "the default group", [0, 1]]], "calls": [], "spans": [], "reductions": [],
-        "marks": [], **other,
+        "marks": [], "offset": 0, **other,
     }  # fmt: skip
     (folder / f"rank-{rank}-{data['pid']}.json").write_text(json.dumps(data))
 

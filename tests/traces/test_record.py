@@ -16,6 +16,17 @@ def test_phases_are_waiting_reducing_and_moving(tmp_path: Path) -> None:
     assert first.site == "train.py:5 in step"
 
 
+def test_times_of_another_host_are_put_on_the_first_ones_clock(tmp_path: Path) -> None:
+    write(tmp_path, 0, calls=[call(1, 1000, 2000)])
+    there = {"calls": [call(1, 51_400, 52_000)], "spans": [["allreduce", 51_390, 52_010, MAIN, "train.py:5 in step"]]}
+    write(tmp_path, 1, **there, reductions=[[51_600, 51_700]], marks=[[51_000, 9]], since=50_500, offset=-50_000)
+    first, second = read_one(tmp_path)
+    assert second.calls[0].late == 400
+    assert (second.calls[0].wait, second.calls[0].reductions) == ((1400, 1400), [(1600, 1700)])
+    assert (second.spans[0].begin, second.marks, second.since) == (1390, [(1000, 9)], 500)
+    assert second.clock == first.clock + 50_000
+
+
 def test_reductions_go_to_the_call_that_is_carried(tmp_path: Path) -> None:
     two_ranks(tmp_path)
     later = [record.calls[1] for record in read_one(tmp_path)]

@@ -160,7 +160,7 @@ def test_words() -> None:
     assert Header("reduce", "int8", (3,), "MAX", 1, 3).describe([4, 9]) == "reduce(int8 [3], MAX, root 9)"
     waits = RankStatus(0, 1, "waiting", "barrier()", 3, waits_for=(1,), seconds=2.0)
     waited = RankStatus(1, 2, "waiting", "barrier()", 3, waits_for=(2,), seconds=2.0)
-    assert status._remarks([waits, waited, RankStatus(2, 3, "absent", words="has not joined")], 0) == (
+    assert status.remarks([waits, waited, RankStatus(2, 3, "absent", words="has not joined")], 0) == (
         "rank 2 keeps rank 1 waiting for 2 s: it has not joined",
     )
 

@@ -1,15 +1,20 @@
-"""What the ranks of a default group exchange when it is made: their versions, and on which machine they are."""
+"""What the ranks of a default group exchange when it is made: their versions, and on which machine they are.
+
+And the words where two processes are one rank.
+"""
 
 import json
+import os
+import socket
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, UsageError
 from unisono.transport.host import Host
 from unisono.units import name_ranks
 
-__all__ = ["check_versions", "publish_self", "ranks_here", "versions"]
+__all__ = ["check_versions", "claimed_twice", "publish_self", "ranks_here", "versions"]
 
 _PACKAGES = ("unisono", "torch")
 
@@ -31,18 +36,31 @@ def versions() -> dict[str, str]:
     return found
 
 
+def claimed_twice(name: int, label: str, pid: int, hostname: str) -> UsageError:
+    """The error of a process that is global rank ``name`` of a group, as process ``pid`` on ``hostname`` is.
+
+    ``pid`` 0: it is not known.
+    """
+    here = socket.gethostname()
+    return UsageError(
+        f"rank {name} of {label} is claimed twice: by pid {os.getpid()} on {here} and by pid {pid or 'unknown'} on "
+        f"{hostname}; give every process its own rank"
+    )
+
+
 def publish_self(store: _Store, rank: int) -> None:
     """Publishes what the others compare, before this rank joins: that of an earlier attempt is replaced."""
     store.set(f"birth/{rank}", json.dumps([versions(), Host.mine().boot]))
 
 
-def ranks_here(store: _Store, rank: int, global_ranks: Sequence[int], label: str) -> list[int]:
+def ranks_here(store: _Store, rank: int, global_ranks: Sequence[int], label: str, compared: bool = False) -> list[int]:
     """The group ranks on this rank's machine, once all have joined: containers of one kernel share its cores.
 
-    Raises `MismatchError`, on every rank, if the versions of some differ.
+    Raises `MismatchError` as `check_versions` does, unless these were ``compared`` before.
     """
     published = _published(store, len(global_ranks))
-    _compare([each for each, _ in published], global_ranks, label)
+    if not compared:
+        _compare([each for each, _ in published], global_ranks, label)
     return [each for each, (_, boot) in enumerate(published) if boot == published[rank][1]]
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import threading
 import time
 import weakref
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from unisono.backend import exit_hooks
-from unisono.backend.birth import publish_self, ranks_here
+from unisono.backend.birth import claimed_twice, publish_self, ranks_here
 from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
@@ -18,10 +19,10 @@ from unisono.backend.options import Options, between_hosts, host_timeout
 from unisono.backend.over_hosts import FLUSH, OverHosts
 from unisono.backend.reduce_ops import ReduceOps
 from unisono.backend.stores import keep_inherited
-from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError
+from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError, first_line
 from unisono.runtime.collectives import CollectiveQueue
 from unisono.runtime.messages import MessageQueue
-from unisono.runtime.task import first_line, reentry_error
+from unisono.runtime.task import reentry_error
 from unisono.transport.board import Board
 from unisono.transport.layout import ABSENT, AFFINITY, EXIT_NOTE, JOINED, LEFT, NAME, PID, STATE
 from unisono.transport.process import Identity, affinity_mark
@@ -148,7 +149,7 @@ class Group:
         self.collectives.rejected = self.messages.rejected
         self.device_guard, self.monitor = DeviceGuard(board, self.global_ranks, self.label, monitor), monitor
         self.nonce = segment.nonce
-        self._over_hosts.start(monitor.activity)
+        self._over_hosts.start(monitor.serve)
 
     def _attach(self, op: str) -> Segment:
         """The segment, once the first rank has made it; raises if it never will, or not in time."""
@@ -179,10 +180,7 @@ class Group:
         mine, at = Identity.mine(), segment.field(self.rank, PID)
         if self._store.add(f"claimed/{self.rank}/{segment.nonce}", 1) > 1:
             other = segment.identity(self.rank)
-            raise UsageError(
-                f"rank {self.rank} of {self.label} is claimed twice: by pid {other.pid or 'unknown'} and by pid "
-                f"{mine.pid}; give every process its own rank"
-            )
+            raise claimed_twice(self.global_ranks[self.rank], self.label, other.pid, socket.gethostname())
         segment.longs[segment.field(self.rank, NAME)] = self.global_ranks[self.rank]
         segment.longs[segment.field(self.rank, AFFINITY)] = affinity_mark()
         segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
@@ -201,7 +199,8 @@ class Group:
             with self._members.able():
                 publish_self(self._store, self.rank)
             self.join()
-            self.ranks_here = ranks_here(self._store, self.rank, self.global_ranks, self.label)
+            compared = self._over_hosts.known
+            self.ranks_here = ranks_here(self._store, self.rank, self.global_ranks, self.label, compared)
         except BaseException as error:
             self.close(f"could not join it ({type(error).__name__}: {error})")
             raise
@@ -363,7 +362,7 @@ def _exit_note(why: str) -> str:
     """``why`` and what has gone wrong in a group of this process: peers in its other groups read why it leaves."""
     global _last_failure
     queues = [queue for group in _living if group.joined for queue in (group.collectives, group.messages)]
-    errors = [queue.failed for queue in queues if queue.failed is not None]
+    errors = [error for queue in queues if (error := queue.failed or queue.lost_over) is not None]
     _last_failure = next((error for error in errors if error.cause), errors[0] if errors else _last_failure)
     if _last_failure is None:
         return exit_note(why)

@@ -12,6 +12,7 @@ count each its own.
 """
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from unisono.backend.birth import claimed_twice
 from unisono.backend.rendezvous_watch import ABSENT_SECONDS, log_absent
 from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
@@ -205,6 +207,10 @@ class MemberRegistry:
         hosts = HostMap([world.places[name] for name in self._global_ranks], self._rank)
         return hosts if len(hosts.hosts) > 1 else None
 
+    def nonce(self) -> str:
+        """A nonce for the memory of a group whose hosts are known, equal on all of them."""
+        return hashlib.blake2b(f"{default_nonce()}/{self.store.prefix}".encode(), digest_size=8).hexdigest()
+
     def release(self) -> None:
         """Drops the stores when the group is left; later groups do not look up ranks here."""
         global _default
@@ -276,10 +282,7 @@ class MemberRegistry:
             pid, hostname = other
         else:
             return
-        raise UsageError(
-            f"rank {self._global_ranks[self._rank]} of {self._title} is claimed twice: by pid {mine.pid} on "
-            f"{socket.gethostname()} and by pid {pid} on {hostname}; give every process its own rank"
-        )
+        raise claimed_twice(self._global_ranks[self._rank], self._title, pid, hostname)
 
     def report_absent(self) -> None:
         """Logs once, some seconds after a default group began to be made, which ranks have not come."""

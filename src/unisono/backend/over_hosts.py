@@ -9,14 +9,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from unisono.backend.birth import check_versions
+from unisono.backend.birth import check_versions, claimed_twice
 from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.runtime.network import Network
+from unisono.transport.handshake import Peer, check_transport, connect_gloo
 from unisono.transport.host import Host, HostMap, Place
 from unisono.transport.interfaces import address_for_peers
-from unisono.transport.mesh import Connected, connect_gloo
+from unisono.transport.mesh import Connected
 from unisono.transport.mpi import connect_mpi
 from unisono.transport.process import start_time
 from unisono.transport.segment import Segment, attach, create
@@ -60,7 +61,7 @@ class OverHosts:
         store = self._members.store.under(f"{self._birth}/host/{hosts.mine}")
         if self._rank != hosts.local[0]:
             return attach(store, self._rank, len(self._global_ranks), deadline, self._members)
-        segment, self._fd = create(store, len(self._global_ranks), self._label, nonce)
+        segment, self._fd = create(store, len(self._global_ranks), self._label, nonce or self._members.nonce())
         return segment
 
     def look(self, segment: Segment, timeout: float) -> None:
@@ -100,9 +101,9 @@ class OverHosts:
             self._members.check()
             self._members.check_reasons()
             time.sleep(_PAUSE)
-        places = [Place(*json.loads(store.get(str(rank)))) for rank in range(size)]
         if not self._members.counted:
             check_versions(self._members.store, self._global_ranks, self._label)
+        places = [Place(*json.loads(store.get(str(rank)))) for rank in range(size)]
         self._birth = nonce
         self.hosts = self._members.hosts = HostMap(places, self._rank)
         return self.hosts
@@ -113,14 +114,15 @@ class OverHosts:
             return
         there = Place(*json.loads(store.get(str(self._rank))))
         if there.host == Host.mine().to_text() and there.pid != os.getpid() and start_time(there.pid):
-            raise UsageError(
-                f"rank {self._rank} of {self._label} is claimed twice: by pid {there.pid} and by pid {os.getpid()} on "
-                f"{there.hostname}; give every process its own rank"
-            )
+            raise claimed_twice(self._global_ranks[self._rank], self._label, there.pid, there.hostname)
 
     def _place(self) -> Place:
-        """Where this rank is; raises `UsageError`, once all can read why, if it names an interface in vain."""
+        """Where this rank is; raises `UsageError`, once all can read why, if it names what is not there.
+
+        An interface, or a transport of Gloo.
+        """
         try:
+            check_transport()
             return Place.mine(self._members.store.host())
         except UsageError as error:
             self._members.cannot_join(f"can not join it ({error})")
@@ -140,20 +142,25 @@ class OverHosts:
             return
         segment.longs[3] = int(self.hosts.oversubscribed)  # all ranks choose alike
         self._members.store.keep_alive(min(silence, timeout))
-        store, size = self._members.store.plain(f"{self._birth}/mesh"), len(self._global_ranks)
+        store = self._members.store.under(f"{self._birth}/mesh")
         if engine == "mpi":
-            messages = connect_mpi(store, self._rank, size)
+            messages = connect_mpi(store.plain("mpi"), self._rank, len(self._global_ranks))
             connected = Connected(messages, messages.shut_down)
         else:
+            peers = [
+                Peer(place.who(name), place.address)
+                for name, place in zip(self._global_ranks, self.hosts.places, strict=True)
+            ]
             # Where the store is on this host, another one has found the way to it.
             address = address_for_peers(self._members.store.host(), self.hosts.places[self.hosts.remote[0]].address)
-            connected = connect_gloo(store, self._rank, size, address, timeout, silence)
+            peers[self._rank] = peers[self._rank]._replace(address=address)
+            connected = connect_gloo(store, self._rank, peers, segment.nonce, timeout, silence)
         self._network = Network(segment, self.hosts, self._global_ranks, connected)
 
-    def start(self, activity: Callable[[int], str]) -> None:
-        """Begins to receive; ``activity``: what a rank of this host does now, in words."""
+    def start(self, serve: Callable[[Network], None]) -> None:
+        """Begins to receive; ``serve``: makes known what answers the questions of other hosts."""
         if self._network is not None:
-            self._network.activity = activity
+            serve(self._network)
             self._network.start()
 
     def leave(self, note: str, seconds: float = FLUSH) -> None:

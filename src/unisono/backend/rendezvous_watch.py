@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from unisono.errors import first_line
 from unisono.units import name_ranks
 
 __all__ = ["ABSENT_SECONDS", "for_our_group", "log_absent", "watched"]
@@ -115,7 +116,7 @@ class _Watch(threading.Thread):
         except OSError as error:
             self._why = (error.strerror or str(error)).lower()
         except RuntimeError as error:
-            self._why = str(error).partition("\n")[0]
+            self._why = first_line(error)
 
     def _words(self) -> str:
         me = f"rank {self._rank or '?'} of {self._size or '?'} (pid {os.getpid()} on {socket.gethostname()})"

@@ -8,7 +8,6 @@ the socket on which the parent listens, for the port is free only when no proces
 import ctypes
 import errno
 import os
-import socket
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +15,9 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
 
-from unisono.errors import PeerLostError
+from unisono.errors import PeerLostError, first_line
 from unisono.transport.keepalive import keep_alive, sockets
+from unisono.transport.listening import listeners
 from unisono.transport.segment import StoreLike
 
 __all__ = ["JobStore", "chain_of", "keep_inherited", "shared_store"]
@@ -52,16 +52,9 @@ def keep_inherited() -> None:
 
 def _close_listening(ports: set[int]) -> None:
     """Closes this process's sockets that listen on one of these ports."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            with socket.socket(fileno=os.dup(int(name))) as copy:
-                listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                found = bool(listens) and copy.family in (socket.AF_INET, socket.AF_INET6)
-                found = found and copy.getsockname()[1] in ports
-        except OSError:  # no socket
-            continue
-        if found:
-            os.close(int(name))
+    for found in listeners():
+        if found.port in ports:
+            os.close(found.fd)
 
 
 class JobStore:
@@ -69,27 +62,28 @@ class JobStore:
 
     def __init__(self, store: StoreLike, prefix: str) -> None:
         self._store: StoreLike | None = store
-        self._prefix = prefix
+        self.prefix = prefix
+        """Before every key."""
 
     def set(self, key: str, value: str) -> None:
         """Stores a value."""
         with self._open() as store:
-            store.set(f"{self._prefix}/{key}", value)
+            store.set(f"{self.prefix}/{key}", value)
 
     def get(self, key: str) -> bytes:
         """The value, once there is one."""
         with self._open() as store:
-            return store.get(f"{self._prefix}/{key}")
+            return store.get(f"{self.prefix}/{key}")
 
     def add(self, key: str, value: int) -> int:
         """Adds to a counter; returns the sum."""
         with self._open() as store:
-            return store.add(f"{self._prefix}/{key}", value)
+            return store.add(f"{self.prefix}/{key}", value)
 
     def check(self, keys: list[str]) -> bool:
         """True if all these keys have values."""
         with self._open() as store:
-            return store.check([f"{self._prefix}/{key}" for key in keys])
+            return store.check([f"{self.prefix}/{key}" for key in keys])
 
     @contextmanager
     def _open(self) -> Iterator[StoreLike]:
@@ -103,12 +97,12 @@ class JobStore:
     def under(self, prefix: str) -> "JobStore":
         """The same store under a further prefix."""
         with self._open() as store:
-            return JobStore(store, f"{self._prefix}/{prefix}")
+            return JobStore(store, f"{self.prefix}/{prefix}")
 
     def plain(self, prefix: str) -> Any:
         """The same store under a further prefix, as torch's classes take it."""
         with self._open() as store:
-            return PrefixStore(f"{self._prefix}/{prefix}", store)  # type: ignore[arg-type]  # it is one of torch's
+            return PrefixStore(f"{self.prefix}/{prefix}", store)  # type: ignore[arg-type]  # it is one of torch's
 
     def host(self) -> str:
         """The name or address under which this process reaches the store, MASTER_ADDR if it is no server."""
@@ -128,7 +122,7 @@ class JobStore:
 
 def _gone(error: Exception) -> PeerLostError | OSError:
     """The error of a failed store; `OSError` if this process is at its own limits."""
-    words = str(error).partition("\n")[0]
+    words = first_line(error)
     for number in (errno.EMFILE, errno.ENFILE):
         if os.strerror(number) in words:
             return OSError(number, os.strerror(number))

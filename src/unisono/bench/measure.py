@@ -24,6 +24,7 @@ from unisono.bench.result import Rates, Row
 from unisono.bench.settings import PERSISTENT, REDUCING, Contender, Settings
 from unisono.bench.torch_calls import torch_callers
 from unisono.bench.values import Tables
+from unisono.errors import first_line
 
 __all__ = ["Listener", "measure", "rank_main", "run_rank"]
 
@@ -142,7 +143,7 @@ class _Walk:
                     entrant.call()
                 entrant.first = time.perf_counter() - began
             except Exception as error:
-                entrant.refused = str(error).partition("\n")[0] or type(error).__name__
+                entrant.refused = first_line(error)
             if any(self._all_numbers(bool(entrant.refused))):
                 entrant.refused = entrant.refused or "another rank refused"
             elif self.settings.check:

@@ -12,7 +12,7 @@ import torch
 
 from unisono.bench.cases import Case
 from unisono.bench.settings import MPI_DTYPES, MPI_OPS, Settings
-from unisono.errors import UsageError
+from unisono.errors import UsageError, first_line
 
 __all__ = ["MpiCaller", "mpi_caller"]
 
@@ -108,6 +108,6 @@ def _load() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = first_line(error)
         raise UsageError(f'mpi4py finds no MPI library ({reason}): pip install "unisono[bench]"') from error
     return MPI

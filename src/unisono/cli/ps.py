@@ -1,4 +1,4 @@
-"""`unisono ps`: what the ranks of this host's jobs are doing, live."""
+"""`unisono ps`: what the ranks of the jobs that this host has a part in are doing, live."""
 
 import json
 import os
@@ -21,6 +21,7 @@ from unisono.cli.common import echo, show
 from unisono.errors import UsageError
 from unisono.units import show_nbytes, show_seconds
 from unisono.watch import status_page
+from unisono.watch.other_hosts import with_other_hosts
 from unisono.watch.status import GroupStatus, Job, RankStatus, snapshot, span
 
 __all__ = ["NOTHING_EXIT", "ps"]
@@ -43,6 +44,8 @@ def ps(
 ) -> None:
     """Show what the ranks of your jobs on this host are in, who waits for whom, and who comes late.
 
+    Of a job over several hosts the ranks of all hosts are shown; --stacks and --dump reach those of this one.
+
     It reads what the ranks write anyway: no job is disturbed, and a job that hangs can be looked at. Ctrl-C ends it.
     Exit code 1 if there is no job. Examples:
 
@@ -59,7 +62,7 @@ def ps(
     elif sys.stdout.isatty() and not (once or as_json or stacks):
         _follow(pid, interval)
     else:
-        _print(snapshot(pid), pid, as_json, stacks)
+        _print(list(map(with_other_hosts, snapshot(pid))), pid, as_json, stacks)
 
 
 def _follow(pid: int | None, interval: float) -> None:
@@ -67,7 +70,8 @@ def _follow(pid: int | None, interval: float) -> None:
     try:
         with Live(screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_screen(snapshot(pid), pid, live.console.width), refresh=True)
+                jobs = list(map(with_other_hosts, snapshot(pid)))
+                live.update(_screen(jobs, pid, live.console.width), refresh=True)
                 time.sleep(interval)
     except KeyboardInterrupt:
         return
@@ -152,8 +156,11 @@ def _job(job: Job, width: int) -> RenderableType:
 
 def _ranks(ranks: Sequence[RankStatus], bar: int) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim", expand=False)
-    for name in ("rank", "pid"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("rank", justify="right", no_wrap=True)
+    over_hosts = any(rank.host for rank in ranks)
+    if over_hosts:
+        table.add_column("host", no_wrap=True)
+    table.add_column("pid", justify="right", no_wrap=True)
     table.add_column("in", overflow="ellipsis")
     for name in ("bytes", "call no.", "for"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -163,6 +170,7 @@ def _ranks(ranks: Sequence[RankStatus], bar: int) -> Table:
         alive = rank.state in ("in call", "waiting", "elsewhere", "stopped")
         table.add_row(
             str(rank.rank),
+            *([rank.host] if over_hosts else []),
             str(rank.pid or "-"),
             _one_line_each(_doing(rank)),
             show_nbytes(rank.nbytes) if rank.nbytes and alive else "",

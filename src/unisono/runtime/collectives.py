@@ -32,7 +32,7 @@ from unisono.runtime.worker import INLINE, AsyncProgress
 from unisono.transport.board import Board
 from unisono.transport.futex import SPIN_NS
 from unisono.transport.inference import outside_inference
-from unisono.transport.layout import ABORTED, ISSUED
+from unisono.transport.layout import ABORTED
 from unisono.transport.peer_mappings import PeerMappings
 from unisono.transport.process import Identity
 from unisono.units import name_ranks
@@ -356,8 +356,8 @@ class CollectiveQueue(CallQueue):
         Not this one, where it is two ranks of a group: another thread of it may issue the call.
         """
         board, number = self._board, self.calls + 1
-        missing = [r for r in board.missing() if self._longs[board.segment.field(r, ISSUED)] < number]
-        return [who for rank in missing if (who := board.segment.identity(rank)) != Identity.mine()]
+        missing = [r for r in board.missing() if board.segment.issued(r) < number]
+        return [who for rank in missing if (who := board.segment.process(rank)) != Identity.mine()]
 
     def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
         """Describes a call that did not end; see `CallQueue`."""

@@ -322,7 +322,7 @@ class MessageQueue(CallQueue):
     def _needs(self, task: Task) -> list[Identity]:
         assert isinstance(task, Message)
         peer = self._pending.needed(task)
-        return [] if peer is None else [self._segment.identity(peer)]
+        return [] if peer is None else [self._segment.process(peer)]
 
     def _rejected_error(self, task: Task | None, outcome: str) -> UnisonoError | None:
         if not isinstance(task, Message) or task.peer is None or self.rejected is None:

@@ -38,7 +38,9 @@ class MirroredRings:
         self._threads: dict[int, OwnThread] = {}
         self._starting = threading.RLock()
         self._ended = False
+        self._done: dict[int, tuple[int, tuple[int, ...]]] = {}  # by peer: bytes and counts that were sent on
         network.deliver_message = self._land
+        network.unsent = self._unsent
         network.closing.append(self._close)
 
     def use(self, peer: int) -> None:
@@ -50,6 +52,12 @@ class MirroredRings:
                 thread = OwnThread(target=self._run, args=(peer,), name=f"unisono to rank {peer}", daemon=True)
                 self._threads[peer] = thread
                 thread.start()
+
+    def _unsent(self) -> bool:
+        done = list(self._done.items())
+        return len(done) < len(self._threads) or any(
+            (self._out[peer].written(), self._in[peer].reader_counts()) != sent for peer, sent in done
+        )
 
     def _close(self, deadline: float) -> None:
         """Sends on what is there, then ends the threads, waiting for them until ``deadline`` at most."""
@@ -64,6 +72,7 @@ class MirroredRings:
         """Sends on what this rank writes for ``peer``, and what it has read from it."""
         bell, out, into, channel = self._bells[peer], self._out[peer], self._in[peer], self._network.messages[peer]
         sent, counts = 0, into.reader_counts()
+        self._done[peer] = sent, counts
         while True:
             seen, last = bell.value(), self._ended
             written = out.written()
@@ -82,6 +91,7 @@ class MirroredRings:
             if now != counts:
                 counts = now
                 channel.send(RING_COUNTS, (_COUNTS.pack(*now),))
+            self._done[peer] = sent, counts
             if last or self._network.ended(peer):
                 return
             bell.sleep(seen, _PAUSE)

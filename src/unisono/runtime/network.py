@@ -5,6 +5,7 @@ Two channels go to a rank of another host: one for messages and news, to every s
 """
 
 import errno
+import json
 import os
 import struct
 import threading
@@ -12,9 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from unisono.runtime.questions import Questions
 from unisono.transport.host import HostMap
-from unisono.transport.layout import AFFINITY, GAVE_UP, JOINED, LEFT, MEETINGS, STATE
+from unisono.transport.layout import AFFINITY, GAVE_UP, ISSUED, JOINED, LEFT, MEETINGS, STATE
 from unisono.transport.mesh import Channel, Connected, Mesh, Receive
+from unisono.transport.process import Identity
 from unisono.transport.segment import Segment
 
 __all__ = ["MEETING", "MEETING_DATA", "MEETING_ROOM", "RING_BYTES", "RING_COUNTS", "Network"]
@@ -53,18 +56,18 @@ class Network:
     """The channels of this rank, ``rank`` of the group of ``global_ranks``, to the other hosts of ``hosts``."""
 
     def __init__(self, segment: Segment, hosts: HostMap, global_ranks: Sequence[int], connected: Connected) -> None:
-        self.hosts, self._segment, self._global_ranks = hosts, segment, global_ranks
+        self.hosts, self._segment, self.global_ranks = hosts, segment, global_ranks
         self.deliver_meeting: _Land = lambda peer, body: None
         self.deliver_data: _Land = lambda peer, body: None
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
-        self.activity: Callable[[int], str] = lambda rank: ""
-        """What a rank of this host does now, in words; asked by ranks of other hosts."""
+        self.unsent: Callable[[], bool] = lambda: False
+        """True if this rank has sent messages that are not on their way yet."""
+        self._issued: dict[int, int] = {}  # by rank: collectives, as it has answered
         self.closing: list[Callable[[float], None]] = []
         """Called before the channels end, with the moment (``time.monotonic``) until which they may take."""
         self._ended: dict[int, _Ended] = {}  # by rank
         self._broken: dict[int, tuple[float, str]] = {}  # by rank: when its connection ended, and the error
         self._shrinking: dict[int, str] = {}
-        self._answers: dict[int, list[str]] = {}
         self._receipts: set[int] = set()  # of ranks that have read that this one has left
         self._answered = threading.Condition()
         self._gave_up = False
@@ -74,6 +77,7 @@ class Network:
         self.messages: dict[int, Channel] = {
             peer: self._mesh.channel(peer, _MESSAGES, _MESSAGE_ROOM, self._message) for peer in hosts.remote
         }
+        self.questions = Questions(_MESSAGE_ROOM, self._sender(_QUESTION), self._sender(_ANSWER))
         longs = segment.longs
         for peer in hosts.remote:
             longs[segment.field(peer, STATE)] = JOINED
@@ -112,14 +116,9 @@ class Network:
                 self._receipts.add(peer)
                 self._answered.notify_all()
         elif kind == _QUESTION:
-            (rank,) = _RANK.unpack_from(body)
-            if rank in self.hosts.local:
-                self.messages[peer].send(_ANSWER, (body[: _RANK.size], self.activity(rank).encode()[:2000]))
+            self.questions.asked(peer, body)
         elif kind == _ANSWER:
-            (rank,) = _RANK.unpack_from(body)
-            with self._answered:
-                self._answers.setdefault(rank, []).append(bytes(body[_RANK.size :]).decode())
-                self._answered.notify_all()
+            self.questions.answered(body)
 
     def _lost(self, peer: int, tag: int, words: str) -> None:
         self._broken.setdefault(peer, (time.monotonic(), words))
@@ -156,8 +155,7 @@ class Network:
 
     def who(self, rank: int, name: int) -> str:
         """The rank, of global rank ``name``, in words."""
-        place = self.hosts.places[rank]
-        return f"rank {name} (pid {place.pid} on {place.hostname})"
+        return self.hosts.places[rank].who(name)
 
     def ended(self, rank: int) -> tuple[int, str] | None:
         """The state of a rank that has left, has given up or is lost (0), with its exit note; None otherwise."""
@@ -204,21 +202,42 @@ class Network:
         for channel in self.messages.values():
             channel.send(_NEWS, parts)
 
-    def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]:
-        """What ranks of other hosts do now, in the words of a rank of their host; empty for one of which none comes."""
+    def activities(self, ranks: Sequence[int], patience: float, placed: bool = False) -> dict[int, str]:
+        """What ranks of other hosts do now, in the words of a rank of their host; empty for one of which none comes.
+
+        ``placed``: behind what each has completed.
+        """
         asked = [rank for rank in ranks if rank in self]
-        with self._answered:
-            for rank in asked:
-                self._answers.pop(rank, None)
-        for rank in asked:
-            for peer in self.hosts.hosts[self.hosts.of[rank]]:
-                self.messages[peer].send(_QUESTION, (_RANK.pack(rank),))
-        end = time.monotonic() + patience
-        with self._answered:
-            self._answered.wait_for(
-                lambda: all(any(self._answers.get(rank, ())) for rank in asked), max(0.0, end - time.monotonic())
-            )
-            return {rank: max(self._answers.get(rank, [""]), key=len) for rank in asked}
+        peers = sorted({peer for rank in asked for peer in self.hosts.hosts[self.hosts.of[rank]]})
+        answers = self.questions.ask_all(peers, "activity", json.dumps([asked, placed]).encode(), patience)
+        found = [json.loads(answer) for answer in answers.values() if answer]
+        return {rank: max((words.get(str(rank), "") for words in found), key=len, default="") for rank in asked}
+
+    def process(self, rank: int) -> Identity:
+        """The process of a rank of another host."""
+        return self.hosts.places[rank].process
+
+    @property
+    def nonce(self) -> str:
+        """The nonce of the group."""
+        return self._segment.nonce
+
+    def issued_here(self) -> int:
+        """The collectives that this rank has issued."""
+        return int(self._segment.longs[self._segment.field(self.hosts.rank, ISSUED)])
+
+    def issued(self, rank: int) -> int:
+        """The collectives that a rank of another host has issued, as it has answered."""
+        return self._issued.get(rank, 0)
+
+    def note_issued(self, who: Identity, number: int) -> None:
+        """Notes how many a process of another host has issued here."""
+        for rank in self.hosts.remote:
+            if self.process(rank) == who:
+                self._issued[rank] = number
+
+    def _sender(self, kind: int) -> Callable[[int, bytes], None]:
+        return lambda peer, body: self.messages[peer].send(kind, (body,))
 
     def leave(self, note: str, seconds: float) -> None:
         """Sends what is left and publishes that this rank has left; then ends the channels and their threads.
@@ -239,7 +258,9 @@ class Network:
         # Those who handle frames hold the group's memory, and it holds this: it ends here, not when Python collects it.
         self.closing.clear()
         self._segment.elsewhere = None
-        del self.deliver_meeting, self.deliver_data, self.deliver_message, self.activity
+        self.questions.close()
+        self.unsent = bool
+        del self.deliver_meeting, self.deliver_data, self.deliver_message
 
     def disown(self) -> None:
         """In a forked child: the connections are the parent's."""

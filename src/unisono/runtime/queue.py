@@ -53,6 +53,7 @@ class CallQueue(ABC):
         self._segment, self._rank, self._global_ranks, self._label = segment, rank, global_ranks, label
         self.monitor = monitor
         self.failed: UnisonoError | None = None
+        self.lost_over: UnisonoError | None = None  # the error of the last call that failed over a lost peer
         self.access = Access(self)
         self._new_locks()
         self._to_notify: deque[Task] = deque()
@@ -256,6 +257,7 @@ class CallQueue(ABC):
 
     def _fail_lost_peer(self, task: Task, error: UnisonoError) -> None:
         """Fails ``task``, whose peer is gone; by a deadlock of both if the peer has found one. Lock held."""
+        self.lost_over = copy_error(error)
         words = self._waited[1].check(self._needs(task)) if self._waited and self._waited[0] is task else ""
         self._fail(task, DeadlockError(words) if words else error)
 

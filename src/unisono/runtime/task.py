@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unisono.errors import MismatchError, UnisonoError, UsageError
+from unisono.errors import MismatchError, UnisonoError, UsageError, first_line
 from unisono.runtime.call import Call, Site, site_text
 from unisono.runtime.call_site import call_site, interrupted_site
 from unisono.transport.futex import SPIN_NS
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from unisono.runtime.queue import CallQueue
 
 __all__ = [
-    "MIN_PATIENCE_NS", "Access", "ConsensusError", "Task", "copy_error", "first_line", "in_listener", "internal_error",
+    "MIN_PATIENCE_NS", "Access", "ConsensusError", "Task", "copy_error", "in_listener", "internal_error",
     "interruption", "keep_shared", "others_in_listeners", "patience_for", "reentry_error", "run_listeners",
 ]  # fmt: skip
 
@@ -117,11 +117,6 @@ def internal_error(error: BaseException) -> UnisonoError:
     return UnisonoError(f"a collective broke off inside: {type(error).__name__}: {error}")
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, without the colon that leads to the next."""
-    return str(error).partition("\n")[0].rstrip(":")
-
-
 def copy_error(error: UnisonoError) -> UnisonoError:
     """A copy to keep and to raise again: an error that was raised keeps a traceback, and with it memory."""
     copy = type(error)(*error.args)
@@ -144,5 +139,5 @@ def reentry_error(what: str, label: str) -> UsageError:
 
 def interruption(error: BaseException) -> UnisonoError:
     """The error of a call that a foreign exception has interrupted: Ctrl-C, or a signal handler's."""
-    words = first_line(error)
-    return UnisonoError(f"{type(error).__name__} interrupted a call under way" + (f": {words}" if words else ""))
+    words = f": {first_line(error)}" if str(error) else ""
+    return UnisonoError(f"{type(error).__name__} interrupted a call under way{words}")

@@ -30,7 +30,7 @@ from unisono.runtime.call import name_of_dtype, piece_numel, site_text
 from unisono.trace.arm import KEPT
 from unisono.trace.busy import busy_clock
 from unisono.trace.place import place
-from unisono.watch import flight
+from unisono.watch import clocks, flight
 from unisono.watch.flight import QueueRecord
 from unisono.watch.fr_schema import Entry
 
@@ -276,6 +276,7 @@ class Collector:
             "host": socket.gethostname(),
             "program": " ".join(sys.argv),
             "clock": time.time_ns() - time.monotonic_ns(),
+            "offset": clocks.offset(),
             "main": threading.main_thread().ident,
             "since": self._covered(),
             "groups": [[memory, label, ranks] for memory, (label, ranks) in self.groups.items()],

@@ -144,7 +144,7 @@ def read(folder: Path) -> list[list[RankRecord]]:
 
 
 def _rank(file: Path) -> RankRecord:
-    data = json.loads(file.read_text(encoding="utf-8"))
+    data = _aligned(json.loads(file.read_text(encoding="utf-8")))
     spans = sorted((Span(*span) for span in data["spans"]), key=lambda span: span.begin)
     reductions = union((begin, end) for begin, end in data["reductions"])
     calls = sorted((_call(row) for row in data["calls"] if row["ended"]), key=lambda call: call.begin)
@@ -170,6 +170,19 @@ def _rank(file: Path) -> RankRecord:
     record.compute = compute if compute.exists() else None
     _share_out(reductions, calls)
     return record
+
+
+def _aligned(data: dict[str, Any]) -> dict[str, Any]:
+    """The record with its times on the clock of the first rank's host."""
+    if ahead := data["offset"]:
+        for span in data["spans"]:
+            span[1:3] = span[1] + ahead, span[2] + ahead
+        for row in data["calls"]:
+            row["issued"], row["ended"] = row["issued"] + ahead, row["ended"] and row["ended"] + ahead
+        data["reductions"] = [(begin + ahead, end + ahead) for begin, end in data["reductions"]]
+        data["marks"] = [(at + ahead, busy) for at, busy in data["marks"]]
+        data["since"], data["clock"] = data["since"] and data["since"] + ahead, data["clock"] - ahead
+    return data
 
 
 def _call(row: dict[str, Any]) -> CallRecord:

@@ -6,6 +6,7 @@ who may not open each other's memory. Ranks of two hosts meet over the network. 
 no difference: the memory has no name.
 """
 
+import hashlib
 import os
 import socket
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ from functools import cache
 from typing import NamedTuple
 
 from unisono.transport.interfaces import address_for_peers
-from unisono.transport.process import cores
+from unisono.transport.process import Identity, cores
 
-__all__ = ["Host", "HostMap", "Place", "barred", "unseen"]
+__all__ = ["Host", "HostMap", "Place", "barred", "own_mark", "unseen"]
 
 
 class Host(NamedTuple):
@@ -47,18 +48,42 @@ class Host(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a rank runs: its `Host` as text, the host's name, its address there, its pid, the cores of the host."""
+    """Where a rank runs: its `Host` as text, the host's name, its address there, its pid, the cores of the host.
+
+    ``started``: the start time of the process (`Identity`), 0 if that is not known.
+    """
 
     host: str
     hostname: str
     address: str
     pid: int
     cores: int
+    started: int = 0
+
+    def who(self, name: int) -> str:
+        """The rank, of global rank ``name``, in words."""
+        return f"rank {name} (pid {self.pid} on {self.hostname})"
 
     @classmethod
     def mine(cls, towards: str) -> "Place":
         """That of this process; ``towards``: see `address_for_peers`."""
-        return cls(Host.mine().to_text(), socket.gethostname(), address_for_peers(towards), os.getpid(), cores())
+        own, here = Identity.mine(), address_for_peers(towards)
+        return cls(Host.mine().to_text(), socket.gethostname(), here, own.pid, cores(), own.started)
+
+    @property
+    def process(self) -> Identity:
+        """The process, as another host knows it."""
+        return Identity(self.pid, self.started, _mark(self.host))
+
+
+def _mark(host: str) -> int:
+    """A digest of a `Host` in text: 63 bits, not 0."""
+    return int.from_bytes(hashlib.blake2b(host.encode(), digest_size=8).digest()) >> 1 or 1
+
+
+def own_mark() -> int:
+    """The mark of this host in an `Identity` that another one has."""
+    return _mark(Host.mine().to_text())
 
 
 class HostMap:

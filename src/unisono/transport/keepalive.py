@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from typing import NamedTuple
 
-__all__ = ["Connection", "keep_alive", "shut_down", "sockets"]
+__all__ = ["Connection", "keep_alive", "peer_addresses", "shut_down", "sockets", "tcp_socket"]
 
 
 class Connection(NamedTuple):
@@ -20,8 +20,8 @@ class Connection(NamedTuple):
     inode: int
 
 
-def _open(fd: int) -> socket.socket | None:
-    """A duplicate of a descriptor, if it is a connected TCP socket."""
+def tcp_socket(fd: int) -> socket.socket | None:
+    """A duplicate of a descriptor, if it is a TCP socket."""
     try:
         number = os.dup(fd)
     except OSError:
@@ -31,14 +31,22 @@ def _open(fd: int) -> socket.socket | None:
     except OSError:  # no socket
         os.close(number)
         return None
-    try:
-        if copy.type == socket.SOCK_STREAM and copy.family in (socket.AF_INET, socket.AF_INET6):
-            copy.getpeername()
-            return copy
-    except OSError:
-        pass
+    if copy.type == socket.SOCK_STREAM and copy.family in (socket.AF_INET, socket.AF_INET6):
+        return copy
     copy.close()
     return None
+
+
+def _open(fd: int) -> socket.socket | None:
+    """A duplicate of a descriptor, if it is a connected TCP socket."""
+    if (copy := tcp_socket(fd)) is None:
+        return None
+    try:
+        copy.getpeername()
+    except OSError:
+        copy.close()
+        return None
+    return copy
 
 
 def sockets(port: int = 0) -> set[Connection]:
@@ -75,6 +83,11 @@ def keep_alive(connections: Iterable[Connection], limit: float) -> None:
         copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
         copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
         copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * limit))
+
+
+def peer_addresses(connections: Iterable[Connection]) -> set[str]:
+    """The addresses of the peers of those that are still connected."""
+    return {str(copy.getpeername()[0]) for copy in _open_ones(connections)}
 
 
 def shut_down(connections: Iterable[Connection]) -> None:

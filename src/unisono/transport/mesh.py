@@ -5,9 +5,6 @@ round trip; and it aborts over a message that is longer than its receive. So a `
 frames of at most its ``room``, whose receives are posted ahead, for as much; a frame that is shorter leaves the rest of
 the buffer as it was, and gives its own length. What does not fit into a frame follows in messages whose sizes the frame
 gives. Frames of a channel arrive in the order in which they were sent.
-
-The Gloo group is made on the interface that leads to the peers: where a host's own name resolves to 127.0.1.1, as
-Debian and Ubuntu install it, the group that torch makes by itself can not be reached.
 """
 
 import ctypes
@@ -23,18 +20,15 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch._C._distributed_c10d import ProcessGroupGloo
 
-from unisono.errors import PeerLostError
-from unisono.transport.keepalive import keep_alive, shut_down, sockets
+from unisono.errors import first_line
 from unisono.transport.process import OwnThread
 
-__all__ = ["Channel", "Connected", "Engine", "Mesh", "Receive", "connect_gloo"]
+__all__ = ["FOREVER", "Channel", "Connected", "Engine", "Mesh", "Receive", "gist"]
 
 _AHEAD = 3  # receives of a channel that are posted
 _HEAD = struct.Struct("<II")  # kind, bytes of the body
-_FOREVER = timedelta(days=10_000)
-_CONNECTING = 60.0  # s that ranks which are all there may take to connect
+FOREVER = timedelta(days=10_000)
 _ENDING = 2.0  # s that the threads may take to end
 _PAUSE = 0.05  # s
 _KEPT = 64  # sends whose buffers are kept at most
@@ -57,25 +51,6 @@ class Connected(NamedTuple):
 
     engine: Engine
     shut_down: Callable[[], None]
-
-
-def connect_gloo(store: Any, rank: int, size: int, address: str, timeout: float, limit: float) -> Connected:
-    """Connects the ranks of a group by Gloo. Raises `PeerLostError` if that fails.
-
-    ``address``: of this host on the way to its peers. ``limit``: seconds after which a host that does not answer is
-    lost.
-    """
-    before = sockets()
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timedelta(seconds=min(timeout, _CONNECTING))
-    try:
-        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-        gloo: Any = ProcessGroupGloo(store, rank, size, options)
-    except RuntimeError as error:
-        raise PeerLostError(f"the ranks can not be connected over {address}: {first(error)}") from error
-    own = sockets() - before
-    keep_alive(own, limit)
-    return Connected(gloo, lambda: shut_down(own))
 
 
 class Mesh:
@@ -172,7 +147,7 @@ class _Waiter:
             works, done = item
             try:
                 for work in works:
-                    work.wait(_FOREVER)
+                    work.wait(FOREVER)
                 done()
             except RuntimeError as error:
                 self._failed(error)
@@ -257,7 +232,7 @@ class Channel:
                     self._sent.append((engine.send([tensor], self.peer, self._tag + 1), tensor))
                 old = [self._sent.popleft()[0] for _ in range(len(self._sent) - _KEPT)]
             for work in old:
-                work.wait(_FOREVER)
+                work.wait(FOREVER)
         except RuntimeError as error:
             self._fail(error)
 
@@ -270,7 +245,7 @@ class Channel:
             sent, self._sent = self._sent, deque()
         try:
             while sent:
-                sent.popleft()[0].wait(_FOREVER)
+                sent.popleft()[0].wait(FOREVER)
         except RuntimeError as error:
             self._fail(error)
         if data:
@@ -282,7 +257,7 @@ class Channel:
             while not self.ended:
                 if not self._posted:
                     raise RuntimeError("Connection closed by peer")
-                self._posted.popleft().wait(_FOREVER)
+                self._posted.popleft().wait(FOREVER)
                 buffer, view = next(buffers)
                 kind, nbytes = _HEAD.unpack_from(view)
                 if not self.ended:
@@ -295,18 +270,18 @@ class Channel:
     def _receive(self, tensors: Sequence[torch.Tensor]) -> None:
         works = [self._mesh.engine.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
         for work in works:
-            work.wait(_FOREVER)
+            work.wait(FOREVER)
 
     def _fail(self, error: RuntimeError) -> None:
         if not self.ended:
-            self._mesh.lost(self.peer, self._tag // 2, first(error))
+            self._mesh.lost(self.peer, self._tag // 2, gist(error))
 
 
 def _ignore(*_: Any) -> None:
     """Takes the place of the callbacks of a mesh that is closed: they hold the group's memory."""
 
 
-def first(error: BaseException) -> str:
+def gist(error: BaseException) -> str:
     """The gist of an error of Gloo: without the place in its source and the advice at its end."""
-    text = str(error).partition("\n")[0]
+    text = first_line(error)
     return text.rpartition("] ")[2].partition(". This is typically")[0] if text.startswith("[") else text

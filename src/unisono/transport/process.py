@@ -25,10 +25,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Identity:
-    """One process of this host: its pid and its start time in clock ticks."""
+    """One process: its pid and its start time in clock ticks; ``host``: a mark of its host, 0 for this one."""
 
     pid: int
     started: int
+    host: int = 0
 
     @classmethod
     def mine(cls) -> "Identity":

@@ -24,6 +24,7 @@ from unisono.transport.host import Host
 from unisono.transport.inference import outside_inference
 from unisono.transport.layout import (
     FIELDS,
+    ISSUED,
     LENGTH,
     MAGIC,
     MEMORY_NAME,
@@ -78,7 +79,9 @@ class Elsewhere(Protocol):
     def publish_shrinking(self, text: str) -> None: ...
     def address(self, rank: int) -> str: ...
     def publish(self, state: int, note: str) -> None: ...
-    def activities(self, ranks: Sequence[int], patience: float) -> dict[int, str]: ...
+    def activities(self, ranks: Sequence[int], patience: float, placed: bool = False) -> dict[int, str]: ...
+    def process(self, rank: int) -> Identity: ...
+    def issued(self, rank: int) -> int: ...
 
 
 class Founder(Protocol):
@@ -162,6 +165,15 @@ class Segment:
         if not self.longs[at] and self.absentees is not None:
             return self.absentees.identity(rank)
         return Identity(self.longs[at], self.longs[at + 1])
+
+    def process(self, rank: int) -> Identity:
+        """The same, of ranks on other hosts too."""
+        return self.elsewhere.process(rank) if self.elsewhere and rank in self.elsewhere else self.identity(rank)
+
+    def issued(self, rank: int) -> int:
+        """The collectives that a rank has issued, as far as is known here."""
+        known = int(self.longs[self.field(rank, ISSUED)])
+        return max(known, self.elsewhere.issued(rank)) if self.elsewhere and rank in self.elsewhere else known
 
 
 def create(store: StoreLike, world_size: int, name: str, nonce: str = "") -> tuple[Segment, int]:

@@ -8,16 +8,22 @@ calls.
 Pages are read one after another, so a cycle seen once may be made of moments that never met. It is believed only when
 every process in it is still in the same wait and has looked around at least twice since: then each of them was blocked
 throughout, and each edge was certain at a time when all were blocked. No process in such a cycle can ever act again.
+What another host answers is as old as the question (remote_page.py): it counts if that was asked after the cycle was
+seen, and a look counts if all of its peers there have answered since the one before.
 """
 
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
+from unisono.transport.host import own_mark
 from unisono.transport.process import Identity, OwnThread
-from unisono.watch.status_page import OwnPage
+from unisono.watch.remote_page import RemotePage, remote_page
+from unisono.watch.status_page import OwnPage, PeerPage
 
 __all__ = ["CycleFinder", "LongWait", "others_could_call"]
 
@@ -50,6 +56,8 @@ class CycleFinder:
     own: OwnPage
     suspect: list[Identity] = field(default_factory=list)
     states: list[_State] = field(default_factory=list)
+    since: float = 0.0
+    based: bool = False  # all states were read after the cycle was seen
 
     def check(self) -> str:
         """Words on a deadlock that this process is in, or empty. Publishes them to the others in it."""
@@ -61,24 +69,34 @@ class CycleFinder:
             now = self._states(self.suspect)
             if not now or any(a[0] != b[0] for a, b in zip(now, self.states, strict=True)):
                 self.suspect = []
+            elif not self.based:
+                self.states, self.based = now, self._as_of(self.suspect) > self.since
             elif all(a[1] >= b[1] + 2 for a, b in zip(now, self.states, strict=True)) and self._holds(self.suspect):
                 return self._judge()
             return ""
-        self.suspect = self._search()
+        self.suspect, self.since = self._search(), time.monotonic()
         self.states = self._states(self.suspect)
         if not self.states:
             self.suspect = []
+        self.based = self._as_of(self.suspect) >= self.since
         return ""
+
+    def _page(self, who: Identity) -> PeerPage | RemotePage | None:
+        return remote_page(who) if who.host else self.own.peer(who)
+
+    def _as_of(self, cycle: list[Identity]) -> float:
+        """The moment after which all that is known of those of these processes that are elsewhere was so."""
+        return min((remote_page(who).as_of() for who in cycle if who.host), default=math.inf)
 
     def _states(self, cycle: list[Identity]) -> list[_State]:
         """The wait of each process of the cycle; empty if one does not wait."""
-        pages = [self.own.peer(identity) for identity in cycle]
+        pages = [self._page(identity) for identity in cycle]
         states = [page.wait() for page in pages if page is not None]
         return states if len(states) == len(cycle) and all(wait for wait, _ in states) else []
 
     def _holds(self, cycle: list[Identity]) -> bool:
         for here, there in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
-            page = self.own.peer(here)
+            page = self._page(here)
             if page is None or there not in page.edges():
                 return False
         return True
@@ -91,7 +109,7 @@ class CycleFinder:
         while frontier:
             following = []
             for here in frontier:
-                page = self.own.peer(here)
+                page = self._page(here)
                 if page is None or not page.wait()[0]:
                     continue
                 for there in page.edges():
@@ -108,14 +126,15 @@ class CycleFinder:
 
     def _judge(self) -> str:
         """Publishes the verdict, in words, to all processes of the cycle."""
-        first = min(range(len(self.suspect)), key=lambda k: self.suspect[k].pid)
+        mine = own_mark()
+        first = min(range(len(self.suspect)), key=lambda k: (self.suspect[k].host or mine, self.suspect[k].pid))
         cycle = self.suspect[first:] + self.suspect[:first]
-        pages = [page for page in (self.own.peer(identity) for identity in cycle) if page is not None]
+        pages = [page for page in (self._page(identity) for identity in cycle) if page is not None]
         texts = [page.text() for page in pages]
         lines = [f"  {text}\n    which waits for" for text in texts]
         who = _TOGETHER if len(pages) > 1 else _ALONE
         words = f"{who}:\n" + "\n".join(lines) + f"\n  {texts[0]}"
-        for page in pages:
+        for page in sorted(pages, key=lambda page: isinstance(page, PeerPage)):  # first those that are far
             page.set_verdict(page.wait()[0], words)
         return words
 
@@ -128,6 +147,7 @@ class LongWait:
         self._last_text = text()
         self._published = own.begin(self._last_text)
         self._finder = CycleFinder(own)
+        self._checked = time.monotonic()  # what processes of other hosts answered before is not counted
 
     def check(self, needs: Sequence[Identity]) -> str:
         """Publishes the processes the wait needs now; returns words on a deadlock, if it is in one."""
@@ -136,7 +156,11 @@ class LongWait:
         if (text := self._text()) != self._last_text:
             self._last_text = text
             self._own_page.set_text(text)
-        self._own_page.publish_edges([] if others_could_call() or self._reacts() else needs)
+        certain = [] if others_could_call() or self._reacts() else needs
+        asked = {who: remote_page(who).as_of() for who in certain if who.host}
+        whole = all(moment > self._checked for moment in asked.values())
+        self._own_page.publish_edges([who for who in certain if asked.get(who, 1.0)], whole)
+        self._checked = time.monotonic() if whole else self._checked
         return self._finder.check()
 
     def end(self) -> None:

@@ -1,17 +1,20 @@
 """The monitor of a group: flight records, guard, status page, deadlock search and exit notes, for its two queues."""
 
+import json
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.errors import PeerLostError, UnisonoError
+from unisono.errors import PeerLostError, UnisonoError, first_line
 from unisono.runtime.call import Call, Site, call_site, site_text
 from unisono.runtime.monitor import Loss, Wait
+from unisono.runtime.network import Network
 from unisono.runtime.queue import any_listeners
-from unisono.runtime.task import first_line
 from unisono.transport.board import Board
 from unisono.transport.layout import COMPLETED, EXIT_NOTE, GAVE_UP, ISSUED, MESSAGE_ERROR, STATE
 from unisono.transport.process import alive, stopped
-from unisono.watch import peer_state
+from unisono.watch import peer_state, remote_page
+from unisono.watch.clocks import serve_clock
 from unisono.watch.deadlock import LongWait
 from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.flight import CollectiveRecord, MessageRecord, save_after
@@ -30,6 +33,7 @@ class GroupMonitor:
     def __init__(self, board: Board, global_ranks: Sequence[int], label: str) -> None:
         self._board, self._segment, self._rank = board, board.segment, board.rank
         self._global_ranks, self._label, self._own_page = global_ranks, label, own_page()
+        self._network: Network | None = None
         nonce = board.segment.nonce
         self.calls = CollectiveRecord(label, global_ranks, board.rank, _counts(board), nonce)
         self.messages = MessageRecord(label, global_ranks, board.rank, nonce)
@@ -66,6 +70,8 @@ class GroupMonitor:
     def _ask_for_records(self, folder: str) -> None:
         peers = [self._segment.identity(peer) for peer in range(self._board.size) if peer != self._rank]
         self._own_page.records_of([peer for peer in peers if alive(peer) and not stopped(peer)], folder, _PATIENCE)
+        if self._network is not None:
+            self._network.questions.ask_all(self._network.hosts.remote, "record", folder.encode(), _PATIENCE)
 
     def gave_up(self, error: UnisonoError) -> None:
         """Publishes an exit note: no call of this rank can follow in the group."""
@@ -77,7 +83,9 @@ class GroupMonitor:
 
     def waits(self, text: Callable[[], str], site: Site) -> Wait:
         """Publishes a long wait, and checks for deadlocks."""
-        me, at = f"rank {self._global_ranks[self._rank]} (pid {self._own_page.me.pid})", site_text(site)
+        where = f" on {socket.gethostname()}" if remote_page.over_hosts() else ""
+        me = f"rank {self._global_ranks[self._rank]} (pid {self._own_page.me.pid}{where})"
+        at = site_text(site)
         return LongWait(self._own_page, lambda: f"{me}: {text()}, at {at}", any_listeners)
 
     def loss(self, rank: int) -> Loss | None:
@@ -96,9 +104,23 @@ class GroupMonitor:
         """A line per rank: what it completed last in this group, when, and what it does now."""
         return peer_state.lateness(self._segment, self._own_page, ranks, self._global_ranks, _PATIENCE)
 
-    def activity(self, rank: int) -> str:
-        """What a rank of this host does now, in words, for ranks of other hosts."""
-        return peer_state.activity(self._segment, self._own_page, rank, _PATIENCE)
+    def serve(self, network: Network) -> None:
+        """Answers what ranks of other hosts ask."""
+        self._network = network
+        remote_page.serve(network)
+        serve_clock(network)
+        network.questions.answers["activity"] = self._activities
+
+    def _activities(self, ranks: bytes) -> bytes:
+        """What ranks of this host do now, in words."""
+        named, placed = json.loads(ranks)
+        asked = [rank for rank in named if rank not in (self._segment.elsewhere or ())]
+        found = peer_state.activities(self._segment, self._own_page, asked, _PATIENCE)
+        if placed:
+            found = {
+                rank: peer_state.late(self._segment, rank, self._global_ranks[rank], found[rank]) for rank in asked
+            }
+        return json.dumps(found).encode()
 
 
 def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:

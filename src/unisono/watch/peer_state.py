@@ -23,9 +23,10 @@ from unisono.transport.segment import Elsewhere, Segment
 from unisono.watch.exit_notes import read_exit_note
 from unisono.watch.status_page import OwnPage, own_page
 
-__all__ = ["REPLACED", "frozen", "gone", "lateness", "loss", "losses", "now"]
+__all__ = ["REPLACED", "frozen", "gone", "late", "lateness", "loss", "losses", "now"]
 
 
+_OVER_HOSTS = 4  # times the patience of one host
 REPLACED = "has replaced itself by another program (exec)"
 _STOPPED = "it is stopped (by a signal or in a debugger)"
 
@@ -127,14 +128,15 @@ def lateness(
 ) -> str:
     """A line per missing rank: what it completed last in this group, when, and what it does now."""
     there = [rank for rank in missing if segment.identity(rank).pid]
-    asked = [segment.identity(rank) for rank in there]
-    answers = dict(zip(there, own.stacks_of(asked, patience), strict=True))
-    doing = {rank: now(segment.identity(rank), answers[rank]) for rank in there}
+    doing = activities(segment, own, there, patience)
+    lines: dict[int, str] = {}
     if (elsewhere := segment.elsewhere) is not None:
-        doing |= elsewhere.activities(missing, 2 * patience)
+        lines = elsewhere.activities(missing, _OVER_HOSTS * patience, placed=True)
+        doing |= {rank: "" for rank in missing if rank in elsewhere}
         missing = [*missing, *_stopped_proxies(segment, elsewhere, missing)]
         doing |= {rank: now(segment.identity(rank), "") for rank in missing if rank not in doing}
-    return "".join(f"\n  {_late(segment, rank, global_ranks[rank], doing.get(rank))}" for rank in missing)
+    found = [lines.get(rank) or late(segment, rank, global_ranks[rank], doing.get(rank)) for rank in missing]
+    return "".join(f"\n  {line}" for line in found)
 
 
 def frozen(segment: Segment, ranks: Sequence[int], patience: float) -> set[int]:
@@ -151,11 +153,12 @@ def _stopped_proxies(segment: Segment, elsewhere: Elsewhere, missing: Sequence[i
     return [rank for rank in sorted(proxies - set(missing)) if stopped(segment.identity(rank))]
 
 
-def activity(segment: Segment, own: OwnPage, rank: int, patience: float) -> str:
-    """The present activity of a rank of this host, in words."""
-    who = segment.identity(rank)
-    (answer,) = own.stacks_of([who], patience)
-    return now(who, answer)
+def activities(segment: Segment, own: OwnPage, ranks: Sequence[int], patience: float) -> dict[int, str]:
+    """The present activities of ranks of this host, in words."""
+    every = {rank: segment.identity(rank) for rank in ranks}
+    asked = {rank: who for rank, who in every.items() if not stopped(who)}
+    answers = dict(zip(asked, own.stacks_of(list(asked.values()), patience), strict=True))
+    return {rank: now(who, answers.get(rank, "")) for rank, who in every.items()}
 
 
 def now(who: Identity, answer: str) -> str:
@@ -167,7 +170,8 @@ def now(who: Identity, answer: str) -> str:
     return "it does not answer (busy outside Python, holding the interpreter lock)"
 
 
-def _late(segment: Segment, rank: int, name: int, doing: str | None) -> str:
+def late(segment: Segment, rank: int, name: int, doing: str | None) -> str:
+    """A line on a rank that is late, in this group; ``doing``: what it does now, None if it has never joined."""
     if doing is None:
         return f"rank {name} has never joined this group"
     done = segment.longs[segment.field(rank, COMPLETED)]

@@ -35,12 +35,11 @@ from unisono.transport.layout import (
 )
 from unisono.transport.process import Identity
 from unisono.watch.exit_notes import as_sentence
-from unisono.watch.status_page import PAGE_NAME, PageView
+from unisono.watch.status_page import PAGE_NAME, PAGE_NBYTES, PageView
 
 __all__ = ["Findings", "Member", "SegmentView", "read_segments"]
 
 _DELETED = " (deleted)"
-_PAGE_NBYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def read_segments() -> Findings:
             status = os.fstat(fd)
             file = (status.st_dev, status.st_ino)
             if name == PAGE_NAME:
-                page = PageView(os.pread(fd, _PAGE_NBYTES, 0))
+                page = PageView(os.pread(fd, PAGE_NBYTES, 0))
                 if page.valid():
                     pages[page.identity()] = page
             elif file not in memories and (memory := _read(fd, name.removeprefix(MEMORY_NAME))) is not None:

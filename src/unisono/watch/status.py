@@ -17,13 +17,15 @@ from unisono.units import show_seconds
 from unisono.watch.segment_reader import Findings, Member, SegmentView, read_segments
 from unisono.watch.status_page import PageView
 
-__all__ = ["GroupStatus", "Job", "RankStatus", "snapshot", "span"]
+__all__ = ["GroupStatus", "Job", "RankStatus", "remarks", "snapshot", "span"]
 
 _PATIENCE = 1.0  # s of waiting before it is worth a sentence
 _AWAY = 0.15  # s after which a call without a waiter counts as one in the background
 _STRAGGLES = 0.001  # s of mean delay from which a rank may be called late
 _ENOUGH = 4  # calls from which on a mean delay says something
-_MESSAGE = re.compile(r"^rank \d+ \(pid \d+\): (.*) (from|to) (any rank|rank (\d+)) \(tag (\d+), (.*)\) waits: (.*)$")
+_MESSAGE = re.compile(
+    r"^rank \d+ \(pid \d+[^)]*\): (.*) (from|to) (any rank|rank (\d+)) \(tag (\d+), (.*)\) waits: (.*)$"
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class RankStatus:
     ``call`` is the call it is in; elsewhere, the last one it completed. ``number`` counts it in ``group``, 0 for
     messages. ``seconds``: how long it has been so, -1 if that is not known. ``late``: mean delay behind the first rank
     over the last calls of the default group, in seconds. ``place``: the line of the program that waits, if known.
+    ``host``: the name of its host, in a job over several.
     """
 
     rank: int
@@ -49,6 +52,7 @@ class RankStatus:
     words: str = ""
     late: float = 0.0
     straggler: bool = False
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def _job(memories: Sequence[SegmentView], pages: dict[Identity, PageView]) -> Jo
     identities = {name: seats[name].who for name in sorted(seats) if seats[name].who.pid}
     first = next(iter(identities.values()), Identity(0, 0))
     groups = tuple(_group(memory) for memory in memories)
-    return Job(first.pid, _command(first.pid), _age(first), tuple(ranks), groups, _remarks(ranks, compared), identities)
+    return Job(first.pid, _command(first.pid), _age(first), tuple(ranks), groups, remarks(ranks, compared), identities)
 
 
 def _group(memory: SegmentView) -> GroupStatus:
@@ -185,7 +189,7 @@ def _doing(seat: Member, memories: Sequence[SegmentView], page: PageView | None,
     )
 
 
-def _remarks(ranks: Sequence[RankStatus], compared: int) -> tuple[str, ...]:
+def remarks(ranks: Sequence[RankStatus], compared: int) -> tuple[str, ...]:
     """The sentences that a person would say first: who keeps others waiting, not who only passes a wait on."""
     by_rank = {rank.rank: rank for rank in ranks}
     waiting: dict[int, list[RankStatus]] = {}
@@ -193,20 +197,20 @@ def _remarks(ranks: Sequence[RankStatus], compared: int) -> tuple[str, ...]:
         for name in rank.waits_for if rank.seconds >= _PATIENCE else ():
             waiting.setdefault(name, []).append(rank)
     roots = [name for name in sorted(waiting) if not (name in by_rank and by_rank[name].waits_for)]
-    remarks = []
+    sentences = []
     for name in roots or sorted(waiting):
         who, plural = span([waiter.rank for waiter in waiting[name]]), "s" * (len(waiting[name]) > 1)
         longest = show_seconds(max(waiter.seconds for waiter in waiting[name]))
-        remarks.append(f"rank {name} keeps rank{plural} {who} waiting for {longest}: it {_excuse(by_rank.get(name))}")
+        sentences.append(f"rank {name} keeps rank{plural} {who} waiting for {longest}: it {_excuse(by_rank.get(name))}")
     for rank in ranks:
         if rank.rank not in waiting and rank.state in ("stopped", "dead", "given up"):
-            remarks.append(f"rank {rank.rank} {_excuse(rank)}")
+            sentences.append(f"rank {rank.rank} {_excuse(rank)}")
         if rank.straggler and not waiting:
-            remarks.append(
+            sentences.append(
                 f"rank {rank.rank} comes last: {show_seconds(rank.late)} behind the first rank on average, "
                 f"over the last {compared} calls"
             )
-    return tuple(remarks)
+    return tuple(sentences)
 
 
 def span(ranks: Sequence[int]) -> str:

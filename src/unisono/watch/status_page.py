@@ -27,6 +27,7 @@ from unisono.watch.flight import dump_flight_record
 
 __all__ = [
     "PAGE_NAME",
+    "PAGE_NBYTES",
     "OwnPage",
     "PageView",
     "PeerPage",
@@ -34,22 +35,28 @@ __all__ = [
     "find_page",
     "own_page",
     "records",
+    "save_record",
     "stacks",
 ]
 
 PAGE_NAME = "unisono-watch"
 """The memory file's name."""
-_SIZE = 64 * 1024
+_SIZE = 1 << 20
+PAGE_NBYTES = 64 * 1024
+"""Bytes of it that describe the process; behind them is what it was asked about its job's other hosts."""
 _MAGIC = 0x3147_4150_4F53_494E
 _NO_ANSWER = "it does not answer: it is stopped, or busy outside Python with the interpreter lock held"
 # Places, in 64-bit words unless said otherwise.
 _BELL = 16  # 32-bit word
-_STACKS, _RECORD = (16, 17), (18, 19)  # two kinds of requests: how often made, how often answered
+_STACKS, _RECORD, _OTHERS = (16, 17), (18, 19), (21, 22)  # kinds of requests: how often made, how often answered
 _SINCE = 20
-_WAIT, _CHECKS, _COUNT, _EDGES, _MOST = 24, 25, 26, 27, 200
+_WAIT, _CHECKS, _COUNT, _EDGES, _MOST, _WORDS = 24, 25, 26, 27, 160, 3
 # Places of texts, in bytes: a length in 8 bytes, then UTF-8.
-_TEXT, _VERDICT, _FOLDER, _FILE, _ANSWER = 4096, 8192, 12800, 14592, 16384
-_LIMITS = {_TEXT: 4088, _VERDICT + 8: 4088, _FOLDER: 1784, _FILE: 1784, _ANSWER: _SIZE - _ANSWER - 8}
+_TEXT, _VERDICT, _FOLDER, _FILE, _ANSWER, _HOSTS = 4096, 8192, 12800, 14592, 16384, PAGE_NBYTES
+_LIMITS = {
+    _TEXT: 4088, _VERDICT + 8: 4088, _FOLDER: 1784, _FILE: 1784, _ANSWER: _HOSTS - _ANSWER - 8,
+    _HOSTS: _SIZE - _HOSTS - 8,
+}  # fmt: skip
 
 
 class PageView:
@@ -61,7 +68,7 @@ class PageView:
 
     def valid(self) -> bool:
         """True if this is a complete page of this version."""
-        return len(self.raw) == _SIZE and self.longs[0] == _MAGIC
+        return len(self.raw) in (_SIZE, PAGE_NBYTES) and self.longs[0] == _MAGIC
 
     def identity(self) -> Identity:
         """The process the page belongs to."""
@@ -78,7 +85,8 @@ class PageView:
     def edges(self) -> list[Identity]:
         """The processes without which this wait can never end."""
         count = min(self.longs[_COUNT], _MOST)
-        return [Identity(self.longs[_EDGES + 2 * k], self.longs[_EDGES + 2 * k + 1]) for k in range(count)]
+        places = range(_EDGES, _EDGES + count * _WORDS, _WORDS)
+        return [Identity(*self.longs[at : at + _WORDS]) for at in places]
 
     def text(self) -> str:
         """The wait of the process in words."""
@@ -135,6 +143,10 @@ class PeerPage(PageView):
         """The file written, or ``! `` and why it was not; nothing if the process does not answer in time."""
         return self._answer(_RECORD, number, deadline, _FILE)
 
+    def others(self, seconds: float) -> str:
+        """What the process has found out about its job's ranks on other hosts; nothing if there are none."""
+        return self._answer(_OTHERS, self._ring(_OTHERS), time.monotonic() + seconds, _HOSTS)
+
     def _ring(self, kind: tuple[int, int]) -> int:
         number = self.longs[kind[0]] = self.longs[kind[0]] + 1
         self.bell.add()
@@ -166,6 +178,8 @@ class OwnPage(PeerPage):
         self._waits = 0
         self._known: dict[Identity, PeerPage | None] = {}
         self._ended = False
+        self.find_others: Callable[[], str] = lambda: ""
+        """What answers `others`."""
         self._main = threading.main_thread().ident
         self._thread = OwnThread(target=self._answer_requests, name="unisono watch", daemon=True)
         try:
@@ -188,12 +202,13 @@ class OwnPage(PeerPage):
         """Publishes the wait in other words."""
         self._write(_TEXT, text)
 
-    def publish_edges(self, edges: Sequence[Identity]) -> None:
-        """Publishes the processes that the wait certainly needs, as of now."""
+    def publish_edges(self, edges: Sequence[Identity], whole: bool = True) -> None:
+        """Publishes the processes that the wait certainly needs, as of now; a check is the ``whole`` of them."""
         for k, peer in enumerate(edges[:_MOST]):
-            self.longs[_EDGES + 2 * k], self.longs[_EDGES + 2 * k + 1] = peer.pid, peer.started
+            at = _EDGES + k * _WORDS
+            self.longs[at], self.longs[at + 1], self.longs[at + 2] = peer.pid, peer.started, peer.host
         self.longs[_COUNT] = min(len(edges), _MOST)
-        self.longs[_CHECKS] += 1
+        self.longs[_CHECKS] += whole
 
     def end(self) -> None:
         """Ends the publication of the wait."""
@@ -248,7 +263,9 @@ class OwnPage(PeerPage):
     def _answer_requests(self) -> None:
         while not self._ended:
             seen = self.bell.value()
-            if not (self._serve(_STACKS, _ANSWER, self._stacks) or self._serve(_RECORD, _FILE, self._save_record)):
+            served = self._serve(_STACKS, _ANSWER, self._stacks)
+            served = self._serve(_RECORD, _FILE, lambda: save_record(self._read(_FOLDER))) or served
+            if not (self._serve(_OTHERS, _HOSTS, self.find_others) or served):
                 self.bell.sleep(seen, 3600.0)
 
     def _serve(self, kind: tuple[int, int], at: int, answer: Callable[[], str]) -> bool:
@@ -259,12 +276,6 @@ class OwnPage(PeerPage):
         self._write(at, answer())
         self.longs[kind[1]] = asked
         return True
-
-    def _save_record(self) -> str:
-        try:
-            return str(dump_flight_record(self._read(_FOLDER)))
-        except UnisonoError as error:
-            return f"! {error}"
 
     def _stacks(self) -> str:
         """First line: the main thread's innermost frame of the user's, else any but ours; then all stacks."""
@@ -281,6 +292,14 @@ class OwnPage(PeerPage):
             lines.append(f"thread {names.get(ident, ident)}:")
             lines += [f"  {f.filename}:{f.lineno} in {f.name}" for f in reversed(traceback.extract_stack(inner))]
         return "\n".join(lines)
+
+
+def save_record(folder: str) -> str:
+    """Writes this process's flight record into ``folder``; the file, or ``! `` and why there is none."""
+    try:
+        return str(dump_flight_record(folder))
+    except UnisonoError as error:
+        return f"! {error}"
 
 
 def find_page(identity: Identity) -> PeerPage | None:

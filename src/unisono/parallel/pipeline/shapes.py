@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, first_line
 from unisono.parallel.shards import Group, place
 from unisono.schedule.pipeline import PipelineSchedule
 
@@ -121,7 +121,7 @@ class ShapeInference:
                 try:
                     output = self.infer(self.modules[stage], form.empty("meta"))
                 except Exception as problem:
-                    raise UsageError(f"stage {stage} refuses its input, {form}: {_first_line(problem)}") from problem
+                    raise UsageError(f"stage {stage} refuses its input, {form}: {first_line(problem)}") from problem
                 if not isinstance(output, Tensor):
                     raise UsageError(f"stage {stage} must return one tensor, not {type(output).__name__}")
                 found[form] = Form.of(output)
@@ -139,7 +139,7 @@ class ShapeInference:
             except NotImplementedError:
                 break  # the loss looks at values, which there are none of here
             except Exception as problem:
-                raise UsageError(f"the loss refuses {form} with {target}: {_first_line(problem)}") from problem
+                raise UsageError(f"the loss refuses {form} with {target}: {first_line(problem)}") from problem
             if not isinstance(value, Tensor) or value.dim() > 0:
                 raise UsageError(f"the loss must return a tensor of one number, not {_describe(value)}")
         return targets_forms
@@ -155,7 +155,3 @@ def _split_forms(batch: Tensor | None, num_microbatches: int) -> tuple[Form, ...
 
 def _describe(value: object) -> str:
     return str(Form.of(value)) if isinstance(value, Tensor) else type(value).__name__
-
-
-def _first_line(problem: Exception) -> str:
-    return next(iter(str(problem).splitlines()), "") or type(problem).__name__
