@@ -47,6 +47,7 @@ def segment() -> str:
         ("identity", 0, "1", 40, GREY, "rank 0, once", "magic number, world size, layout version, nonce"),
         ("records", layout.records, f"{n}", layout.RECORD, BLUE, "its rank", "process, state, calls issued, completed"),
         ("texts", layout.texts, f"{n} × 3", layout.TEXT, BLUE, "its rank", "call as text, exit note, failed message"),
+        ("outboxes", layout.outboxes, f"{n}", layout.OUTBOX, BLUE, "its rank", "what it has staged for other hosts"),
         ("counters", layout.counters, f"{layout.COUNTERS}", 64, AMBER, "all, atomically", "arrivals at a meeting"),
         ("bells", layout.bells, f"{n}", 64, AMBER, "all, atomically", "wake a rank that waits for messages"),
         ("headers", layout.headers, f"2 × {n}", layout.header, BLUE, "its rank", "what the call is: op, dtype, shape"),
