@@ -34,7 +34,10 @@ from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.monitor import GroupMonitor
 from unisono.watch.status_page import close_own_page, own_page
 
-__all__ = ["Group", "Operations", "forget_failure"]
+__all__ = ["Group", "Operations", "forget_failure", "given"]
+
+given: list["Group"] = []
+"""The group that torch is being given by `shrink`, if it is."""
 
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 _left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined

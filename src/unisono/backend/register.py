@@ -21,11 +21,10 @@ def _create(options: Any, backend_options: Any = None) -> Any:
 
     from unisono.backend import patches
     from unisono.backend.device_group import TwoDeviceGroup, asked_devices
-    from unisono.backend.group import Group
+    from unisono.backend.group import Group, given
     from unisono.backend.member_registry import MemberRegistry, default_nonce
     from unisono.backend.options import Options, from_environment, kernels_wanted, pinned
     from unisono.backend.process_group import UnisonoProcessGroup
-    from unisono.backend.shrinking import born
     from unisono.backend.stores import shared_store
     from unisono.errors import UsageError
     from unisono.transport.process import pin
@@ -55,7 +54,9 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     # another backend, whatever groups this process was in before.
     epoch = f"whole {name}" if whole else default_nonce()
     store, rank = shared_store(options.store), options.group_rank
-    if (group := born()) is None:
+    if given:
+        (group,) = given
+    else:
         members = MemberRegistry(store, epoch, name, label, global_ranks, rank, counted=not whole)
         group = Group(rank, global_ranks, label, seconds, members, choices)
         if members.joins_early():

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from unisono.backend.group import Group, forget_failure
+from unisono.backend.group import Group, forget_failure, given
 from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.membership import Membership
 from unisono.backend.survivors import Survivors, Table
@@ -25,28 +25,20 @@ from unisono.errors import PeerLostError, UnisonoError, UsageError
 from unisono.runtime.task import reentry_error
 from unisono.units import name_ranks
 
-__all__ = ["born", "shrink"]
+__all__ = ["shrink"]
 
 _BIRTH = 5.0  # s that ranks which have agreed may take to make their group
 _CONNECT = 2.0  # s that a connection to the new store may take
 _LEAVING = 1.0  # s that the old groups may take, all together, to send what is left to other hosts
 
-_born: Group | None = None
-
-
-def born() -> Group | None:
-    """The group that torch is being given by `shrink`, if it is."""
-    return _born
-
 
 @contextmanager
 def _giving(group: Group) -> Iterator[None]:
-    global _born
-    _born = group
+    given.append(group)
     try:
         yield
     finally:
-        _born = None
+        given.clear()
 
 
 def shrink(
