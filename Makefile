@@ -14,7 +14,7 @@ QUICK_OTHERS := $(addprefix tests/,drawing selection simulation topo verificatio
 # waits; what starts programs and groups; and the rest, where a new test is by itself. What measures time comes after
 # them, with nothing beside it.
 UNIT_FAILING := $(addprefix tests/,hangs watch docs test_examples.py)
-UNIT_GROUPS := $(addprefix tests/,backend weights frameworks parallel train test_launch.py)
+UNIT_GROUPS := $(addprefix tests/,backend weights runtime frameworks parallel train test_launch.py)
 UNIT_MEASURING := $(addprefix tests/,bench traces cli/test_signals.py)
 IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_GROUPS) $(UNIT_MEASURING))
 

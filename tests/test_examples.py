@@ -95,10 +95,10 @@ STARTERS = [
     ("10_weight_update.py", "transformers", SAME, ()),
     ("11_reinforce.py", "torch", r"step 60: samples of \(60, 60\), .*" + REWARD, ()),
     ("11_reinforce.py", "torch", r"step 60: samples of \(60,\), .*" + REWARD, ("--fsdp",)),
-    ("12_survivors.py", "torch", GOES_ON, ()),
     ("12_survivors.py", "torch", GOES_ON, ("--fsdp",)),
 ]
 """Files that start their processes themselves, what they need, what they print, their arguments."""
+SOAKED = [pytest.param("12_survivors.py", "torch", GOES_ON, (), marks=pytest.mark.soak)]
 
 
 def free_port() -> int:
@@ -159,7 +159,7 @@ def test_two_hosts(tmp_path: Path) -> None:
     assert abs(float(flat) - float(by_hosts)) < 1e-4
 
 
-@pytest.mark.parametrize(("file", "needs", "prints", "arguments"), STARTERS)
+@pytest.mark.parametrize(("file", "needs", "prints", "arguments"), [*STARTERS, *SOAKED])
 @pytest.mark.timeout(240)
 def test_starts_its_processes(file: str, needs: str, prints: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
     if importlib.util.find_spec(needs) is None:

@@ -10,7 +10,7 @@ TWO_BY_TWO = ((0, 1), (2, 3))
 
 @pytest.mark.parametrize(
     ("nbytes", "name", "chunks"),
-    [(4, "one_shot", 1), (256 * KIB, "one_shot", 1), (MIB, "two_phase", 4), (16 * MIB, "prefix", 2 * 16)],
+    [(4, "one_shot", 1), (256 * KIB, "one_shot", 1), (MIB, "prefix", 2 * 4), (16 * MIB, "prefix", 2 * 16)],
 )
 def test_sums_of_two_hosts_of_two_ranks(nbytes: int, name: str, chunks: int) -> None:
     schedule = by_hosts("all_reduce", nbytes, 4, 0, False, TWO_BY_TWO).schedule

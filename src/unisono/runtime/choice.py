@@ -21,6 +21,9 @@ _MEETING, _ROOM, _STAGED, _MOST_PIECES = 128 << 10, 1 << 20, 1 << 20, 32
 """Over hosts: bytes that a link carries in the time that a meeting takes beside its data, about alike for 1 Gbit/s and
 0.1 ms as for 100 Mbit/s and 10 ms; what it sends at a first meeting without another round trip (crossing.py); what
 it stages at once; pieces."""
+_PIECE, _BURST = _MEETING // 2, 1.5
+"""Measured over both links (benchmarks/over_hosts): what a meeting costs among pieces, which cross while others are
+summed; how much longer bytes take that all cross before any is summed."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")
 
 
@@ -68,8 +71,8 @@ def by_hosts(
     chunks = max(1, min(_MOST_PIECES, max(round(sqrt(count * nbytes / _MEETING)), nbytes // (_STAGED * local))))
     costs = {
         "one_shot": _cost(pieces, local, (world_size - min(map(len, hosts))) * nbytes),
-        "two_phase": _cost(pieces, local, raw) + _MEETING + nbytes * local * (count - 1) / world_size,
-        "prefix": (chunks + count) * (_MEETING + nbytes / chunks),
+        "two_phase": _cost(pieces, local, _BURST * raw) + _MEETING + _BURST * nbytes * local * (count - 1) / world_size,
+        "prefix": (chunks + count) * (_PIECE + nbytes / chunks),
     }
     name = min(costs, key=lambda each: costs[each])
     if name == "two_phase":
