@@ -259,6 +259,7 @@ def wrong_uses(rank: int, world_size: int) -> list[str]:
         attempt(lambda: unisono.prepare("all_gather", torch.ones(4 * world_size, dtype=torch.int64), x)),
         attempt(lambda: unisono.prepare("all_reduce", x, group=gloo)),
     ]
+    dist.barrier()  # Gloo may still be connecting on the other rank
     dist.destroy_process_group(gloo)
     return [f"{fault.kind}: {fault.text}" for fault in said]
 
