@@ -143,6 +143,9 @@ def late(rank: int, world_size: int, meeting: str) -> list[Any]:
     while not Path(meeting).with_name("stopped").exists():
         time.sleep(0.01)
     found.append(attempt(unisono.shrink))
+    tell("named")
+    while not Path(meeting).with_name("named").exists():  # who leaves it out first is heard by who still waits for it
+        time.sleep(0.01)
     found.append(attempt(lambda: unisono.shrink(ranks_to_exclude=[2] if rank else [])))
     found.append(attempt(total))
     tell("left out")
@@ -154,6 +157,8 @@ def test_a_rank_that_lives_is_not_left_out_silently(tmp_path: Path) -> None:
         job.hear("all")
         job.signal(2, signal.SIGSTOP)
         (tmp_path / "stopped").touch()
+        job.hear("named", (0, 1))
+        (tmp_path / "named").touch()
         job.hear("left out", (0, 1))
         (tmp_path / "left out").touch()
         job.signal(2, signal.SIGCONT)

@@ -132,7 +132,7 @@ class _Watch(threading.Thread):
         try:
             absent = [k for k in range(int(self._size)) if not self._store.check([_key(k)])]
         except RuntimeError as error:
-            return f"{me}: {place} does not answer any more ({str(error).partition(chr(10))[0]})"
+            return f"{me}: {place} does not answer any more ({first_line(error)})"
         who = name_ranks(absent) if absent else "a rank that has the number of another one"
         return (
             f"{me}: {who} did not come to {place} {late}: start them, with this address, port and WORLD_SIZE. It waits "

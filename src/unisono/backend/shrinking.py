@@ -21,7 +21,7 @@ from unisono.backend.group import Group, forget_failure, given
 from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.membership import Membership
 from unisono.backend.survivors import Survivors, Table
-from unisono.errors import PeerLostError, UnisonoError, UsageError
+from unisono.errors import PeerLostError, UnisonoError, UsageError, first_line
 from unisono.runtime.task import reentry_error
 from unisono.units import name_ranks
 
@@ -172,7 +172,7 @@ class _Birth:
             try:
                 self._server = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=_BIRTH), wait_for_workers=False)
             except RuntimeError as error:
-                words = str(error).partition("\n")[0]
+                words = first_line(error)
                 raise UnisonoError(f"this rank can not serve a store for the ranks that are left: {words}") from error
         return int(self._server.port)
 
@@ -206,7 +206,7 @@ class _Birth:
             name = self._old.global_ranks[first]
             raise PeerLostError(
                 f"the store that rank {name} serves for the ranks that are left, at {host}, port {port}, can not be "
-                f"reached ({str(error).partition(chr(10))[0]}); ports above 1023 must be open between the hosts"
+                f"reached ({first_line(error)}); ports above 1023 must be open between the hosts"
             ) from error
 
     def _discard(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, first_line
 from unisono.transport.process import OwnThread
 
 __all__ = ["MpiMessages", "connect_mpi", "load_mpi"]
@@ -29,7 +29,7 @@ def load_mpi(needed: str, without: str = "") -> Any:
     except ImportError:
         raise UsageError(f'{needed}: mpi4py is not installed: pip install "unisono[mpi]"{without}') from None
     except RuntimeError as error:
-        words = str(error).partition("\n")[0]
+        words = first_line(error)
         raise UsageError(
             f"{needed}: mpi4py finds no MPI library ({words}); set MPI4PY_LIBMPI to the libmpi.so of the MPI whose "
             "mpiexec this is"

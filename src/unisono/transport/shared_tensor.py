@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, first_line
 from unisono.transport.shared_heap import shared_heap
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def empty(*size: Any, dtype: "torch.dtype | None" = None) -> "torch.Tensor":
     try:
         like = torch.empty(*size, dtype=dtype, device="meta")
     except (TypeError, RuntimeError) as error:
-        raise UsageError(f"unisono.empty: {str(error).partition(chr(10))[0]}") from None
+        raise UsageError(f"unisono.empty: {first_line(error)}") from None
     memory = made.allocate(like.nbytes) if like.nbytes and (made := shared_heap()) is not None else None
     if memory is None:
         return torch.empty(like.shape, dtype=like.dtype, device="cpu")

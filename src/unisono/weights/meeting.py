@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, first_line
 from unisono.transport.host import Host
 from unisono.weights.wire import Who, fork_safe
 
@@ -180,13 +180,13 @@ class _Store(_Noted):
             self.store.set(KEY, note.to_text())
         except RuntimeError as error:
             if not note.closed:
-                raise UsageError(f"{self.address} does not answer: {str(error).partition(chr(10))[0]}") from None
+                raise UsageError(f"{self.address} does not answer: {first_line(error)}") from None
 
     def find(self) -> Note | None:
         try:
             text = self.store.get(KEY) if self.store.check([KEY]) else b""
         except RuntimeError as error:
-            raise UsageError(f"{self.address} does not answer: {str(error).partition(chr(10))[0]}") from None
+            raise UsageError(f"{self.address} does not answer: {first_line(error)}") from None
         if not text:
             return None
         try:
