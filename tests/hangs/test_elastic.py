@@ -60,11 +60,11 @@ def steps(folder: Path) -> list[Step]:
 
 
 def until_last(folder: Path, host: str, world_size: int, since: int = 0) -> list[Step]:
-    """Waits until a host's rank has made three steps beside so many; returns all steps."""
+    """Waits until a host's rank has made three steps beside so many; returns its steps."""
     deadline = time.monotonic() + 60.0
     while True:
-        found = [step for step in steps(folder) if step.number > since]
-        if [step.world_size for step in found if step.host == host][-3:] == [world_size] * 3:
+        found = [step for step in steps(folder) if step.number > since and step.host == host]
+        if [step.world_size for step in found][-3:] == [world_size] * 3:
             return found
         assert time.monotonic() < deadline, found[-5:]
         time.sleep(0.05)
@@ -91,7 +91,7 @@ def test_survivors_go_on_and_a_new_rank_joins_again(tmp_path: Path) -> None:
         together = until_last(tmp_path, "first", 2)
         assert second.pid is not None
         os.kill(second.pid, signal.SIGKILL)
-        os.kill(next(step.pid for step in together[::-1] if step.host == "second"), signal.SIGKILL)
+        os.kill(next(step.pid for step in steps(tmp_path) if step.host == "second"), signal.SIGKILL)
         alone = until_last(tmp_path, "first", 1, together[-1].number)
         third = agent("third")
         again = until_last(tmp_path, "first", 2, alone[-1].number)
