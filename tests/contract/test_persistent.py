@@ -240,7 +240,7 @@ def test_a_mismatch_is_named_and_the_object_stays_usable() -> None:
 def wrong_uses(rank: int, world_size: int) -> list[str]:
     """What `prepare` says of arguments that do not suit; it asks no peer."""
     x, truths = torch.ones(4), torch.ones(4, dtype=torch.bool)
-    strided, premul = torch.ones(4, 2)[:, 0], dist._make_nccl_premul_sum(2.0)
+    strided, premul, six = torch.ones(4, 2)[:, 0], dist._make_nccl_premul_sum(2.0), torch.ones(6)
     gloo = dist.new_group(backend="gloo")
     said = [
         attempt(lambda: unisono.prepare("gather", x)),
@@ -257,6 +257,9 @@ def wrong_uses(rank: int, world_size: int) -> list[str]:
         attempt(lambda: unisono.prepare("broadcast", x, root=world_size)),
         attempt(lambda: unisono.prepare("all_gather", torch.ones(4 * world_size + 1), x)),
         attempt(lambda: unisono.prepare("all_gather", torch.ones(4 * world_size, dtype=torch.int64), x)),
+        attempt(lambda: unisono.prepare("reduce_scatter", x, torch.ones(4))),
+        attempt(lambda: unisono.prepare("all_to_all", torch.ones(3), torch.ones(3))),
+        attempt(lambda: unisono.prepare("all_to_all", six[:4], six[2:])),
         attempt(lambda: unisono.prepare("all_reduce", x, group=gloo)),
     ]
     dist.barrier()  # Gloo may still be connecting on the other rank
@@ -270,14 +273,18 @@ REFUSALS = [
     "UsageError: prepare all_reduce takes 1 tensor, got 2",
     "UsageError: prepare all_gather takes 2 tensors, got 1",
     "UsageError: prepare barrier takes 0 tensors, got 1",
-    "UsageError: prepare all_reduce on float32 [4]: tensors must be contiguous CPU tensors",
-    "UsageError: prepare all_reduce on float32 [0]: tensors must be contiguous CPU tensors, not empty",
-    *["UsageError: prepare all_reduce on float32 [4]: tensors must be contiguous CPU tensors"] * 2,
-    "UsageError: prepare all_reduce on bool [4]: ",
+    "UsageError: prepare all_reduce: the tensor float32 [4] has strides [2]: give a contiguous one, and copy",
+    "UsageError: prepare all_reduce: the tensor float32 [0] is empty: leave the call out on all ranks",
+    "UsageError: prepare all_reduce: the tensor float32 [4] is on meta: unisono carries CPU tensors; move it",
+    "UsageError: prepare all_reduce: BAND is not defined for float32: ",
+    "UsageError: prepare all_reduce: AVG is not defined for bool: ",
     "UsageError: prepare all_reduce: PREMUL_SUM multiplies a copy of its input; multiply, then use SUM",
     "UsageError: prepare broadcast",
-    "UsageError: prepare all_gather on float32 [9], float32 [4]: ",
-    "UsageError: prepare all_gather on int64 [8], float32 [4]: ",
+    "UsageError: prepare all_gather: the output needs as many elements as the inputs of all 2 ranks together, of",
+    "UsageError: prepare all_gather: the output needs as many elements as the inputs of all 2 ranks together, of",
+    "UsageError: prepare reduce_scatter: the input needs 2 times the elements of the output, of its dtype, got",
+    "UsageError: prepare all_to_all: output and input must be two tensors of one dtype and shape, whose first dim",
+    "UsageError: prepare all_to_all: output and input share memory otherwise than torch.distributed allows in place: ",
     "UsageError: prepare needs a group of backend unisono, not gloo",
 ]
 

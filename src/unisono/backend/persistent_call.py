@@ -12,6 +12,7 @@ from unisono.backend.fast_path import KindMaker
 from unisono.backend.operations import NOTHING
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.backend.reduce_ops import ReduceOps
+from unisono.backend.tensors import check, ordinary
 from unisono.errors import UsageError
 from unisono.runtime.collectives import CollectiveTask, Part
 from unisono.runtime.prepared import Prepared
@@ -30,7 +31,13 @@ _TWO: dict[str, KindMaker] = {
     "reduce_scatter": ReduceOps.reduce_scatter_kind,
     "all_to_all": DataOps.all_to_all_kind,
 }
+_MAKERS = {**_ONE, **_TWO}
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_SHAPES = {
+    "all_gather": "the output needs as many elements as the inputs of all {n} ranks together, of the input's dtype",
+    "reduce_scatter": "the input needs {n} times the elements of the output, of its dtype",
+    "all_to_all": "output and input must be two tensors of one dtype and shape, whose first dim divides by {n}",
+}
 
 
 def prepared(
@@ -99,20 +106,43 @@ class PersistentCall:
     def _find(self) -> None:
         ways, name = self._pg._group.fast_path, self._collective
         output, source = self._output, self._input
-        if not self._tensors:
-            found = ways.barrier()
-        elif name in _ONE:
-            key = {"all_reduce": self._op, "reduce": (self._root, self._op), "broadcast": self._root}[name]
-            found = ways.prepared(_ONE[name], key, output, source)
-        else:
-            found = ways.prepared(_TWO[name], self._op if name == "reduce_scatter" else None, output, source)
+        found = ways.prepared(_MAKERS[name], self._key, output, source) if self._tensors else ways.barrier()
         if found is None or not self._fits(found):
-            given = ", ".join(f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for tensor in self._tensors)
-            raise UsageError(
-                f"prepare {name} on {given}: tensors must be contiguous CPU tensors, not empty, apart or in place as "
-                f"torch.distributed allows, with shapes and a dtype that {name} takes"
-            )
+            raise UsageError(f"prepare {name}: {self._mistake()}")
         self._part = found, output, source
+
+    @property
+    def _key(self) -> Any:
+        """What tells apart calls on tensors of one dtype and shape."""
+        keys = {"reduce": (self._root, self._op), "broadcast": self._root}
+        return keys.get(self._collective, self._op if self._collective in _REDUCING else None)
+
+    def _mistake(self) -> str:
+        """What is wrong with the tensors, and the remedy."""
+        name, operations = self._collective, self._pg._group.operations
+        kinds = [f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for tensor in self._tensors]
+        for tensor, kind in zip(self._tensors, kinds, strict=True):
+            shown = f"the tensor {kind}"
+            try:
+                check(tensor, shown)
+            except UsageError as mistake:
+                return str(mistake)
+            if not tensor.is_contiguous():
+                return f"{shown} has strides {list(tensor.stride())}: give a contiguous one, and copy into it and back"
+            if not ordinary(tensor):
+                return f"{shown} is a {type(tensor).__name__} without plain memory of its own: give it as torch.Tensor"
+            if not tensor.numel():
+                return f"{shown} is empty: leave the call out on all ranks"
+        try:
+            made = _MAKERS[name](operations, self._output, self._input, self._key)
+        except UsageError as mistake:
+            return str(mistake)
+        if made is None:
+            shapes = ", ".join(
+                f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for tensor in self._tensors
+            )
+            return f"{_SHAPES[name].format(n=operations.size)}, got {shapes}"
+        return "output and input share memory otherwise than torch.distributed allows in place: give tensors apart"
 
     def _fits(self, prepared: Prepared) -> bool:
         places = [tensor.data_ptr() for tensor in self._tensors]
