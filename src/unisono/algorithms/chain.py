@@ -55,7 +55,7 @@ def gather(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     return scatter(world_size, root, chunks).reversed()
 
 
-@register_algorithm("chain", "all_reduce", steps="2*(n-2+k)", nbytes_per_rank="1 + min(n-2, 1)")
+@register_algorithm("chain", "all_reduce", steps="2*(n-2+k)", nbytes_per_rank="1 + (n>2)")
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Sums run up to rank 0, results run back down."""
     return reduce(world_size, 0, chunks).then(broadcast(world_size, 0, chunks))

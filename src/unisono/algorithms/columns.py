@@ -49,7 +49,7 @@ def _in_pieces(collective: str, cut: Cut, root: int, steps: Sequence[Step], unit
     return Schedule("columns", Collective.of(collective, cut.world_size, chunks * unit, root), steps)
 
 
-@register_algorithm("columns", "all_reduce", steps="2*min(a-1,1) + min(b-1,2) + k-1", nbytes_per_rank="2*(n-1)/n")
+@register_algorithm("columns", "all_reduce", steps="2*(a>1) + min(b-1,2) + k-1", nbytes_per_rank="2*(n-1)/n")
 def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inter: str = "") -> Schedule:
     """Parts are summed inside, exchanged in every column, gathered inside."""
     cut = cut_of(world_size, hosts, True)
@@ -61,9 +61,7 @@ def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inte
     return _in_pieces("all_reduce", cut, 0, steps, unit * cut.owner.shape[1], chunks)
 
 
-@register_algorithm(
-    "columns", "reduce", steps="2*min(a-1,1) + min(b-1,1) + k-1", nbytes_per_rank="(a-1)/a + min(a-1,1)/a"
-)
+@register_algorithm("columns", "reduce", steps="2*(a>1) + (b>1) + k-1", nbytes_per_rank="(a-1)/a + (a>1)/a")
 def reduce(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None, inter: str = "star") -> Schedule:
     """Parts are summed inside, then at the root's host, and gathered by the root."""
     cut = cut_of(world_size, hosts, True)
@@ -86,7 +84,7 @@ def _at_root(cut: Cut, root: int, per_column: int, outward: bool) -> tuple[Step,
 @register_algorithm(
     "columns",
     "broadcast",
-    steps="2*min(a-1,1) + min(b-1,1) + k-1",
+    steps="2*(a>1) + (b>1) + k-1",
     nbytes_per_rank="(b-1)/a + 2*(a-1)/a",
 )
 def broadcast(
@@ -107,7 +105,7 @@ def _all_but(cut: Cut, root: int, per_column: int) -> tuple[Step, ...]:
     return once(Step.make(src, dst, first * per_column, count * per_column))
 
 
-@register_algorithm("columns", "all_gather", steps="min(a-1,1) + min(b-1,1) + k-1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("columns", "all_gather", steps="(a>1) + (b>1) + k-1", nbytes_per_rank="(n-1)/n")
 def all_gather(world_size: int, chunks: int = 1, hosts: HostsOption = None) -> Schedule:
     """Every block to one rank of each other host, then inside."""
     return _all_gather(cut_of(world_size, hosts, False), chunks)
@@ -135,13 +133,13 @@ def _spread(cut: Cut, holder: Ints, block: Ints) -> Step:
     return Step.together(*found)
 
 
-@register_algorithm("columns", "reduce_scatter", steps="min(a-1,1) + min(b-1,1) + k-1", nbytes_per_rank="(n-1)/n")
+@register_algorithm("columns", "reduce_scatter", steps="(a>1) + (b>1) + k-1", nbytes_per_rank="(n-1)/n")
 def reduce_scatter(world_size: int, chunks: int = 1, hosts: HostsOption = None) -> Schedule:
     """The all_gather backwards: sums inside first, then between hosts, where each block's owner adds them."""
     return _all_gather(cut_of(world_size, hosts, True), chunks).reversed()
 
 
-@register_algorithm("columns", "all_to_all", steps="min(a-1,1) + min(b-1,1)", nbytes_per_rank="(a-1)/a + (b-1)/b")
+@register_algorithm("columns", "all_to_all", steps="(a>1) + (b>1)", nbytes_per_rank="(a-1)/a + (b-1)/b")
 def all_to_all(world_size: int, chunks: int = 1, hosts: HostsOption = None) -> Schedule:
     """Inside, blocks go to the number they are for; between hosts, each rank of a column sends one large message."""
     cut = cut_of(world_size, hosts, False)

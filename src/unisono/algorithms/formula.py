@@ -3,7 +3,7 @@
     n      ranks                                L      ceil(log2 n)
     k      chunks (pieces per block)            p      largest power of two up to n
     a, b   columns and rows of the most         x      n - p, the ranks beyond it (for halving and doubling)
-           nearly square grid, a >= b
+           nearly square grid, a >= b                (x>0), (a>1) ...: 1 where it is so, else 0
 
 A formula that starts with "<=" is an upper bound.
 """

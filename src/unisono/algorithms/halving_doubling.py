@@ -17,22 +17,22 @@ from unisono.schedule import Collective, Schedule, Step
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
 
-_BYTES = "<= ((n-1)*(1 + min(x, 1)) + x*(L-2))/n"
+_BYTES = "<= ((n-1)*(1 + (x>0)) + x*(L-2))/n"
 
 
-@register_algorithm("halving_doubling", "all_gather", steps="L + min(x, 1)", nbytes_per_rank=_BYTES)
+@register_algorithm("halving_doubling", "all_gather", steps="L + (x>0)", nbytes_per_rank=_BYTES)
 def all_gather(world_size: int, chunks: int = 1) -> Schedule:
     """The doubling half: partners swap all the blocks they have."""
     return replace(recursive_doubling.all_gather(world_size, chunks), name="halving_doubling")
 
 
-@register_algorithm("halving_doubling", "reduce_scatter", steps="L + min(x, 1)", nbytes_per_rank=_BYTES)
+@register_algorithm("halving_doubling", "reduce_scatter", steps="L + (x>0)", nbytes_per_rank=_BYTES)
 def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     """The halving half: the doubling backwards."""
     return all_gather(world_size, chunks).reversed()
 
 
-@register_algorithm("halving_doubling", "all_reduce", steps="2*L", nbytes_per_rank="2*(p-1)/p + min(x, 1)")
+@register_algorithm("halving_doubling", "all_reduce", steps="2*L", nbytes_per_rank="2*(p-1)/p + (x>0)")
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Halve, then double, among the largest power of two of ranks."""
     core, member = Core(world_size), np.arange(Core(world_size).size)
@@ -44,13 +44,13 @@ def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     return Schedule("halving_doubling", Collective.of("all_reduce", world_size, total), tuple(steps))
 
 
-@register_algorithm("halving_doubling", "broadcast", steps="2*L + min(x, 1)", nbytes_per_rank=f"{_BYTES} + (n-1)/n")
+@register_algorithm("halving_doubling", "broadcast", steps="2*L + (x>0)", nbytes_per_rank=f"{_BYTES} + (n-1)/n")
 def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """Scatter down a tree, then double."""
     return tree.scatter(world_size, root, chunks).then(all_gather(world_size, chunks), name="halving_doubling")
 
 
-@register_algorithm("halving_doubling", "reduce", steps="2*L + min(x, 1)", nbytes_per_rank=f"{_BYTES} + (n-1)/n")
+@register_algorithm("halving_doubling", "reduce", steps="2*L + (x>0)", nbytes_per_rank=f"{_BYTES} + (n-1)/n")
 def reduce(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """Halve, then gather down a tree."""
     halved = reduce_scatter(world_size, chunks)

@@ -114,7 +114,7 @@ def reduce_scatter(
     return all_gather(world_size, chunks, hosts, intra, inter).reversed()
 
 
-@register_algorithm("hierarchical", "all_to_all", steps="1 + min(b-1, 1)", nbytes_per_rank="(a-1)/a + (b-1)/b")
+@register_algorithm("hierarchical", "all_to_all", steps="1 + (b>1)", nbytes_per_rank="(a-1)/a + (b-1)/b")
 def all_to_all(
     world_size: int, chunks: int = 1, hosts: HostsOption = None, intra: str = "direct", inter: str = "direct"
 ) -> Schedule:

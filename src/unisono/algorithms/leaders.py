@@ -47,7 +47,7 @@ def _whole(cut: Cut, leaders: Ints, chunks: int, inward: bool) -> Step:
     return Step.make(*(ends if inward else ends[::-1]), 0, chunks, inward)
 
 
-@register_algorithm("leaders", "all_reduce", steps="2*min(a-1,1) + min(b-1,1)", nbytes_per_rank="a+b-2")
+@register_algorithm("leaders", "all_reduce", steps="2*(a>1) + (b>1)", nbytes_per_rank="a+b-2")
 def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inter: str = "") -> Schedule:
     """Sums to the leaders, an exchange between them, and back."""
     cut = cut_of(world_size, hosts, True)
@@ -63,7 +63,7 @@ def _around(before: Step, between: Sequence[Step], after: Step) -> Sequence[Step
     return chain_steps(chain_steps(once(before), between), once(after))
 
 
-@register_algorithm("leaders", "broadcast", steps="min(a-1,1) + min(b-1,1)", nbytes_per_rank="a+b-2")
+@register_algorithm("leaders", "broadcast", steps="(a>1) + (b>1)", nbytes_per_rank="a+b-2")
 def broadcast(
     world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None, inter: str = "star"
 ) -> Schedule:
@@ -79,7 +79,7 @@ def _broadcast(cut: Cut, root: int, chunks: int, inter: str) -> Schedule:
     return Schedule("leaders", Collective.of("broadcast", cut.world_size, total, root), steps)
 
 
-@register_algorithm("leaders", "reduce", steps="min(a-1,1) + min(b-1,1)", nbytes_per_rank="1")
+@register_algorithm("leaders", "reduce", steps="(a>1) + (b>1)", nbytes_per_rank="1")
 def reduce(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None, inter: str = "star") -> Schedule:
     """The broadcast backwards: sums inside first, then between hosts."""
     return _broadcast(cut_of(world_size, hosts, True), root, chunks, inter).reversed()
@@ -98,7 +98,7 @@ def _exchange(cut: Cut, leaders: Ints, chunks: int, reduce: bool) -> Step:
 @register_algorithm(
     "leaders",
     "all_gather",
-    steps="2*min(a-1,1) + min(b-1,1)",
+    steps="2*(a>1) + (b>1)",
     nbytes_per_rank="(a*(b-1) + (a-1)*(n-1))/n",
 )
 def all_gather(world_size: int, chunks: int = 1, hosts: HostsOption = None) -> Schedule:
@@ -130,7 +130,7 @@ def _some(step: Step) -> Step:
 @register_algorithm(
     "leaders",
     "reduce_scatter",
-    steps="2*min(a-1,1) + min(b-1,1)",
+    steps="2*(a>1) + (b>1)",
     nbytes_per_rank="<= 1",
 )
 def reduce_scatter(world_size: int, chunks: int = 1, hosts: HostsOption = None) -> Schedule:
@@ -142,7 +142,7 @@ def reduce_scatter(world_size: int, chunks: int = 1, hosts: HostsOption = None) 
     return Schedule("leaders", Collective.of("reduce_scatter", world_size, chunks), steps)
 
 
-@register_algorithm("leaders", "scatter", steps="min(a-1,1) + min(b-1,1)", nbytes_per_rank="(n-1)/n")
+@register_algorithm("leaders", "scatter", steps="(a>1) + (b>1)", nbytes_per_rank="(n-1)/n")
 def scatter(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None) -> Schedule:
     """Each host's blocks to its leader, then one block to each rank."""
     cut = cut_of(world_size, hosts, False)
@@ -153,7 +153,7 @@ def scatter(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption 
     return Schedule("leaders", Collective.of("scatter", world_size, chunks, root), once(out, down))
 
 
-@register_algorithm("leaders", "gather", steps="min(a-1,1) + min(b-1,1)", nbytes_per_rank="<= 1/b")
+@register_algorithm("leaders", "gather", steps="(a>1) + (b>1)", nbytes_per_rank="<= 1/b")
 def gather(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None) -> Schedule:
     """The scatter backwards: blocks collect inside first, then between hosts."""
     return scatter(world_size, root, chunks, hosts).reversed()
@@ -162,7 +162,7 @@ def gather(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption =
 @register_algorithm(
     "leaders",
     "all_to_all",
-    steps="min(a-1,1) + min(b-1,1) + min(a-1,1)*min(b-1,1)",
+    steps="(a>1) + (b>1) + (a>1)*(b>1)",
     nbytes_per_rank="(a-1 + a*a*(b-1) + (a-1)*(n-a))/n",
 )
 def all_to_all(world_size: int, chunks: int = 1, hosts: HostsOption = None) -> Schedule:

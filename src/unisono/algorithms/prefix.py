@@ -25,13 +25,13 @@ from unisono.schedule.transform import overlap
 __all__ = ["all_reduce", "reduce"]
 
 
-@register_algorithm("prefix", "all_reduce", steps="min(n-1,1)*(b-1 + min(a-1,1) + k)", nbytes_per_rank="(a-1 + n-1)/a")
+@register_algorithm("prefix", "all_reduce", steps="(n>1)*(b-1 + (a>1) + k)", nbytes_per_rank="(a-1 + n-1)/a")
 def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None) -> Schedule:
     """Sums from host to host, then the totals to all."""
     return _schedule("all_reduce", cut_of(world_size, hosts, True), 0, chunks, np.arange(world_size))
 
 
-@register_algorithm("prefix", "reduce", steps="min(n-1,1)*(b-1 + min(a-1,1) + k)", nbytes_per_rank="min(n-1,1)")
+@register_algorithm("prefix", "reduce", steps="(n>1)*(b-1 + (a>1) + k)", nbytes_per_rank="(n>1)")
 def reduce(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None) -> Schedule:
     """Sums from host to host, then the totals to the root."""
     return _schedule("reduce", cut_of(world_size, hosts, True), root, chunks, np.array([root]))

@@ -18,7 +18,7 @@ from unisono.schedule import Collective, Schedule, Step
 __all__ = ["all_gather", "all_reduce"]
 
 
-@register_algorithm("recursive_doubling", "all_reduce", steps="L + min(x, 1)", nbytes_per_rank="L")
+@register_algorithm("recursive_doubling", "all_reduce", steps="L + (x>0)", nbytes_per_rank="L")
 def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Partners swap their whole sums at distance 1, 2, 4 ..."""
     core, member = Core(world_size), np.arange(Core(world_size).size)
@@ -32,8 +32,8 @@ def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
 @register_algorithm(
     "recursive_doubling",
     "all_gather",
-    steps="L + min(x, 1)",
-    nbytes_per_rank="<= ((n-1)*(1 + min(x, 1)) + x*(L-2))/n",
+    steps="L + (x>0)",
+    nbytes_per_rank="<= ((n-1)*(1 + (x>0)) + x*(L-2))/n",
 )
 def all_gather(world_size: int, chunks: int = 1) -> Schedule:
     """Partners swap all the blocks they have at distance 1, 2, 4 ..."""
