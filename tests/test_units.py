@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import UsageError
-from unisono.units import name_ranks, parse_nbytes, show_nbytes, show_ranks, show_seconds
+from unisono.units import name_ranks, parse_nbytes, show_nbytes, show_ranks, show_seconds, show_spans
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,8 @@ def test_one_rank_and_many() -> None:
 
 def test_ranks_are_named() -> None:
     assert [name_ranks([3]), name_ranks([0, 2])] == ["rank 3", "ranks 0, 2"]
+
+
+def test_numbers_that_follow_each_other_are_ranges() -> None:
+    assert [show_spans(numbers) for numbers in ([], [4], [0, 1, 2, 5, 7, 8])] == ["", "4", "0-2, 5, 7, 8"]
+    assert show_spans([0, 1, 2, 6, 8, 9], ",", least=2) == "0-2,6,8-9"

@@ -1,11 +1,20 @@
 """Sizes, times and counts as people write them: `4`, `1KiB`, `1M`, `256MB` in; `1 MiB`, `12.3 µs`, `2 ranks` out."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from unisono.errors import UsageError
 
-__all__ = ["as_nbytes", "name_ranks", "parse_nbytes", "show_count", "show_nbytes", "show_ranks", "show_seconds"]
+__all__ = [
+    "as_nbytes",
+    "name_ranks",
+    "parse_nbytes",
+    "show_count",
+    "show_nbytes",
+    "show_ranks",
+    "show_seconds",
+    "show_spans",
+]
 
 _BINARY = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)(b?))", re.IGNORECASE)
@@ -56,6 +65,17 @@ def show_ranks(count: int) -> str:
 def name_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0, 2`."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def show_spans(numbers: Iterable[int], between: str = ", ", least: int = 3) -> str:
+    """Ascending numbers, those that follow each other as ranges of `least` or more: `0-3, 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return between.join(f"{run[0]}-{run[-1]}" if len(run) >= least else between.join(map(str, run)) for run in runs)
 
 
 def show_seconds(seconds: float) -> str:

@@ -17,7 +17,6 @@ from unisono.train.settings import (
     RankShare,
     Settings,
     StepRecord,
-    spans,
 )
 
 MODEL = ModelShape(width=16, layers=3, heads=4, context=16)
@@ -75,7 +74,3 @@ def test_what_is_told_of_a_mesh() -> None:
         "bubble of zb-h1, 4 microbatches: 25.0% measured, 20.0% predicted",
     ):
         assert line in lines
-
-
-def test_spans() -> None:
-    assert [spans(numbers) for numbers in ([], [4], [0, 1, 2, 6], [0, 2, 3])] == ["", "4", "0-2, 6", "0, 2-3"]

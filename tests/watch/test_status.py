@@ -17,7 +17,7 @@ from unisono.transport.layout import ISSUE_TIMES, JOINED
 from unisono.transport.process import Identity
 from unisono.watch import status, status_page
 from unisono.watch.segment_reader import Findings, Member, SegmentView
-from unisono.watch.status import RankStatus, snapshot, span
+from unisono.watch.status import RankStatus, snapshot
 
 
 def see(job: Job, enough: Callable[[status.Job], bool], seconds: float = 20.0) -> status.Job:
@@ -154,7 +154,6 @@ def test_jobs_are_groups_that_share_processes() -> None:
 
 
 def test_words() -> None:
-    assert span([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7, 8"
     pieces = Header("all_to_all", "float32", (), "", -1, 0, (1, 2), (3, 4))
     assert (pieces.describe(), pieces.nbytes) == ("all_to_all(float32, 3 elements)", 12)
     assert Header("reduce", "int8", (3,), "MAX", 1, 3).describe([4, 9]) == "reduce(int8 [3], MAX, root 9)"

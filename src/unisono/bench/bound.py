@@ -3,14 +3,11 @@
 Sizes count as in nccl-tests (doc/PERFORMANCE.md there): the vector for all_reduce, broadcast, reduce and send_recv, all
 ranks' blocks together for the others. ``count`` is the number of elements that the call is given, so a block of those.
 
-    busbw = size / time * factor
-    factor: all_reduce 2(n-1)/n; reduce_scatter, all_gather, all_to_all, gather, scatter (n-1)/n; the others 1
-
 The bytes that any algorithm must move: each input byte is read once at least, each output byte written once. In place,
 what already lies where it belongs counts for nothing.
 """
 
-__all__ = ["VECTORS", "block_count", "bound_nbytes", "busbw_factor"]
+__all__ = ["VECTORS", "block_count", "bound_nbytes"]
 
 VECTORS = frozenset({"all_reduce", "broadcast", "reduce", "send_recv"})
 
@@ -20,13 +17,6 @@ def block_count(collective: str, nbytes: int, itemsize: int, ranks: int) -> int:
     if collective == "barrier":
         return 0
     return max(1, nbytes // (itemsize * (1 if collective in VECTORS else ranks)))
-
-
-def busbw_factor(collective: str, ranks: int) -> float:
-    """The factor from algbw to busbw, which is comparable with the rate of the wire."""
-    if collective == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    return 1.0 if collective in VECTORS or collective == "barrier" else (ranks - 1) / ranks
 
 
 def bound_nbytes(collective: str, nbytes: int, ranks: int, place: str) -> float:

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from unisono.bench.bound import bound_nbytes
 from unisono.bench.result import Rates
 from unisono.bench.settings import REDUCING, Settings
 from unisono.runtime.reduce import reducer
 
-__all__ = ["bound_seconds", "limit_of", "measure_rates"]
+__all__ = ["limit_of", "measure_rates"]
 
 _LEAST, _STEP = 64 << 10, 8
 _BLOCK, _BLOCKS = 0.01, 3  # s of copying in one go, and how often
@@ -60,12 +59,6 @@ def _seconds(run: Callable[[], Any], barrier: Callable[[], Any], all_numbers: Ca
     return statistics.median(times)
 
 
-def bound_seconds(collective: str, nbytes: int, ranks: int, place: str, rates: Rates) -> float:
-    """The time in which all ranks together read and write what must be, at the rate at which they copy such buffers."""
-    copied = bound_nbytes(collective, nbytes, ranks, place) / 2 / ranks
-    return copied / rates.copies(nbytes)
-
-
 def limit_of(collective: str, nbytes: int, ranks: int, seconds: float, fixed: float, skew: float, rates: Rates) -> str:
     """The part that takes most of the time.
 
@@ -75,7 +68,7 @@ def limit_of(collective: str, nbytes: int, ranks: int, seconds: float, fixed: fl
     """
     share = (ranks - 1) / ranks  # of the vector is what each rank has to reduce if all share the work
     reducing = share * nbytes / rates.reduces(nbytes) if collective in REDUCING else 0.0
-    copying = bound_seconds(collective, nbytes, ranks, "in", rates)
+    copying = rates.bound(collective, nbytes, ranks, "in")
     if fixed >= _MOSTLY * seconds or reducing + copying <= _LITTLE * fixed:
         return "latency"
     if skew >= _APART:

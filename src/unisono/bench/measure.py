@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 import unisono
-from unisono.bench.bound import busbw_factor
 from unisono.bench.cases import Caller, Case
-from unisono.bench.machine import bound_seconds, limit_of, measure_rates
+from unisono.bench.machine import limit_of, measure_rates
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import PERSISTENT, REDUCING, Contender, Settings
 from unisono.bench.torch_calls import torch_callers
 from unisono.bench.values import Tables
 from unisono.errors import first_line
+from unisono.simulation import bus_factor
 
 __all__ = ["Listener", "measure", "rank_main", "run_rank"]
 
@@ -220,7 +220,7 @@ class _Walk:
 
     def _row(self, case: Case, entrant: _Entrant, times: Sequence[float], fixed: dict[str, float]) -> Row:
         settings, name, collective = self.settings, entrant.contender.name, case.collective
-        bound = bound_seconds(collective, case.nbytes, settings.ranks, case.place, self.rates)
+        bound = self.rates.bound(collective, case.nbytes, settings.ranks, case.place)
         limit = ""
         if times:
             limit = limit_of(
@@ -245,7 +245,7 @@ class _Walk:
             iterations=entrant.iterations if times else 0,
             seconds=tuple(times),
             wrong=entrant.wrong,
-            factor=busbw_factor(collective, settings.ranks),
+            factor=bus_factor(collective, settings.ranks),
             bound=bound,
             limit=limit,
             refused=entrant.refused,

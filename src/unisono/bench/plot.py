@@ -26,14 +26,12 @@ def save_plot(path: Path, result: Result) -> None:
     moves nothing between ranks has no panel of busbw. Raises UsageError if nothing was measured, or the file cannot be
     written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(row.collective for row in result.rows if row.seconds))
     if not names:
         raise UsageError("nothing was measured, so there is nothing to draw")
     figure = Figure(figsize=(12.5, 0.9 + 4.3 * len(names)), layout="constrained")
-    FigureCanvasAgg(figure)
     rows = [row for row in result.rows if row.seconds]
     fits = result.settings.get("pin") and rows[0].ranks <= result.machine.cores
     pinned = ", pinned" if fits else ""

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from unisono.bench.bound import bound_nbytes
 from unisono.bench.settings import cores
 from unisono.errors import UsageError
 
@@ -95,6 +96,10 @@ class Rates:
     def copies(self, nbytes: float) -> float:
         """The rate of copying buffers of ``nbytes``; between measured sizes on a line in logarithms."""
         return self._at(self.copy, nbytes)
+
+    def bound(self, collective: str, nbytes: int, ranks: int, place: str) -> float:
+        """Seconds in which all ranks together read and write what must be, as fast as they copy such buffers."""
+        return bound_nbytes(collective, nbytes, ranks, place) / 2 / ranks / self.copies(nbytes)
 
     def reduces(self, nbytes: float) -> float:
         """The rate at which buffers of ``nbytes`` are reduced into others."""

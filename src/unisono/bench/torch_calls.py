@@ -29,7 +29,7 @@ class TorchCaller:
         """A function that makes one call and is back when it is done."""
         if persistent:
             return _persistent(case, self.group, asynchronous)
-        start = _CALLS[case.collective](case, self.group, asynchronous)
+        start = _call(case, self.group, asynchronous)
         if not asynchronous or case.collective == "send_recv":
             return start
 
@@ -107,53 +107,29 @@ def _persistent(case: Case, group: Any, asynchronous: bool) -> Callable[[], Any]
     return _copied(case, call) if tensors == 1 else call
 
 
-def _all_reduce(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
-    op, x = _op(case), case.output
-    return _copied(case, lambda: dist.all_reduce(x, op, group, wait))
+def _call(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+    """A function that makes one call of torch.distributed's."""
+    x, y, root, op = case.input, case.output, case.root, _op(case)
+    name, at_root, ranks = case.collective, case.rank == root, case.settings.ranks
+    given = list(x.chunk(ranks)) if at_root and name == "scatter" else None
+    taken = list(y.chunk(ranks)) if at_root and name == "gather" else None
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(y, op, group, wait),
+        "broadcast": lambda: dist.broadcast(y, root, group, wait),
+        "reduce": lambda: dist.reduce(y, root, op, group, wait),
+        "reduce_scatter": lambda: reduce_scatter_single(y, x, op, group, wait),
+        "all_gather": lambda: all_gather_single(y, x, group, wait),
+        "all_to_all": lambda: dist.all_to_all_single(y, x, None, None, group, wait),
+        "gather": lambda: dist.gather(x, taken, root, group, wait),
+        "scatter": lambda: dist.scatter(y, given, root, group, wait),
+        "barrier": lambda: dist.barrier(group, wait),
+    }
+    if name == "send_recv":
+        return _send_recv(case, group)
+    return _copied(case, calls[name]) if name in ("all_reduce", "broadcast", "reduce") else calls[name]
 
 
-def _broadcast(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
-    x, root = case.output, case.root
-    return _copied(case, lambda: dist.broadcast(x, root, group, wait))
-
-
-def _reduce(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
-    op, x, root = _op(case), case.output, case.root
-    return _copied(case, lambda: dist.reduce(x, root, op, group, wait))
-
-
-def _reduce_scatter(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
-    op, x, y = _op(case), case.input, case.output
-    return lambda: reduce_scatter_single(y, x, op, group, wait)
-
-
-def _all_gather(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
-    x, y = case.input, case.output
-    return lambda: all_gather_single(y, x, group, wait)
-
-
-def _all_to_all(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
-    x, y = case.input, case.output
-    return lambda: dist.all_to_all_single(y, x, None, None, group, wait)
-
-
-def _gather(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
-    x, root = case.input, case.root
-    parts = list(case.output.chunk(case.settings.ranks)) if case.rank == root else None
-    return lambda: dist.gather(x, parts, root, group, wait)
-
-
-def _scatter(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
-    y, root = case.output, case.root
-    parts = list(case.input.chunk(case.settings.ranks)) if case.rank == root else None
-    return lambda: dist.scatter(y, parts, root, group, wait)
-
-
-def _barrier(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
-    return lambda: dist.barrier(group, wait)
-
-
-def _send_recv(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
+def _send_recv(case: Case, group: Any) -> Callable[[], Any]:
     """To the next rank and from the one before, at the same time, as nccl-tests' sendrecv does."""
     x, y, rank, n = case.input, case.output, case.rank, case.settings.ranks
     after, before = (rank + 1) % n, (rank - 1) % n
@@ -167,17 +143,3 @@ def _send_recv(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
                 work.wait()
 
     return exchange
-
-
-_CALLS: dict[str, Callable[[Case, Any, bool], Callable[[], Any]]] = {
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
-    "all_to_all": _all_to_all,
-    "gather": _gather,
-    "scatter": _scatter,
-    "barrier": _barrier,
-    "send_recv": _send_recv,
-}

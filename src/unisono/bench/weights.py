@@ -196,7 +196,6 @@ def line(settings: WeightSettings, rows: Sequence[Row]) -> str:
 
 def save_weights_plot(path: Path, result: Result) -> None:
     """Write a PNG: a bar of time for each case and contender. Raises UsageError as `save_figure` does."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = [row for row in result.rows if row.seconds]
@@ -204,7 +203,6 @@ def save_weights_plot(path: Path, result: Result) -> None:
         raise UsageError("nothing was measured, so there is nothing to draw")
     cases = list(dict.fromkeys(row.collective for row in rows))
     figure = Figure(figsize=(10, 1.2 + 0.9 * len(cases)), layout="constrained")
-    FigureCanvasAgg(figure)
     panel = figure.subplots()
     for index, name in enumerate(result.contenders):
         mine = [row for row in rows if row.contender == name]

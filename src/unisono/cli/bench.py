@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 from shutil import get_terminal_size
-from types import TracebackType
 from typing import Annotated, Self
 
 import typer
@@ -229,7 +228,7 @@ class _Screen:
         self.bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *details: object) -> None:
         self.bar.stop()
 
     def report(self, news: Rates | Row) -> None:

@@ -1,5 +1,6 @@
 """`unisono draw`: a schedule as a text grid, a picture, a page that plays, a trace, or in text; and its programs."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,20 +39,13 @@ _Bytes = Annotated[
     typer.Option("--bytes", metavar="SIZE", help="Size of the call that is drawn.", show_default=_NBYTES),
 ]
 _Width = Annotated[int | None, typer.Option(min=20, help="Characters per line.", show_default="the terminal's")]
-
-
-def _of_programs(default: str | bool, *names: str, **how: Any) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(
-        *names, show_default=default, rich_help_panel="What every rank executes", **how
-    )
-    return option
-
-
-_Program = Annotated[bool, _of_programs(False, "--program", help="Draw the programs of the ranks.")]
-_Placement = Annotated[str | None, _of_programs("what runs", help=f"One of {', '.join(PLACEMENTS)}.")]
-_Rank = Annotated[int | None, _of_programs("all", metavar="R", help="Only this rank's program.")]
+_of_programs = partial(typer.Option, rich_help_panel="What every rank executes")
+_Program = Annotated[bool, _of_programs("--program", show_default=False, help="Draw the programs of the ranks.")]
+_Placement = Annotated[str | None, _of_programs(show_default="what runs", help=f"One of {', '.join(PLACEMENTS)}.")]
+_Rank = Annotated[int | None, _of_programs(show_default="all", metavar="R", help="Only this rank's program.")]
 _Bound = Annotated[
-    bool | None, _of_programs("if --bytes is given", "--bound/--no-bound", help="Print addresses, pieces and lengths.")
+    bool | None,
+    _of_programs("--bound/--no-bound", show_default="if --bytes is given", help="Print addresses, pieces and lengths."),
 ]
 
 

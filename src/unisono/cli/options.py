@@ -1,6 +1,7 @@
 """Options that several commands about schedules have."""
 
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -23,18 +24,9 @@ NAMED_SOURCE = f"An algorithm, a pipeline schedule, {DEFAULT} for what runs, a f
 COLLECTIVE, RANKS, MICROBATCHES = "all_reduce", 4, 8
 
 
-def _of_pipelines(*names: str, **how: Any) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(*names, rich_help_panel="Pipelines", **how)
-    return option
+_of_pipelines = partial(typer.Option, rich_help_panel="Pipelines")
 
-
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME|FILE",
-        help=NAMED_SOURCE,
-    ),
-]
+Source = Annotated[str, typer.Argument(metavar="NAME|FILE", help=NAMED_SOURCE)]
 Collective = Annotated[str | None, typer.Argument(help="What the algorithm is to do.", show_default=COLLECTIVE)]
 Ranks = Annotated[int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(RANKS))]
 Root = Annotated[int | None, typer.Option(help="Root of a broadcast, reduce, gather or scatter.", show_default="0")]

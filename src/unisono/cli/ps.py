@@ -19,10 +19,10 @@ from rich.text import Text
 
 from unisono.cli.common import echo, show
 from unisono.errors import UsageError
-from unisono.units import show_nbytes, show_seconds
+from unisono.units import show_nbytes, show_seconds, show_spans
 from unisono.watch import status_page
 from unisono.watch.other_hosts import with_other_hosts
-from unisono.watch.status import GroupStatus, Job, RankStatus, snapshot, span
+from unisono.watch.status import GroupStatus, Job, RankStatus, snapshot
 
 __all__ = ["NOTHING_EXIT", "ps"]
 
@@ -197,7 +197,7 @@ def _doing(rank: RankStatus) -> Text:
         text.append(f"  {rank.group}", "dim")
     if rank.seconds >= _LONG and rank.waits_for:
         plural = "s" * (len(rank.waits_for) > 1)
-        text.append(f"\nwaits for rank{plural} {span(rank.waits_for)}", "yellow")
+        text.append(f"\nwaits for rank{plural} {show_spans(sorted(rank.waits_for))}", "yellow")
         text.append(f"  {_place(rank.place)}" if rank.place else "", "dim")
     return text
 
@@ -239,7 +239,9 @@ def _groups(groups: Sequence[GroupStatus]) -> Table:
     for group in groups:
         pace = f"{group.per_second:,.0f}" if group.per_second >= 10 else f"{group.per_second:.1f}"
         label = group.label.removesuffix(f" {list(group.ranks)}")
-        table.add_row(label, span(group.ranks), f"{group.completed:,}", pace if group.per_second else "idle")
+        table.add_row(
+            label, show_spans(sorted(group.ranks)), f"{group.completed:,}", pace if group.per_second else "idle"
+        )
     return table
 
 

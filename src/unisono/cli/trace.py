@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from unisono.bench.bound import bound_nbytes
 from unisono.bench.launch import launch
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
@@ -145,6 +144,6 @@ def _bound(rates: Rates | None) -> Bound:
     def seconds(op: str, nbytes: int, ranks: int) -> float:
         if rates is None or op not in known or not nbytes:
             return 0.0
-        return bound_nbytes(op, nbytes, ranks, "in") / 2 / ranks / rates.copies(nbytes)
+        return rates.bound(op, nbytes, ranks, "in")
 
     return seconds

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Annotated
@@ -31,15 +32,9 @@ __all__ = ["train"]
 
 DEFAULT = Settings()
 CHOICES = " or ".join(BACKENDS)
-ON_A_MESH = "On a mesh of ranks"
 
 
-def _axis(what: str) -> typer.models.OptionInfo:
-    help_text = f"Ranks over which {what} are split."
-    option: typer.models.OptionInfo = typer.Option(help=help_text, rich_help_panel=ON_A_MESH)
-    return option
-
-
+_on_a_mesh = partial(typer.Option, rich_help_panel="On a mesh of ranks")
 Ranks = Annotated[
     int | None,
     typer.Option("--ranks", "-n", help="Processes to train on; under torchrun, its number.", show_default="4"),
@@ -52,11 +47,11 @@ Compare = Annotated[
 ]
 Schedule = Annotated[
     str | None,
-    typer.Option(help=f"Of the pipeline: {', '.join(SCHEDULES)}.", show_default="1f1b", rich_help_panel=ON_A_MESH),
+    _on_a_mesh(help=f"Of the pipeline: {', '.join(SCHEDULES)}.", show_default="1f1b"),
 ]
 Microbatches = Annotated[
     int | None,
-    typer.Option(help="Of a dp rank in a step.", show_default="2 · pp, or 1 without", rich_help_panel=ON_A_MESH),
+    _on_a_mesh(help="Of a dp rank in a step.", show_default="2 · pp, or 1 without"),
 ]
 
 
@@ -74,10 +69,12 @@ def train(
     heads: Annotated[int, typer.Option(help="Attention heads of a block.")] = DEFAULT.shape.heads,
     context: Annotated[int, typer.Option(help="Bytes the model looks back on.")] = DEFAULT.shape.context,
     plot: Annotated[Path, typer.Option(help="Where to write the loss curve, a PNG.")] = Path("unisono-train.png"),
-    dp: Annotated[int | None, _axis("the sequences of a batch")] = None,
-    tp: Annotated[int | None, _axis("heads, hidden features and vocabulary")] = None,
-    pp: Annotated[int | None, _axis("layers")] = None,
-    sp: Annotated[int | None, _axis("the positions of a sequence")] = None,
+    dp: Annotated[int | None, _on_a_mesh(help="Ranks over which the sequences of a batch are split.")] = None,
+    tp: Annotated[
+        int | None, _on_a_mesh(help="Ranks over which heads, hidden features and vocabulary are split.")
+    ] = None,
+    pp: Annotated[int | None, _on_a_mesh(help="Ranks over which layers are split.")] = None,
+    sp: Annotated[int | None, _on_a_mesh(help="Ranks over which the positions of a sequence are split.")] = None,
     schedule: Schedule = None,
     microbatches: Microbatches = None,
 ) -> None:

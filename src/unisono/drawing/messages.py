@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from unisono.errors import UsageError
 from unisono.schedule import Schedule, Step
 from unisono.schedule.transform import flatten
-from unisono.units import show_count
+from unisono.units import show_count, show_spans
 
 __all__ = ["Message", "Shown", "chunk_range", "messages", "shown_steps", "spans", "title"]
 
@@ -80,10 +79,8 @@ def chunk_range(first: int, count: int) -> str:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ranges, e.g. `0-3,6`."""
-    starts = [i for i, x in enumerate(numbers) if i == 0 or x != numbers[i - 1] + 1]
-    runs = [(numbers[a], numbers[b - 1]) for a, b in pairwise([*starts, len(numbers)])]
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    """Ascending numbers as short as can be, e.g. `0-3,6`."""
+    return show_spans(numbers, ",", 2)
 
 
 def title(schedule: Schedule) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from unisono.errors import UsageError
+from unisono.units import show_spans
 
 __all__ = ["Hosts", "as_hosts", "runs_of", "show_hosts"]
 
@@ -53,11 +54,7 @@ def show_hosts(hosts: Hosts) -> str:
     sizes = [len(ranks) for ranks in hosts]
     if hosts == _in_turn(sizes):
         return f"{len(sizes)}x{sizes[0]}" if len(set(sizes)) == 1 else "+".join(map(str, sizes))
-    return "/".join(",".join(_span(run) for run in runs_of((ranks,))) for ranks in hosts)
-
-
-def _span(run: tuple[int, ...]) -> str:
-    return f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0])
+    return "/".join(show_spans(ranks, ",", 2) for ranks in hosts)
 
 
 def _in_turn(sizes: Sequence[int]) -> Hosts:

@@ -97,7 +97,7 @@ def simulate_collective(setting: Setting) -> Timeline:
 
 
 def bus_factor(collective: str, world_size: int) -> float:
-    """busbw / algbw as in nccl-tests; 0 for a barrier, which moves nothing."""
-    shares = {"broadcast": 1.0, "reduce": 1.0, "redistribution": 1.0, "barrier": 0.0}
+    """busbw / algbw as in nccl-tests, comparable with the rate of a link; 0 for a barrier, which moves nothing."""
+    shares = {"broadcast": 1.0, "reduce": 1.0, "send_recv": 1.0, "redistribution": 1.0, "barrier": 0.0}
     share = shares.get(collective, (world_size - 1) / world_size)
     return 2 * share if collective == "all_reduce" else share

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from types import TracebackType
 from typing import Any
 
 from unisono.errors import UsageError
@@ -87,9 +86,7 @@ class Exchange:
         OwnThread(target=self._serve, name="unisono serves facts", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         with self._news:
             self._news.wait_for(lambda: not self._answering, _ENDING)
         close(self._door)

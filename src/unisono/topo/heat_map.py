@@ -154,12 +154,10 @@ def _cell(text: str, shade: float | None) -> str:
 
 def save_picture(path: Path, hosts: Sequence[Facts], drawn: Sequence[Matrix]) -> None:
     """Write a PNG with a panel per matrix. Raises UsageError if the file cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     side = 2.2 + 0.9 * len(hosts)
     figure = Figure(figsize=(side * len(drawn), side + 0.8), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(_title(hosts), fontsize=10)
     for axes, matrix in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
         empty, failed = (0xF2, 0xF2, 0xF2), (0xC2, 0x33, 0x4D)

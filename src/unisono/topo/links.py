@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
-from types import TracebackType
 
 from unisono.topo.exchange import close, connect, listen
 from unisono.transport.process import OwnThread
@@ -43,9 +42,7 @@ class LinkServer:
         OwnThread(target=self._serve, name="unisono answers pings", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         close(self._door)
 
     def _serve(self) -> None:

@@ -5,6 +5,7 @@ includes waiting for slower ranks, and along pp for the microbatches of other st
 """
 
 from contextlib import ExitStack
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch import Tensor
 from unisono.parallel.mesh import ActivationMeter, CommunicationMeter, MeshTransformer, memory_use
 from unisono.parallel.sequence import sequence_positions
 from unisono.parallel.shards import own_part, split_evenly
-from unisono.train.settings import AxisTraffic, MeshReport, MeshSettings, RankShare, Settings, spans
+from unisono.train.settings import AxisTraffic, MeshReport, MeshSettings, RankShare, Settings
 from unisono.train.trainer import ByteTransformer, Trainer
+from unisono.units import show_spans
 
 __all__ = ["MeshTrainer"]
 
@@ -87,8 +89,11 @@ class MeshTrainer(Trainer):
         model, dims, places = self.settings.shape, self.dims, self.model.places
         use = memory_use(self.model.parameters(), self.optimizer, self.activations)
 
+        spans = partial(show_spans, least=2)
+
         def own(total: int, axis: str) -> str:
-            return spans(own_part(torch.arange(total), 0, split_evenly(total, getattr(dims, axis)), places[axis].rank))
+            parts = split_evenly(total, getattr(dims, axis))
+            return spans(own_part(torch.arange(total), 0, parts, places[axis].rank).tolist())
 
         positions = sequence_positions(model.context, self.model.groups["sp"])
         return RankShare(

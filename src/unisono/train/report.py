@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.box import SIMPLE_HEAD
@@ -46,7 +45,7 @@ class Display:
         self.bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *details: object) -> None:
         self.bar.stop()
 
     def show(self, records: list[StepRecord]) -> None:
@@ -123,12 +122,10 @@ def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
 
     Raises UsageError if the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     panels = min(len(outcomes), 2)
     figure = Figure(figsize=(7.0 * panels, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     settings = outcomes[0].settings
     figure.suptitle(
         f"{outcomes[0].text_name}: {show_ranks(settings.ranks)}, {settings.batch} × {settings.shape.context} bytes"

@@ -1,6 +1,6 @@
 """Settings and results of the job: plain values that travel between processes. Never imports torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,6 @@ __all__ = [
     "RankShare",
     "Settings",
     "StepRecord",
-    "spans",
 ]
 
 BACKENDS = ("unisono", "gloo")
@@ -130,7 +129,7 @@ class StepRecord:
 class RankShare:
     """One rank's part of model and batch.
 
-    place: its coordinate on each axis with more than one rank. layers to positions: numbers as `spans` shows them.
+    place: its coordinate on each axis with more than one rank. layers to positions: numbers as `show_spans` has them.
     parameters: how many. state_nbytes: of weights, gradients and optimizer. activation_nbytes: the most that backward
     waits for at any moment of a step.
     """
@@ -193,17 +192,6 @@ class Outcome:
     def sync_share(self) -> float:
         """Share of the training time that a rank spends in communication, 0 to 1."""
         return sum(record.sync_seconds for record in self.records) / sum(record.seconds for record in self.records)
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Rising numbers as people write them: `0-3, 6`."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

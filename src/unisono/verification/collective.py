@@ -42,7 +42,7 @@ from unisono.schedule import Schedule, Step
 from unisono.schedule.picture import life_of_chunk
 from unisono.schedule.progress import busiest_sender, find_deadlock
 from unisono.schedule.state import State, Units, lineage, well_formed
-from unisono.units import show_count
+from unisono.units import show_count, show_spans
 from unisono.verification.report import Finding, Report
 
 __all__ = ["KINDS", "check_collective"]
@@ -197,7 +197,7 @@ class _Proof:
         message = f"{_chunks(chunks)}: the contribution of {_ranks(owners)} is missing at {_ranks(ranks)} at the end"
         overwritten = self._overwritten(chunk, owners[0])
         if overwritten is None:
-            self._add("lost", message, (end, rank), chunk, shown, f"without {_list(owners)}")
+            self._add("lost", message, (end, rank), chunk, shown, f"without {show_spans(owners)}")
         else:
             step, at = overwritten
             message += f"; step {step} overwrites it at rank {at}"
@@ -233,7 +233,7 @@ class _Proof:
             f"{_chunks(chunks)}: the contribution of {_ranks(owners)} counts more than once at {_ranks(ranks)} "
             f"at the end; it first does after step {at[0]} at rank {at[1]}"
         )
-        self._add("twice", message, at, chunk, steps, f"{_list(owners)} twice")
+        self._add("twice", message, at, chunk, steps, f"{show_spans(owners)} twice")
 
     def _deadlock(self, in_flight: int) -> None:
         cycle = find_deadlock(self.steps, in_flight)
@@ -281,21 +281,12 @@ def _by_rank(cells: NDArray[np.int64], width: int) -> Iterator[tuple[int, list[i
         yield int(rank), [int(c) for c in unique[unique // width == rank] % width]
 
 
-def _list(numbers: Sequence[int]) -> str:
-    """`0, 1, 5` with runs of three and more as `0-4`."""
-    parts: list[str] = []
-    runs = np.split(np.asarray(numbers), np.flatnonzero(np.diff(numbers) != 1) + 1)
-    for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(x) for x in run]
-    return ", ".join(parts)
-
-
 def _chunks(chunks: Sequence[int]) -> str:
-    return f"chunk{'s' * (len(chunks) > 1)} {_list(chunks)}"
+    return f"chunk{'s' * (len(chunks) > 1)} {show_spans(chunks)}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {_list(ranks)}"
+    return f"rank{'s' * (len(ranks) > 1)} {show_spans(ranks)}"
 
 
 def _is(chunks: Sequence[int]) -> str:

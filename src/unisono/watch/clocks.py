@@ -13,11 +13,7 @@ __all__ = ["offset", "serve_clock"]
 
 _ROUNDS = 8
 _CLOCK = "clock"
-_best: tuple[int, int, int] = (
-    0,
-    0,
-    0,
-)  # of the largest group: its size negated, the round trip, the offset, both in ns
+_best = (0, 0, 0)  # of the largest group: its size negated, the round trip, the offset, both in ns
 
 
 def serve_clock(network: Network) -> None:

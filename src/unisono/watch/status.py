@@ -13,11 +13,11 @@ from pathlib import Path
 
 from unisono.transport.layout import GAVE_UP, LEFT
 from unisono.transport.process import Identity, alive, fate, stopped
-from unisono.units import show_seconds
+from unisono.units import show_seconds, show_spans
 from unisono.watch.segment_reader import Findings, Member, SegmentView, read_segments
 from unisono.watch.status_page import PageView
 
-__all__ = ["GroupStatus", "Job", "RankStatus", "remarks", "snapshot", "span"]
+__all__ = ["GroupStatus", "Job", "RankStatus", "remarks", "snapshot"]
 
 _PATIENCE = 1.0  # s of waiting before it is worth a sentence
 _AWAY = 0.15  # s after which a call without a waiter counts as one in the background
@@ -199,7 +199,7 @@ def remarks(ranks: Sequence[RankStatus], compared: int) -> tuple[str, ...]:
     roots = [name for name in sorted(waiting) if not (name in by_rank and by_rank[name].waits_for)]
     sentences = []
     for name in roots or sorted(waiting):
-        who, plural = span([waiter.rank for waiter in waiting[name]]), "s" * (len(waiting[name]) > 1)
+        who, plural = show_spans(sorted(waiter.rank for waiter in waiting[name])), "s" * (len(waiting[name]) > 1)
         longest = show_seconds(max(waiter.seconds for waiter in waiting[name]))
         sentences.append(f"rank {name} keeps rank{plural} {who} waiting for {longest}: it {_excuse(by_rank.get(name))}")
     for rank in ranks:
@@ -211,18 +211,6 @@ def remarks(ranks: Sequence[RankStatus], compared: int) -> tuple[str, ...]:
                 f"over the last {compared} calls"
             )
     return tuple(sentences)
-
-
-def span(ranks: Sequence[int]) -> str:
-    """Ranks in words: ``0-3, 7``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return ", ".join(parts)
 
 
 def _excuse(rank: RankStatus | None) -> str:
@@ -242,7 +230,7 @@ def _excuse(rank: RankStatus | None) -> str:
         case "elsewhere":
             return f"is outside unisono{after}"
         case _:
-            others = span(rank.waits_for)
+            others = show_spans(sorted(rank.waits_for))
             return f"is in {rank.call}" + (
                 f" and waits for rank{'s' * (len(rank.waits_for) > 1)} {others}" if others else ""
             )
