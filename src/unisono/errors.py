@@ -14,6 +14,8 @@ Every message carries the values: ranks, call, sequence number, what was expecte
 is one. torch.distributed users catch RuntimeError around collectives, so the whole tree derives from it.
 """
 
+from collections.abc import Iterable
+
 __all__ = [
     "CollectiveTimeout",
     "CorruptionError",
@@ -24,6 +26,7 @@ __all__ = [
     "UnisonoError",
     "UpdateError",
     "UsageError",
+    "check_known",
     "first_line",
 ]
 
@@ -67,6 +70,12 @@ class CorruptionError(UpdateError):
 
 class ScheduleError(UnisonoError, ValueError):
     """A schedule that loses, doubles, races or deadlocks; the message lists every finding."""
+
+
+def check_known(what: str, name: object, known: Iterable[str]) -> None:
+    """Raise UsageError, which lists what there is, for a name that is not among them; `what` is its kind."""
+    if name not in (names := tuple(known)):
+        raise UsageError(f"unknown {what} {name!r}: expected one of {', '.join(names)}")
 
 
 def first_line(error: BaseException) -> str:

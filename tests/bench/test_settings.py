@@ -40,7 +40,7 @@ def test_an_op_that_mpi_lacks_matters_only_to_calls_that_reduce() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (Settings(collectives=("all_reduc",)), "unknown collective 'all_reduc', expected one of: all_reduce,"),
+        (Settings(collectives=("all_reduc",)), "unknown collective 'all_reduc': expected one of all_reduce,"),
         (Settings(op="mean"), "unknown --op 'mean'"),
         (Settings(dtype="half"), "unknown --dtype 'half'"),
         (Settings(op="bor"), "--op bor is for whole numbers"),

@@ -13,7 +13,7 @@ def test_the_defaults_are_fit_to_train_with() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"backend": "carrier-pigeon"}, "unknown backend 'carrier-pigeon', expected one of: unisono, gloo"),
+        ({"backend": "carrier-pigeon"}, "unknown backend 'carrier-pigeon': expected one of unisono, gloo"),
         ({"ranks": 0}, "--ranks is 0, expected 1 or more"),
         ({"steps": -1}, "--steps is -1, expected 1 or more"),
         ({"batch": 0}, "--batch is 0, expected 1 or more"),

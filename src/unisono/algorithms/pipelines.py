@@ -12,7 +12,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.schedule.pipeline import Action, PipelineSchedule
 
 __all__ = [
@@ -176,8 +176,7 @@ def usual_stages_per_rank(name: str) -> int:
 
     Raises UsageError for a name that is not in SCHEDULES.
     """
-    if name not in SCHEDULES:
-        raise UsageError(f"unknown pipeline schedule {name!r}: expected one of {', '.join(SCHEDULES)}")
+    check_known("pipeline schedule", name, SCHEDULES)
     return 2 if name in ("interleaved", "zb-v") else 1
 
 

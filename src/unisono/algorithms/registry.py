@@ -21,7 +21,7 @@ from typing import Literal, overload
 
 from unisono.algorithms.formula import Formula
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.schedule import COLLECTIVES, PipelineSchedule, Schedule
 
 __all__ = ["AlgorithmInfo", "algorithm_info", "build", "list_algorithms", "names", "register_algorithm"]
@@ -116,8 +116,7 @@ def algorithm_info(name: str, collective: str) -> AlgorithmInfo:
     _load()
     if (name, collective) in _registered:
         return _registered[name, collective]
-    if collective not in COLLECTIVES:
-        raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
+    check_known("collective", collective, COLLECTIVES)
     serves = sorted(c for n, c in _registered if n == name)
     if serves:
         raise UsageError(

@@ -2,11 +2,10 @@
 
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.algorithms import names
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.runtime import header
 from unisono.units import show_nbytes
 
@@ -104,11 +103,10 @@ class Settings:
         if os.environ.get("UNISONO_REPLACES") and any(each.backend == "gloo" for each in self.contenders):
             raise UsageError("UNISONO_REPLACES is set, so that nothing here could measure Gloo: unset it")
         for name in self.collectives:
-            if name not in COLLECTIVES:
-                raise UsageError(f"unknown collective {name!r}, expected one of: {', '.join(COLLECTIVES)}; or all")
-        _one_of("--op", self.op, OPS)
-        _one_of("--dtype", self.dtype, DTYPES)
-        _one_of("--memory", self.memory, MEMORIES)
+            check_known("collective", name, (*COLLECTIVES, "all"))
+        check_known("--op", self.op, OPS)
+        check_known("--dtype", self.dtype, DTYPES)
+        check_known("--memory", self.memory, MEMORIES)
         whole = "float" not in self.dtype and "complex" not in self.dtype
         if self.op in ("band", "bor", "bxor") and not whole:
             raise UsageError(f"--op {self.op} is for whole numbers: choose a --dtype such as int32, not {self.dtype}")
@@ -144,8 +142,8 @@ class Settings:
             raise UsageError(f"-f is {self.factor:g}, expected a factor above 1 from one size to the next")
 
     def _validate_contenders(self) -> None:
-        if self.place not in ("", *PLACES):
-            raise UsageError(f"unknown place {self.place!r}, expected one of: {', '.join(PLACES)}")
+        if self.place:
+            check_known("place", self.place, PLACES)
         for collective in self.collectives if self.place == "in" else ():
             if collective not in IN_PLACE:
                 able = ", ".join(name for name in COLLECTIVES if name in IN_PLACE)
@@ -154,9 +152,9 @@ class Settings:
         if len(set(found)) < len(found):
             raise UsageError(f"the contenders are {', '.join(found)}: name each one once")
         for contender in self.contenders:
-            _one_of("backend", contender.backend, BACKENDS)
-            if contender.algorithm and contender.algorithm not in (PERSISTENT, *names()):
-                raise UsageError(f"unknown algorithm {contender.algorithm!r}, expected one of: {', '.join(names())}")
+            check_known("backend", contender.backend, BACKENDS)
+            if contender.algorithm:
+                check_known("algorithm", contender.algorithm, (*names(), PERSISTENT))
         if self.by_mpiexec:
             self._validate_mpi()
 
@@ -207,8 +205,3 @@ def natural_place(collective: str) -> str:
 def cores() -> list[int]:
     """The cores this process may run on."""
     return sorted(os.sched_getaffinity(0))
-
-
-def _one_of(what: str, value: str, known: Sequence[str] | dict[str, int]) -> None:
-    if value not in known:
-        raise UsageError(f"unknown {what} {value!r}, expected one of: {', '.join(known)}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.bench.result import Machine, Result, Row, spread
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.launch import local_ranks
 from unisono.selection import Measured
 from unisono.train.picture import save_figure
@@ -103,8 +103,7 @@ class WeightSettings:
     def validate(self) -> None:
         """Raise UsageError, one line, for the first value that cannot be measured."""
         for name in self.against:
-            if name not in AGAINST:
-                raise UsageError(f"unknown contender {name!r} of --against, expected one of: {', '.join(AGAINST)}")
+            check_known("contender of --against", name, AGAINST)
         if not self.tensors or min(min(pair) for pair in self.tensors) < 1:
             raise UsageError("--tensors needs counts and elements of 1 or more, such as 300x28000,3000x100")
         if not self.replicas or min(self.replicas) < 1 or max(self.replicas) > 63:

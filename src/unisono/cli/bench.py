@@ -16,7 +16,7 @@ from unisono.bench.plot import save_plot
 from unisono.bench.result import Rates, Result, Row, this_machine
 from unisono.bench.settings import COLLECTIVES, DTYPES, IN_PLACE, MEMORIES, OPS, Contender, Settings
 from unisono.bench.table import Table, describe_rates, footer, preamble
-from unisono.cli.common import check_writable, echo
+from unisono.cli.common import check_writable, echo, listed
 from unisono.cli.predicted import predicted_lines
 from unisono.errors import UsageError
 from unisono.launch import torchrun_rank
@@ -117,15 +117,15 @@ def bench(
         ranks=world_size,
         least=parse_nbytes(least),
         most=parse_nbytes(most),
-        listed=tuple(parse_nbytes(size) for size in nbytes.split(",")) if nbytes else (),
+        listed=tuple(map(parse_nbytes, listed(nbytes))),
         place=place,
         contenders=_contenders(backend, algorithm, against),
         factor=factor, op=op, dtype=dtype, root=root, asynchronous=asynchronous, memory=memory, pin=pin,
         runs=runs, warm_up=warm_up, seconds=seconds, check=check,
     )  # fmt: skip
     settings.validate()
-    for path in filter(None, (json, plot)):
-        check_writable(path)
+    check_writable(json)
+    check_writable(plot)
     _run(settings, rank, json, plot)
 
 
@@ -146,11 +146,11 @@ def _compare(files: list[str]) -> None:
 
 
 def _contenders(backend: str, algorithm: str, against: str) -> tuple[Contender, ...]:
-    chosen = [name.strip() for name in algorithm.split(",") if name.strip()]
+    chosen = listed(algorithm)
     if chosen and backend != "unisono":
         raise UsageError(f"--algorithm is for unisono: --backend {backend} chooses its own")
     mine = [Contender(backend, "" if name == "default" else name) for name in chosen or ["default"]]
-    return (*mine, *(Contender(name.strip()) for name in against.split(",") if name.strip()))
+    return (*mine, *map(Contender, listed(against)))
 
 
 def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | None) -> None:

@@ -16,7 +16,7 @@ from unisono.bench.weights import (
     parse_tensors,
     save_weights_plot,
 )
-from unisono.cli.common import check_writable, echo
+from unisono.cli.common import check_writable, echo, listed
 from unisono.errors import UsageError
 
 __all__ = ["bench_weights"]
@@ -51,12 +51,12 @@ def bench_weights(
         unisono bench weights --tensors 300x28000 --replicas 1,3 --mapped --delta 1% --reshard 2:2
     """
     settings = WeightSettings(
-        parse_tensors(tensors), _numbers(replicas), share, mapped, _share(delta), _names(against),
+        parse_tensors(tensors), _numbers(replicas), share, mapped, _share(delta), tuple(listed(against)),
         parse_reshard(reshard), runs,
     )  # fmt: skip
     settings.validate()
-    for path in filter(None, (json, plot)):
-        check_writable(path)
+    check_writable(json)
+    check_writable(plot)
     _run(settings, json, plot)
 
 
@@ -86,13 +86,9 @@ def _run(settings: WeightSettings, json: Path | None, plot: Path | None) -> None
         raise typer.Exit(code or WRONG_EXIT)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
+        return tuple(map(int, listed(text)))
     except ValueError:
         raise UsageError(f"--replicas is {text!r}, expected numbers such as 1,3,7") from None
 

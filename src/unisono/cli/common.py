@@ -9,14 +9,21 @@ from rich.console import Console, RenderableType
 
 from unisono.errors import UsageError
 
-__all__ = ["check_writable", "echo", "read_source", "show", "source_name", "write"]
+__all__ = ["check_writable", "echo", "listed", "read_source", "show", "source_name", "write"]
 
 
-def check_writable(path: Path, what: str = "") -> None:
+def listed(text: str) -> list[str]:
+    """The names in a list by comma."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def check_writable(path: Path | None, what: str = "") -> None:
     """Raise UsageError for a place where no file can be written, before any time is spent on what goes into it.
 
-    ``what`` names the file in the message: ``the plot``.
+    ``what`` names the file in the message: ``the plot``; None: nothing is to be written.
     """
+    if path is None:
+        return
     named = f"{what} {path}".lstrip()
     if path.is_dir():
         raise UsageError(f"cannot write {named}: it is a directory, expected a file name")

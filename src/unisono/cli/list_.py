@@ -13,7 +13,7 @@ from unisono.algorithms import list_algorithms
 from unisono.algorithms.formula import Formula
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, bubble_formula, build_pipeline
 from unisono.cli.common import echo, show
-from unisono.errors import UsageError
+from unisono.errors import check_known
 from unisono.program.defaults import TABLE
 from unisono.schedule import COLLECTIVES
 
@@ -34,8 +34,8 @@ def list_(
     unisono list all_reduce
     """
     wanted = (*COLLECTIVES, PIPELINE)
-    if collective is not None and collective not in wanted:
-        raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(wanted)}")
+    if collective is not None:
+        check_known("collective", collective, wanted)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNCUT)
     tables = [_pipelines() if name == PIPELINE else _table(name) for name in wanted if collective in (None, name)]
     left_out = [table for table in tables if not _fits(table, console.width)]

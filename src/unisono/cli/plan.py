@@ -12,7 +12,7 @@ from unisono.cli.common import echo, show
 from unisono.cli.programs import default_notes, default_table, describe_default
 from unisono.cli.schedules import pipeline_costs, refuse, topology_of
 from unisono.cli.simulate import compare_pipelines
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.schedule import COLLECTIVES, PRESETS
 from unisono.schedule.topology_file import MEASURED
 from unisono.selection import Choice, Measured, Selector, explain, ranges
@@ -83,11 +83,11 @@ def plan(
     refuse({"--microbatches": microbatches, "--times": times, "--link": link}, "is of pipelines: leave it out")
     if by_default:
         given = {"--topology": topology, "--hosts": hosts, "--model": model or None}
-        others = [name for name, value in given.items() if value is not None]
-        _defaults(collective, nbytes, ranks, oversubscribed, others)
+        refuse(given, "is for a choice by cost, the defaults are a table: leave it out")
+        _defaults(collective, nbytes, ranks, oversubscribed)
         return
-    if oversubscribed is not None:
-        raise UsageError("--oversubscribed and --no-oversubscribed are for the defaults: give --default as well")
+    both = "--oversubscribed and --no-oversubscribed"
+    refuse({both: oversubscribed}, "are for the defaults: give --default as well")
     if collective is None:
         raise UsageError("which collective? E.g. `unisono plan all_reduce`, or --default for all of them")
     table = Measured.load() if topology is None and not model else None
@@ -95,7 +95,7 @@ def plan(
     where = topology_of(topology or "shared_memory", _RANKS if ranks is None and not known else ranks, hosts)
     selector = Selector(collective, where, table)
     if nbytes is not None or collective == "barrier":
-        echo("\n".join(_indented(explain(selector.choose(parse_nbytes(nbytes or "0"))))))
+        echo(_indented(explain(selector.choose(parse_nbytes(nbytes or "0")))))
     if collective != "barrier":
         choices = selector.table()
         echo("" if nbytes is not None else selector.topology.describe())
@@ -113,8 +113,8 @@ def _pipelines(ranks: int, microbatches: int, times: str | None, link: float | N
     compare_pipelines(sorted(runs, key=lambda run: (run.time, max(run.in_flight))), times, link)
 
 
-def _indented(lines: list[str]) -> list[str]:
-    return [lines[0], *(f"  {line}" for line in lines[1:])]
+def _indented(lines: list[str]) -> str:
+    return "\n  ".join(lines)
 
 
 def _table(choices: list[Choice]) -> Table:
@@ -136,24 +136,15 @@ def _table(choices: list[Choice]) -> Table:
     return table
 
 
-def _defaults(
-    collective: str | None, nbytes: str | None, ranks: int | None, oversubscribed: bool | None, others: list[str]
-) -> None:
+def _defaults(collective: str | None, nbytes: str | None, ranks: int | None, oversubscribed: bool | None) -> None:
     """Prints the defaults: the row for a size, or the table."""
-    if others:
-        raise UsageError(f"{others[0]} is for a choice by cost, the defaults are a table: leave it out")
-    if collective is not None and collective not in COLLECTIVES:
-        raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
+    if collective is not None:
+        check_known("collective", collective, COLLECTIVES)
     if collective is not None and (nbytes is not None or collective == "barrier"):
-        echo(
-            "\n".join(
-                _indented(describe_default(collective, nbytes, _RANKS if ranks is None else ranks, oversubscribed))
-            )
-        )
+        echo(_indented(describe_default(collective, nbytes, _RANKS if ranks is None else ranks, oversubscribed)))
         return
-    for name, value in (("--bytes", nbytes), ("--ranks", ranks), ("--oversubscribed", oversubscribed)):
-        if value is not None:
-            missing = "--bytes" if collective else "COLLECTIVE"
-            raise UsageError(f"{name} chooses one row of the defaults: give {missing} as well")
+    missing = "--bytes" if collective else "COLLECTIVE"
+    given = {"--bytes": nbytes, "--ranks": ranks, "--oversubscribed": oversubscribed}
+    refuse(given, f"chooses one row of the defaults: give {missing} as well")
     show(Console(highlight=False), default_table(collective))
     echo("\n".join(["", *default_notes()]))

@@ -11,10 +11,10 @@ from rich.table import Table as RichTable
 from unisono.algorithms import build
 from unisono.cli.options import DEFAULT
 from unisono.errors import UsageError
-from unisono.program import PLACEMENTS, Default, Program, Table, best_staged, bind, default, lower
+from unisono.program import Default, Program, Table, best_staged, bind, default, lower
 from unisono.program.defaults import DIRECT_MOVED, TABLE
 from unisono.program.proof import Proof
-from unisono.schedule import COLLECTIVES, Collective, Schedule
+from unisono.schedule import Collective, Schedule
 from unisono.transport.layout import Layout
 from unisono.transport.process import cores
 from unisono.units import parse_nbytes, show_count, show_nbytes, show_ranks
@@ -65,8 +65,6 @@ def find_default(collective: str, nbytes: int, ranks: int, oversubscribed: bool 
 
     Raises UsageError for a collective that does not exist and for less than one rank.
     """
-    if collective not in COLLECTIVES:
-        raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
     size = _block_nbytes(Collective.of(collective, ranks), nbytes)
     return default(collective, size, ranks, is_oversubscribed(ranks) if oversubscribed is None else oversubscribed)
 
@@ -88,8 +86,6 @@ def programs(schedule: Schedule, placement: str = "", rank: int | None = None) -
 
     Raises UsageError if the placement does not exist or does not fit, and if there is no such rank or there are many.
     """
-    if placement and placement not in PLACEMENTS:
-        raise UsageError(f"unknown placement {placement!r}: expected one of {', '.join(PLACEMENTS)}")
     if rank is None and schedule.world_size > MOST_RANKS:
         raise UsageError(
             f"{schedule.name} {schedule.collective.name} has {schedule.world_size} ranks; programs of up to "

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from unisono.algorithms.pipelines import SCHEDULES, bubble_formula
 from unisono.cli import options
-from unisono.cli.common import echo, show
+from unisono.cli.common import echo, listed, show
 from unisono.cli.programs import MOST_RANKS, bound, programs
 from unisono.cli.schedules import Asked, find_on, pipeline_costs, refuse
 from unisono.errors import UsageError
@@ -70,7 +70,7 @@ def simulate_command(
     """
     if (source is None) == (compare is None):
         raise UsageError("give one schedule (`unisono simulate ring -n 8`), or several algorithms with --compare")
-    named = [str(source)] if compare is None else [name.strip() for name in compare.split(",")]
+    named = [str(source)] if compare is None else listed(compare)
     size = parse_nbytes(nbytes or ("1MiB" if compare is None else "4"))
     asked = [Asked(name, collective, ranks, root, chunks, microbatches, per_rank) for name in named]
     found, where = find_on(asked, topology, hosts, size)

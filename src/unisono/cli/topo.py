@@ -45,9 +45,8 @@ def topo(
         torchrun --nnodes 2 --nproc-per-node 1 --master-addr host0 --no-python unisono topo --html topo.html
     """
     chosen = checked_port(port, timeout)
-    for path in (html, png):
-        if path is not None:
-            check_writable(path)
+    check_writable(html)
+    check_writable(png)
     place = launched()
     if place is not None and place.local_rank:
         master_address(place)  # which may take all ranks

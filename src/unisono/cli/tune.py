@@ -6,9 +6,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unisono.cli.common import echo, show
+from unisono.cli.common import echo, listed, show
 from unisono.cli.predicted import Predicted
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.schedule import COLLECTIVES, preset
 from unisono.schedule.topology_file import MEASURED, save_topology
 from unisono.selection import Measured, Row, Selector, ranges
@@ -39,9 +39,8 @@ def tune(
     """
     wanted = collective or ["all_reduce"]
     for name in wanted:
-        if name not in COLLECTIVES:
-            raise UsageError(f"unknown collective {name!r}: expected one of {', '.join(COLLECTIVES)}")
-    sizes = [parse_nbytes(size) for size in nbytes.split(",")] if nbytes is not None else list(SIZES)
+        check_known("collective", name, COLLECTIVES)
+    sizes = [parse_nbytes(size) for size in listed(nbytes)] if nbytes is not None else list(SIZES)
     names = _checked(algorithms, wanted)
     kept = Measured.load() if keep else Measured()
     progress = Console(stderr=True, highlight=False)
@@ -67,7 +66,7 @@ def tune(
 def _checked(algorithms: str | None, collectives: list[str]) -> list[str] | None:
     if algorithms is None:
         return None
-    names = [name.strip() for name in algorithms.split(",")]
+    names = listed(algorithms)
     for name in names:
         known = sorted([DEFAULT_PATH, *runnable(*collectives)])
         if name not in known:

@@ -52,8 +52,7 @@ def plan_command(
     from unisono.weights import Layout, plan
     from unisono.weights.rules import load_rules
 
-    if svg is not None:
-        check_writable(svg)
+    check_writable(svg)
     loaded = {path: Layout.load(path) for path in (trainer, *engines)}
     given = () if rules is None else load_rules(rules)
     made = plan(loaded[trainer], [loaded[path] for path in engines], given, bucket=_bucket(bucket), forward=forward)

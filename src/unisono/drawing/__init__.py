@@ -14,7 +14,7 @@ from unisono.drawing.html import draw_html
 from unisono.drawing.program import draw_program
 from unisono.drawing.rows import draw_rows
 from unisono.drawing.trace import draw_trace
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.program import Program
 from unisono.schedule import Hosts, PipelineSchedule, Schedule, Topology, as_hosts
 from unisono.simulation import PipelineCosts, PipelineTimeline, Timeline, simulate
@@ -67,10 +67,9 @@ def draw(
         UsageError: the format or style does not exist or does not suit, or there is more than anybody could look at.
 
     """
-    if format not in FORMATS:
-        raise UsageError(f"unknown format {format!r}: expected one of {', '.join(FORMATS)}")
-    if style is not None and style not in _STYLES:
-        raise UsageError(f"unknown style {style!r}: expected one of {', '.join(STYLES)}")
+    check_known("format", format, FORMATS)
+    if style is not None:
+        check_known("style", style, STYLES)
     width, max_steps = max(width, _NARROWEST), max(max_steps, _SHORTEST)
     if costs is not None and not isinstance(subject, PipelineSchedule):
         raise UsageError("costs are what the schedule of a pipeline is simulated with: leave them out here")

@@ -23,7 +23,7 @@ Every rank lowers by the same arguments, so ranks agree on placements without a 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.program.moves import arrival_slots, completed, has_mailboxes, landed_before, readers
 from unisono.program.plan import Landing, Span, plan, traffic
 from unisono.program.program import PLACEMENTS, Place, Program, Row, in_, out, recvbuf, stage, temp
@@ -43,8 +43,7 @@ def lower(schedule: Schedule, rank: int, placement: str = "staged", deterministi
     ``deterministic``: contributions travel apart and are summed at once, in rank order (unreduced.py). Raises `Unfit`
     if the placement does not suit the schedule, UsageError for an unknown placement and for what `plan` refuses.
     """
-    if placement not in PLACEMENTS:
-        raise UsageError(f"unknown placement {placement!r}: expected one of {', '.join(PLACEMENTS)}")
+    check_known("placement", placement, PLACEMENTS)
     made = _Lowering(schedule, rank, deterministic)
     getattr(made, placement)()
     return made.program(placement)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 
 __all__ = ["COLLECTIVES", "COMPOSITIONS", "REVERSES", "ROOTED", "Collective"]
 
@@ -78,8 +78,7 @@ class Collective:
     root: int = 0
 
     def __post_init__(self) -> None:
-        if self.name not in COLLECTIVES:
-            raise UsageError(f"unknown collective {self.name!r}: expected one of {', '.join(COLLECTIVES)}")
+        check_known("collective", self.name, COLLECTIVES)
         if self.world_size < 1:
             raise UsageError(f"{self.name} needs at least 1 rank, got world_size={self.world_size}")
         if not 0 <= self.root < self.world_size:

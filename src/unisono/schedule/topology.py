@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.schedule.hosts import Hosts, as_hosts, show_hosts
 
 __all__ = ["LINKS", "PRESETS", "Link", "Memory", "Topology", "cluster", "joined", "preset"]
@@ -204,8 +204,7 @@ def preset(name: str | Topology, world_size: int) -> Topology:
     """
     if isinstance(name, Topology):
         return name
-    if name not in PRESETS:
-        raise UsageError(f"unknown topology {name!r}: expected one of {', '.join(PRESETS)}")
+    check_known("topology", name, PRESETS)
     if world_size < 1:
         raise UsageError(f"a topology needs at least 1 rank, got {world_size}")
     if name == "cluster":

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.algorithms import build
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.schedule import COLLECTIVES, Schedule, Step, Topology
 
 __all__ = ["OverHosts", "over_hosts", "step_costs"]
@@ -58,8 +58,7 @@ def over_hosts(collective: str, nbytes: float, topology: Topology, root: int = 0
         UsageError: there is no such collective, or the topology has one host.
 
     """
-    if collective not in COLLECTIVES:
-        raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
+    check_known("collective", collective, COLLECTIVES)
     if topology.hosts == 1:
         raise UsageError(f"topology {topology.name} has one host: the defaults serve it")
     quotes = []

@@ -17,7 +17,7 @@ from itertools import pairwise
 from math import log2
 
 from unisono.algorithms import AlgorithmInfo, algorithm_info, build, list_algorithms
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.schedule import COLLECTIVES, Schedule, Topology, preset
 from unisono.selection.measured import Measured
 from unisono.simulation import bus_factor, simulate
@@ -161,31 +161,29 @@ class Selector:
         topology: Topology,
         measured: Measured | None = None,
         names: Sequence[str] | None = None,
-        simulation_only: bool = False,
     ) -> None:
-        """`names` restricts the choice to some algorithms; simulation_only admits those that no transport can run."""
+        """`names` restricts the choice to some algorithms."""
+        check_known("collective", collective, COLLECTIVES)
         self.collective, self.topology = collective, topology
         table = measured or Measured()
         known = table.algorithms(collective, topology.world_size)
         self._table = table if known else None
         self._curves: dict[tuple[Candidate, int], _Curve] = {}
         self._left_out: dict[str, str] = {}
-        considered = [algorithm_info(name, collective) for name in names] if names is not None else _serving(collective)
+        every = list_algorithms(collective)
         self._candidates: list[Candidate] = []
-        for e in considered:
+        for e in every if names is None else [algorithm_info(name, collective) for name in names]:
             if self._table is not None and e.name in known:
                 self._candidates.append(Candidate(e))
             elif self._table is not None:
                 self._left_out[e.name] = "not measured"
-            elif e.simulation_only and not simulation_only:
+            elif e.simulation_only:
                 self._left_out[e.name] = "needs a switch that sums"
             else:
                 self._candidates += self._suited(e)
         if not self._candidates:
-            raise UsageError(f"no algorithm to choose from for {collective}: {self._why()}")
-
-    def _why(self) -> str:
-        return "; ".join(f"{name} {why}" for name, why in self._left_out.items())
+            why = "; ".join(f"{name} {why}" for name, why in self._left_out.items())
+            raise UsageError(f"no algorithm to choose from for {collective}: {why}")
 
     def choose(self, nbytes: float) -> Choice:
         """All quotes for one size, best first; of equals, the one with fewer steps, then a shorter name."""
@@ -300,13 +298,6 @@ class _Curve:
 
     def _simulated(self, nbytes: float) -> float:
         return simulate(self.schedule, self.topology, nbytes).time
-
-
-def _serving(collective: str) -> list[AlgorithmInfo]:
-    found = list_algorithms(collective)
-    if not found:
-        raise UsageError(f"unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
-    return found
 
 
 def _unsuited(e: AlgorithmInfo, topology: Topology) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from unisono.algorithms.pipelines import usual_stages_per_rank
-from unisono.errors import UsageError
+from unisono.errors import UsageError, check_known
 from unisono.parallel.parallel_dims import ParallelDims
 
 __all__ = [
@@ -89,8 +89,7 @@ class Settings:
 
     def check(self) -> None:
         """Raise UsageError, one line, for the first value that cannot be trained with."""
-        if self.backend not in BACKENDS:
-            raise UsageError(f"unknown backend {self.backend!r}, expected one of: {', '.join(BACKENDS)}")
+        check_known("backend", self.backend, BACKENDS)
         if self.mesh is not None:
             self.mesh.shape.check(self.ranks)
         _at_least("ranks", self.ranks, 1)
