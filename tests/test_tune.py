@@ -10,8 +10,8 @@ from unisono.bench.result import Rates
 from unisono.bench.result import Row as Result
 from unisono.bench.settings import Settings
 from unisono.errors import UsageError
-from unisono.selection import Row
-from unisono.tune import DEFAULT_PATH, runnable, tune
+from unisono.selection import BY_DEFAULT, Row
+from unisono.tune import runnable, tune
 
 
 def test_measures_everything_that_can_run_and_leaves_out_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_measures_everything_that_can_run_and_leaves_out_what_is_refused(monkeyp
     assert sorted(told) == table.rows
     assert "tree" not in table.algorithms("all_reduce", 4)
     assert table.seconds("all_reduce", 4, "ring", 8) == pytest.approx(9e-6)
-    assert table.seconds("all_reduce", 4, DEFAULT_PATH, 64) == pytest.approx(65e-6)
+    assert table.seconds("all_reduce", 4, BY_DEFAULT, 64) == pytest.approx(65e-6)
 
 
 def test_what_only_a_switch_can_do_is_not_run() -> None:
@@ -46,14 +46,14 @@ def test_what_only_a_switch_can_do_is_not_run() -> None:
 
 
 def test_real_ranks_measure_what_fits() -> None:
-    table = tune(["broadcast", "barrier"], 2, [128], [DEFAULT_PATH, "tree", "ring"])
-    assert table.algorithms("broadcast", 2) == [DEFAULT_PATH, "tree"]  # a ring does no broadcast
+    table = tune(["broadcast", "barrier"], 2, [128], [BY_DEFAULT, "tree", "ring"])
+    assert table.algorithms("broadcast", 2) == [BY_DEFAULT, "tree"]  # a ring does no broadcast
     assert {row.algorithm: row.nbytes for row in table.rows if row.collective == "barrier"}["ring"] == 0
     assert all(0 < row.seconds < 10 for row in table.rows)
 
 
 def test_sizes_are_those_asked_for_though_elements_are_whole() -> None:
-    table = tune(["all_gather", "all_to_all"], 3, [1, 2, 64, 1000], [DEFAULT_PATH])
+    table = tune(["all_gather", "all_to_all"], 3, [1, 2, 64, 1000], [BY_DEFAULT])
     for collective in ("all_gather", "all_to_all"):  # of 4-byte elements: 12, 12, 60 and 996 bytes
         assert [row.nbytes for row in table.rows if row.collective == collective] == [1, 2, 64, 1000]
 
@@ -62,8 +62,8 @@ def test_asks_for_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None
     seen: list[Settings] = []
     monkeypatch.setattr(module, "launch", lambda settings, tell: seen.append(settings))
     monkeypatch.setenv("UNISONO_REPLACES", "gloo")  # which matters to whom measures Gloo
-    tune(["all_reduce"], 65, [64], ["ring", "ring", DEFAULT_PATH])  # exact sums reach to 64, and none is checked
-    tune(["barrier"], 2, [0], [DEFAULT_PATH])
+    tune(["all_reduce"], 65, [64], ["ring", "ring", BY_DEFAULT])  # exact sums reach to 64, and none is checked
+    tune(["barrier"], 2, [0], [BY_DEFAULT])
     assert [[each.name for each in settings.contenders] for settings in seen] == [
         ["unisono:ring", "unisono"],
         ["unisono"],

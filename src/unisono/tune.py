@@ -8,12 +8,11 @@ from unisono.bench.result import Rates
 from unisono.bench.result import Row as Result
 from unisono.bench.settings import Contender, Settings
 from unisono.errors import UsageError
-from unisono.selection import Measured, Row
+from unisono.selection import BY_DEFAULT, Measured, Row
 
-__all__ = ["DEFAULT_PATH", "SIZES", "runnable", "tune"]
+__all__ = ["SIZES", "runnable", "tune"]
 
 SIZES = (64, 1 << 10, 1 << 14, 1 << 18, 1 << 22)
-DEFAULT_PATH = "default"  # what the backend does if no algorithm is asked for
 
 _RUNS, _SECONDS = 3, 0.05  # of one algorithm at one size
 
@@ -44,7 +43,7 @@ def tune(
         PeerLostError: a process died.
 
     """
-    wanted = list(dict.fromkeys(names or [DEFAULT_PATH, *runnable(*collectives)]))
+    wanted = list(dict.fromkeys(names or [BY_DEFAULT, *runnable(*collectives)]))
     sized = any(collective != "barrier" for collective in collectives)
     if sized and min(sizes, default=0) < 1:
         raise UsageError(f"tune measures sizes of 1 byte or more, got {', '.join(map(str, sizes)) or 'none'}")
@@ -52,7 +51,7 @@ def tune(
         collectives=tuple(collectives),
         ranks=ranks,
         listed=tuple(sizes) if sized else (),
-        contenders=tuple(Contender("unisono", "" if name == DEFAULT_PATH else name) for name in wanted),
+        contenders=tuple(Contender("unisono", "" if name == BY_DEFAULT else name) for name in wanted),
         runs=_RUNS,
         seconds=_SECONDS * len(wanted) * (len(sizes) if sized else 1),
         check=False,
@@ -63,7 +62,7 @@ def tune(
     def report(news: Rates | Result) -> None:
         if isinstance(news, Result) and not news.refused:
             _, _, name = news.contender.partition(":")
-            row = Row(news.collective, ranks, name or DEFAULT_PATH, news.requested, news.time)
+            row = Row(news.collective, ranks, name or BY_DEFAULT, news.requested, news.time)
             rows.append(row)
             if on_row is not None:
                 on_row(row)

@@ -79,7 +79,7 @@ def test_dump(hung: Job, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "record").iterdir()) == [f"flight_rank_{r}" for r in range(3)]
     (tmp_path / "file").write_text("")
     result = _ps(hung.pid(0), "--dump", tmp_path / "file")
-    assert result.exit_code == ps.NOTHING_EXIT
+    assert result.exit_code == 1
     assert "rank 0: cannot write the flight record" in result.stdout
 
 
@@ -97,7 +97,7 @@ def test_looking_starts_nothing_and_leaves_the_job_alone(hung: Job) -> None:
 @pytest.mark.parametrize("options", [[], ["--stacks"], ["--dump", "record"]])
 def test_no_job(options: list[str]) -> None:
     result = _ps(2**22 - 1, *options)
-    assert result.exit_code == ps.NOTHING_EXIT
+    assert result.exit_code == 1
     assert result.stdout.startswith("no job that process 4194303 is a rank of or started runs on unisono on this host.")
     assert "Only jobs of the same user" in result.stdout
     assert json.loads(_ps(2**22 - 1, "--json").stdout) == []

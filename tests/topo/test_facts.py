@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from unisono.transport.interfaces import address_for_peers, address_towards, int
 
 def test_facts_go_through_json() -> None:
     mine = host_facts("localhost", RankPlace("torchrun", 2, 4, 0, 2))
-    assert Facts.from_data(json.loads(json.dumps(mine.to_data()))) == mine
+    assert Facts.from_data(json.loads(json.dumps(asdict(mine)))) == mine
     assert (mine.hostname, mine.rank, mine.local_world_size) == (socket.gethostname(), 2, 2)
     assert mine.cores >= mine.allowed_cores == len(os.sched_getaffinity(0))
     assert (mine.towards, mine.towards_interface) in (("127.0.0.1", "lo"), ("::1", "lo"))

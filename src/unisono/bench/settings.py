@@ -23,7 +23,6 @@ __all__ = [
     "Contender",
     "Settings",
     "cores",
-    "natural_place",
 ]
 
 COLLECTIVES = (
@@ -188,18 +187,13 @@ class Settings:
         return max(self.listed, default=self.most)
 
     def place_of(self, collective: str) -> str:
-        """``in`` or ``out``."""
-        return self.place or natural_place(collective)
+        """``in`` or ``out``, as asked for, or as torch's call has it."""
+        return self.place or ("in" if collective in _ALWAYS_IN_PLACE else "out")
 
     def pins(self) -> list[int]:
         """The core of each rank, or nothing if ranks are not to be pinned or do not fit."""
         free = cores()
         return free[: self.ranks] if self.pin and self.ranks <= len(free) else []
-
-
-def natural_place(collective: str) -> str:
-    """The form of torch's call: all_reduce, broadcast and reduce work in place."""
-    return "in" if collective in _ALWAYS_IN_PLACE else "out"
 
 
 def cores() -> list[int]:

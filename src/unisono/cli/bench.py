@@ -16,7 +16,7 @@ from unisono.bench.plot import save_plot
 from unisono.bench.result import Rates, Result, Row, this_machine
 from unisono.bench.settings import COLLECTIVES, DTYPES, IN_PLACE, MEMORIES, OPS, Contender, Settings
 from unisono.bench.table import Table, describe_rates, footer, preamble
-from unisono.cli.common import check_writable, echo, listed
+from unisono.cli.common import FOUND_EXIT, INTERRUPT_EXIT, check_writable, echo, listed
 from unisono.cli.predicted import predicted_lines
 from unisono.errors import UsageError
 from unisono.launch import torchrun_rank
@@ -25,7 +25,6 @@ from unisono.units import parse_nbytes, show_nbytes
 __all__ = ["bench"]
 
 DEFAULT = Settings()
-INTERRUPT_EXIT, WRONG_EXIT = 130, 1
 
 
 _What = Annotated[
@@ -185,7 +184,7 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
     if code:
         raise typer.Exit(code)
     if any(row.wrong for row in result.rows):
-        raise typer.Exit(WRONG_EXIT)
+        raise typer.Exit(FOUND_EXIT)
 
 
 def _join(settings: Settings, rank: int, screen: "_Screen") -> None:

@@ -16,13 +16,12 @@ from unisono.bench.weights import (
     parse_tensors,
     save_weights_plot,
 )
-from unisono.cli.common import check_writable, echo, listed
+from unisono.cli.common import FOUND_EXIT, INTERRUPT_EXIT, check_writable, echo, listed
 from unisono.errors import UsageError
 
 __all__ = ["bench_weights"]
 
 DEFAULT = WeightSettings()
-INTERRUPT_EXIT, WRONG_EXIT = 130, 1
 
 
 def bench_weights(
@@ -83,7 +82,7 @@ def _run(settings: WeightSettings, json: Path | None, plot: Path | None) -> None
     if result.rows and plot is not None:
         save_weights_plot(plot, result)
     if code or any(row.wrong for row in result.rows):
-        raise typer.Exit(code or WRONG_EXIT)
+        raise typer.Exit(code or FOUND_EXIT)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -9,7 +9,21 @@ from rich.console import Console, RenderableType
 
 from unisono.errors import UsageError
 
-__all__ = ["check_writable", "echo", "listed", "read_source", "show", "source_name", "write"]
+__all__ = [
+    "FOUND_EXIT",
+    "INTERRUPT_EXIT",
+    "USAGE_EXIT",
+    "check_writable",
+    "echo",
+    "listed",
+    "read_source",
+    "show",
+    "source_name",
+    "write",
+]
+
+FOUND_EXIT, USAGE_EXIT, INTERRUPT_EXIT = 1, 2, 130
+"""Exit codes: what was looked for is wrong, or not there; the command line is; Ctrl-C."""
 
 
 def listed(text: str) -> list[str]:

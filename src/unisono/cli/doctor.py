@@ -10,14 +10,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from unisono.cli.common import echo, show
+from unisono.cli.common import FOUND_EXIT, echo, show
 from unisono.cli.host_options import Peers, Port, Timeout, checked_port
 from unisono.doctor.examine import Report, examine
 from unisono.units import show_count
 
-__all__ = ["FINDINGS_EXIT", "doctor"]
-
-FINDINGS_EXIT = 1
+__all__ = ["doctor"]
 
 
 def doctor(
@@ -47,7 +45,7 @@ def doctor(
     if report.speaks:
         _print(report, as_json)
     if report.findings:
-        raise typer.Exit(FINDINGS_EXIT)
+        raise typer.Exit(FOUND_EXIT)
 
 
 def _print(report: Report, as_json: bool) -> None:

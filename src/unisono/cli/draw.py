@@ -16,6 +16,7 @@ from unisono.drawing import draw as draw_as
 from unisono.errors import UsageError
 from unisono.program import PLACEMENTS
 from unisono.schedule import PRESETS, PipelineSchedule, Schedule
+from unisono.selection import BY_DEFAULT
 from unisono.simulation import simulate
 from unisono.units import parse_nbytes
 
@@ -106,7 +107,7 @@ def draw(
         how: dict[str, Any] = {"costs": pipeline_costs(schedule, times, link)}
     else:
         refuse({"--times": times, "--link": link}, "is of pipelines: leave it out")
-        _refuse_unused(files, timeline, style, topology, None if source == options.DEFAULT else nbytes)
+        _refuse_unused(files, timeline, style, topology, None if source == BY_DEFAULT else nbytes)
         how = {"topology": topology_of(topology or _TOPOLOGY, schedule.world_size, hosts), "nbytes": nbytes and size}
     _draw_schedule(console, schedule, text, timeline, style, hosts, files, how)
 

@@ -29,11 +29,10 @@ from unisono.cli import (
     verify,
     weights,
 )
+from unisono.cli.common import INTERRUPT_EXIT, USAGE_EXIT
 from unisono.errors import UnisonoError
 
 __all__ = ["app", "main"]
-
-USAGE_EXIT, INTERRUPT_EXIT = 2, 130
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.train,

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from unisono.selection import BY_DEFAULT
+
 __all__ = [
     "Chunks",
     "Collective",
@@ -18,9 +20,7 @@ __all__ = [
     "Times",
 ]
 
-DEFAULT = "default"
-"""In place of an algorithm: the one that runs if none is asked for."""
-NAMED_SOURCE = f"An algorithm, a pipeline schedule, {DEFAULT} for what runs, a file, or - for standard input."
+NAMED_SOURCE = f"An algorithm, a pipeline schedule, {BY_DEFAULT} for what runs, a file, or - for standard input."
 COLLECTIVE, RANKS, MICROBATCHES = "all_reduce", 4, 8
 
 

@@ -8,11 +8,10 @@ from rich.table import Table
 
 from unisono.algorithms import names
 from unisono.bench.result import Row as BenchRow
-from unisono.cli.options import DEFAULT
 from unisono.cli.programs import tables_of
 from unisono.schedule import Link, Memory, Topology, as_hosts, joined
 from unisono.schedule.topology_file import load_topology, topology_path
-from unisono.selection import Measured, Row
+from unisono.selection import BY_DEFAULT, Measured, Row
 from unisono.simulation import Effort, effort, fit_memory
 from unisono.transport.process import cores
 from unisono.units import show_nbytes, show_seconds
@@ -44,7 +43,7 @@ class Predicted:
         ]
         by_size = sorted(rows, key=lambda each: -each[0].nbytes)
         meetings = {row.algorithm: work.meetings for row, work in by_size}  # of the smallest size
-        ends = sorted(meetings.keys() - {DEFAULT}, key=lambda name: (meetings[name], name))
+        ends = sorted(meetings.keys() - {BY_DEFAULT}, key=lambda name: (meetings[name], name))
         fitted = tuple(dict.fromkeys((ends[0], ends[-1]))) if ends else ()
         known = [(work, row.seconds) for row, work in rows if row.algorithm in fitted]
         if len(known) < _FEWEST_CALLS:
@@ -97,7 +96,9 @@ def predicted_lines(rows: Sequence[BenchRow], ranks: int) -> list[str]:
             break
         backend, _, algorithm = row.contender.partition(":")
         if backend == "unisono" and algorithm in ("", *names(row.collective)) and row.seconds:
-            work = effort(tables_of(algorithm or DEFAULT, row.collective, row.nbytes, ranks), row.nbytes, memory.cores)
+            work = effort(
+                tables_of(algorithm or BY_DEFAULT, row.collective, row.nbytes, ranks), row.nbytes, memory.cores
+            )
             found.setdefault((row.collective, row.contender), []).append((row, work.seconds(memory)))
     lines = []
     for (collective, contender), pairs in found.items():

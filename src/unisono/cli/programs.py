@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 
 from unisono.algorithms import build
-from unisono.cli.options import DEFAULT
 from unisono.errors import UsageError
 from unisono.program import Default, Program, Table, best_staged, bind, default, lower
 from unisono.program.defaults import DIRECT_MOVED, TABLE
 from unisono.program.proof import Proof
 from unisono.schedule import Collective, Schedule
+from unisono.selection import BY_DEFAULT
 from unisono.transport.layout import Layout
 from unisono.transport.process import cores
 from unisono.units import parse_nbytes, show_count, show_nbytes, show_ranks
@@ -108,7 +108,7 @@ def bound(program: Program, nbytes: int, cap: int = Placed.cap) -> Table:
 
 def tables_of(algorithm: str, collective: str, nbytes: int, ranks: int) -> list[Table]:
     """The tables of all ranks for an algorithm by name, or for the default, over staging memory."""
-    if algorithm == DEFAULT:
+    if algorithm == BY_DEFAULT:
         placed = place_default(find_default(collective, nbytes, ranks), nbytes, ranks)[0]
     else:
         placed = Placed(build(algorithm, collective, ranks))

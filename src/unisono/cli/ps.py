@@ -17,16 +17,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from unisono.cli.common import echo, show
+from unisono.cli.common import FOUND_EXIT, echo, show
 from unisono.errors import UsageError
 from unisono.units import show_nbytes, show_seconds, show_spans
 from unisono.watch import status_page
 from unisono.watch.other_hosts import with_other_hosts
 from unisono.watch.status import GroupStatus, Job, RankStatus, snapshot
 
-__all__ = ["NOTHING_EXIT", "ps"]
+__all__ = ["ps"]
 
-NOTHING_EXIT = 1
 _LONG = 1.0  # s from which a wait is shown in colour
 _BAR, _WIDE = 8, 100  # characters for the longest delay, shown from so many columns on
 _STYLES = {"stopped": "bold red", "dead": "bold red", "given up": "red", "left": "dim", "absent": "yellow"}
@@ -88,7 +87,7 @@ def _print(jobs: Sequence[Job], pid: int | None, as_json: bool, stacks: bool) ->
             echo(f"\nrank {rank}\n{stack}\n")
     if not jobs:
         echo("[]" if as_json else _nothing(pid))
-        raise typer.Exit(NOTHING_EXIT)
+        raise typer.Exit(FOUND_EXIT)
 
 
 def _plain(job: Job, stacks: dict[int, str]) -> dict[str, object]:
@@ -104,7 +103,7 @@ def _plain(job: Job, stacks: dict[int, str]) -> dict[str, object]:
 def _dump(jobs: Sequence[Job], folder: Path, pid: int | None) -> None:
     if not jobs:
         echo(_nothing(pid))
-        raise typer.Exit(NOTHING_EXIT)
+        raise typer.Exit(FOUND_EXIT)
     if len(jobs) > 1:
         pids = ", ".join(str(job.pid) for job in jobs)
         raise UsageError(f"--dump takes one job, but there are {len(jobs)}: name one by a pid ({pids})")
@@ -112,7 +111,7 @@ def _dump(jobs: Sequence[Job], folder: Path, pid: int | None) -> None:
     for rank, answer in answers.items():
         echo(f"rank {rank}: {answer.removeprefix('! ')}" if answer.startswith("! ") else f"rank {rank} wrote {answer}")
     if any(answer.startswith("! ") for answer in answers.values()):
-        raise typer.Exit(NOTHING_EXIT)
+        raise typer.Exit(FOUND_EXIT)
 
 
 def _nothing(pid: int | None) -> str:

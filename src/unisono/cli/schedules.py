@@ -8,7 +8,7 @@ from pathlib import Path
 from unisono.algorithms import algorithm_info, build, names
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
 from unisono.cli.common import read_source, source_name
-from unisono.cli.options import COLLECTIVE, DEFAULT, MICROBATCHES, RANKS
+from unisono.cli.options import COLLECTIVE, MICROBATCHES, RANKS
 from unisono.cli.programs import Placed, find_default, place_default
 from unisono.errors import UsageError
 from unisono.program import Program
@@ -26,6 +26,7 @@ from unisono.schedule import (
 )
 from unisono.schedule.text import read_schedule
 from unisono.schedule.topology_file import MEASURED, load_topology
+from unisono.selection import BY_DEFAULT
 from unisono.simulation import PipelineCosts
 
 __all__ = [
@@ -68,7 +69,7 @@ class Asked:
     @property
     def is_name(self) -> bool:
         """True if the source is an algorithm, a pipeline schedule, or the default, rather than a file."""
-        return self.source in (DEFAULT, *names(), *SCHEDULES)
+        return self.source in (BY_DEFAULT, *names(), *SCHEDULES)
 
     def find(self) -> Schedule | PipelineSchedule:
         """The schedule of that name, or the one in a file (`-`: standard input) in its text form or JSON.
@@ -99,7 +100,7 @@ class Asked:
 
     def find_sized(self, nbytes: int) -> Schedule | PipelineSchedule:
         """As `find`; ``default`` is the schedule that runs for this size."""
-        return self.find_placed(nbytes)[0].schedule if self.source == DEFAULT else self.find()
+        return self.find_placed(nbytes)[0].schedule if self.source == BY_DEFAULT else self.find()
 
     def find_placed(self, nbytes: int) -> list[Placed]:
         """The schedule of a collective as the backend places it; ``default`` is the one for this size.
@@ -107,7 +108,7 @@ class Asked:
         For ``default``, what runs between shared tensors comes after it. Raises UsageError as `find` does, if
         ``default`` comes with a number of chunks, and for the schedule of a pipeline.
         """
-        if self.source != DEFAULT:
+        if self.source != BY_DEFAULT:
             found = self.find()
             if isinstance(found, PipelineSchedule):
                 raise UsageError(f"{found.name} is a pipeline schedule, which has no programs")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.backend.launchers import launched, master_address
-from unisono.cli.common import check_writable, echo, show, write
+from unisono.cli.common import FOUND_EXIT, check_writable, echo, show, write
 from unisono.cli.host_options import Peers, Port, Timeout, checked_port
 from unisono.schedule import preset
 from unisono.topo.facts import Facts
@@ -20,9 +20,7 @@ from unisono.topo.links import LinkCost
 from unisono.topo.survey import survey
 from unisono.units import show_count
 
-__all__ = ["UNREACHED_EXIT", "topo"]
-
-UNREACHED_EXIT = 1
+__all__ = ["topo"]
 
 
 def topo(
@@ -68,7 +66,7 @@ def topo(
             what = "ranks" if place else "hosts"
             echo(f"{absent} {what} did not come within {timeout:g} s, or could not be reached: see `unisono doctor`")
     if absent or any(isinstance(cost, str) for row in links.values() for cost in row.values()):
-        raise typer.Exit(UNREACHED_EXIT)
+        raise typer.Exit(FOUND_EXIT)
 
 
 def _print(hosts: list[Facts], names: dict[str, str], links: Links, as_json: bool) -> None:
@@ -100,7 +98,7 @@ def _plain(hosts: list[Facts], names: dict[str, str], links: Links) -> dict[str,
     Inside a host they are those of the preset: shared memory is measured where a group is made, not here.
     """
     named = [names[each.key] for each in hosts]
-    plain: dict[str, Any] = {"facts": {names[each.key]: each.to_data() for each in hosts}}
+    plain: dict[str, Any] = {"facts": {names[each.key]: asdict(each) for each in hosts}}
     plain["links"] = {
         a: {b: c if isinstance(c, str) else asdict(c) for b, c in row.items()} for a, row in links.items()
     }

@@ -11,8 +11,8 @@ from unisono.cli.predicted import Predicted
 from unisono.errors import UsageError, check_known
 from unisono.schedule import COLLECTIVES, preset
 from unisono.schedule.topology_file import MEASURED, save_topology
-from unisono.selection import Measured, Row, Selector, ranges
-from unisono.tune import DEFAULT_PATH, SIZES, runnable
+from unisono.selection import BY_DEFAULT, Measured, Row, Selector, ranges
+from unisono.tune import SIZES, runnable
 from unisono.tune import tune as measure_all
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
@@ -68,7 +68,7 @@ def _checked(algorithms: str | None, collectives: list[str]) -> list[str] | None
         return None
     names = listed(algorithms)
     for name in names:
-        known = sorted([DEFAULT_PATH, *runnable(*collectives)])
+        known = sorted([BY_DEFAULT, *runnable(*collectives)])
         if name not in known:
             raise UsageError(f"no algorithm {name!r} can run {' or '.join(collectives)}: expected {', '.join(known)}")
     return names
@@ -83,14 +83,14 @@ def _print(collective: str, ranks: int, measured: Measured) -> None:
         table.add_column(show_nbytes(size) if collective != "barrier" else "time", justify="right")
     times = {(r.algorithm, r.nbytes): r.seconds for r in rows}
     best = {size: min(r.seconds for r in rows if r.nbytes == size) for size in sizes}
-    for name in dict.fromkeys(sorted((r.algorithm for r in rows), key=lambda a: (a != DEFAULT_PATH, a))):
+    for name in dict.fromkeys(sorted((r.algorithm for r in rows), key=lambda a: (a != BY_DEFAULT, a))):
         cells = [times.get((name, size)) for size in sizes]
         table.add_row(
             name,
             *("-" if t is None else show_seconds(t) + " *" * (t == best[s]) for t, s in zip(cells, sizes, strict=True)),
         )
     show(Console(highlight=False), table)
-    if collective != "barrier" and set(measured.algorithms(collective, ranks)) - {DEFAULT_PATH}:
+    if collective != "barrier" and set(measured.algorithms(collective, ranks)) - {BY_DEFAULT}:
         selector = Selector(collective, preset("shared_memory", ranks), measured)
         choices = selector.table(sizes)
         echo(f"* fastest. Of the algorithms: {ranges(choices, selector.crossovers(choices))}.")

@@ -8,30 +8,30 @@ from rich.console import Console
 from rich.text import Text
 
 from unisono.cli import options
-from unisono.cli.common import echo, show
+from unisono.cli.common import FOUND_EXIT, echo, show
 from unisono.cli.programs import Placed, prove_placed
 from unisono.cli.schedules import Asked, refuse
 from unisono.errors import UsageError
 from unisono.program import PLACEMENTS
 from unisono.program.proof import Proof
 from unisono.schedule import PipelineSchedule, Schedule
+from unisono.selection import BY_DEFAULT
 from unisono.units import parse_nbytes
 from unisono.verification import Report, sum_order
 from unisono.verification import verify as prove
 
-__all__ = ["WRONG_EXIT", "verify"]
+__all__ = ["verify"]
 
-WRONG_EXIT = 1
 _Placement = Annotated[
     str | None,
     typer.Option(help=f"Prove programs that move data so: {', '.join(PLACEMENTS)}.", show_default="what runs"),
 ]
 _Program = Annotated[
-    bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {options.DEFAULT}.")
+    bool, typer.Option("--program", help=f"Also prove what every rank executes; always for {BY_DEFAULT}.")
 ]
 _Nbytes = Annotated[
     str | None,
-    typer.Option("--bytes", metavar="SIZE", help=f"Of {options.DEFAULT}, of --program.", show_default="1MiB"),
+    typer.Option("--bytes", metavar="SIZE", help=f"Of {BY_DEFAULT}, of --program.", show_default="1MiB"),
 ]
 
 
@@ -72,7 +72,7 @@ def verify(
     asked = Asked(source, collective, ranks, root, chunks, microbatches, per_rank, hosts)
     size = parse_nbytes(nbytes or "1MiB")
     program = program or placement is not None
-    if source == options.DEFAULT:
+    if source == BY_DEFAULT:
         refuse({"--placement": placement}, "is of schedules: the table of defaults says how data moves")
     elif not program:
         refuse({"--bytes": nbytes}, "is of what ranks execute: give --program as well")
@@ -80,7 +80,7 @@ def verify(
     if content.startswith("program "):
         _conclude(console, [prove(asked.parse_programs(content), in_place=in_place)])
         return
-    placed = asked.find_placed(size) if source == options.DEFAULT else []
+    placed = asked.find_placed(size) if source == BY_DEFAULT else []
     schedule = placed[0].schedule if placed else asked.find() if asked.is_name else asked.parse(content)
     report = prove(schedule, in_flight, in_place)
     proofs: list[Proof] = []
@@ -90,7 +90,7 @@ def verify(
         proofs = prove_placed(placed or [Placed(schedule, placement or "")], size, in_place)
     show(console, Text("\n").join(_lines(report, notes)), soft_wrap=True)
     if not report:
-        raise typer.Exit(WRONG_EXIT)
+        raise typer.Exit(FOUND_EXIT)
     if order:
         echo(_order(schedule))
     _conclude(console, proofs)
@@ -112,7 +112,7 @@ def _conclude(console: Console, proofs: list[Proof]) -> None:
             lines += (_line(line, "bold red") for line in proof.draw().splitlines()[1:])
         show(console, Text("\n").join(lines), soft_wrap=True)
     if not all(proof.ok for proof in proofs):
-        raise typer.Exit(WRONG_EXIT)
+        raise typer.Exit(FOUND_EXIT)
 
 
 def _lines(report: Report, notes: bool) -> Iterator[Text]:

@@ -1,11 +1,11 @@
 """One run of the doctor on this host, together with those on the others: what was found, and what is right."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from unisono.backend.launchers import launched, master_address
-from unisono.doctor.causes import CAUSES, Cause
+from unisono.doctor.causes import CAUSES
 from unisono.doctor.diagnosis import Diagnosis, Finding
 from unisono.doctor.probes import Probes, echo_server, master_stand_in, probe
 from unisono.topo.survey import is_here, survey
@@ -29,8 +29,8 @@ class Report:
         """For JSON."""
         d = self.diagnosis
         return {
-            "hosts": [{"name": d.name(each), **each.to_data()} for each in d.hosts],
-            "probes": {d.names[key]: _by_name(each.to_data(), d.names) for key, each in d.probes.items()},
+            "hosts": [{"name": d.name(each), **asdict(each)} for each in d.hosts],
+            "probes": {d.names[key]: _by_name(asdict(each), d.names) for key, each in d.probes.items()},
             "findings": [finding._asdict() for finding in self.findings],
             "right": dict(self.right),
         }
@@ -56,7 +56,7 @@ def examine(peers: Sequence[str], port: int, seconds: float, endpoint: str) -> R
         here = place is not None and is_here(mine.master)
         with echo_server() as echo_port, master_stand_in(mine, here) as port_holder:
             own = probe(found, echo_port, port_holder, endpoint)
-            reported = found.exchange.gather("probes", own.to_data())
+            reported = found.exchange.gather("probes", asdict(own))
         probes = {key: Probes.from_data(data) for key, data in reported.items()}
         d = Diagnosis(
             mine,
@@ -71,10 +71,7 @@ def examine(peers: Sequence[str], port: int, seconds: float, endpoint: str) -> R
             port,
         )
     findings = {cause.name: list(cause.find(d)) for cause in CAUSES}
-
-    def shown(cause: Cause) -> bool:
-        return d.several or not cause.between
-
-    right = [(cause.name, cause.right(d)) for cause in CAUSES if shown(cause) and not findings[cause.name]]
+    shown = [cause for cause in CAUSES if d.several or not cause.between]
+    right = [(cause.name, cause.right(d)) for cause in shown if not findings[cause.name]]
     speaks = bool(peers) or found.hosts[0].key == mine.key
     return Report(d, [finding for each in findings.values() for finding in each], right, speaks)

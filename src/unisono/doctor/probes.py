@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -53,13 +53,9 @@ class Probes:
     seconds: float = 0.0
     clock: float = 0.0
 
-    def to_data(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> "Probes":
-        """What `to_data` gave, through JSON."""
+        """What `asdict` gave, through JSON."""
         links = {key: cost if isinstance(cost, str) else LinkCost(**cost) for key, cost in data["links"].items()}
         return cls(**{**data, "links": links})
 

@@ -24,7 +24,6 @@ __all__ = [
     "Split",
     "apply",
     "ask_lengths",
-    "ask_shapes",
     "lengths_of_part",
     "lengths_of_whole",
     "own_part",
@@ -81,26 +80,18 @@ def own_part(tensor: Tensor, dim: int, lengths: Sequence[int], rank: int) -> Ten
     return tensor.narrow(dim, sum(lengths[:rank]), lengths[rank])
 
 
-def ask_shapes(tensor: Tensor, group: Group) -> list[tuple[int, ...]]:
-    """The shape that each rank of the group passes, in rank order: one small all_gather (8 bytes per dim and rank).
+def ask_lengths(tensor: Tensor, dim: int, group: Group) -> tuple[int, ...]:
+    """The number of elements of `dim` each rank passes, in rank order: one small all_gather (8 bytes per dim and rank).
 
-    The ranks' tensors must have the same number of dims.
+    The ranks' tensors must have the same number of dims. Raises UsageError, on every rank, if the other dims differ.
     """
     mine = torch.tensor(tensor.shape, dtype=torch.int64, device=tensor.device)
     everyone = mine.new_empty(place(group).world_size * tensor.dim())
     all_gather_single(everyone, mine, group=group)
-    return [tuple(shape) for shape in everyone.view(-1, tensor.dim()).tolist()]
-
-
-def ask_lengths(tensor: Tensor, dim: int, group: Group) -> tuple[int, ...]:
-    """The number of elements of `dim` each rank passes, in rank order: one small all_gather.
-
-    Raises UsageError, on every rank, if the other dims differ.
-    """
-    shapes = ask_shapes(tensor, group)
+    shapes: list[list[int]] = everyone.view(-1, tensor.dim()).tolist()
     dim %= tensor.dim()
-    if len({shape[:dim] + shape[dim + 1 :] for shape in shapes}) > 1:
-        table = ", ".join(f"rank {rank}: {list(shape)}" for rank, shape in enumerate(shapes))
+    if len({(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}) > 1:
+        table = ", ".join(f"rank {rank}: {shape}" for rank, shape in enumerate(shapes))
         raise UsageError(f"the ranks' parts may differ in dim {dim} only, but here are {table}")
     return tuple(shape[dim] for shape in shapes)
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from unisono.errors import UsageError
 from unisono.schedule import Link, Topology
 
-__all__ = ["Measured", "Row", "table_path"]
+__all__ = ["BY_DEFAULT", "Measured", "Row", "table_path"]
 
 _VERSION = 1
-_BY_DEFAULT = "default"  # what the backend does if no algorithm is asked for
+BY_DEFAULT = "default"
+"""In place of an algorithm: what the backend does if none is asked for."""
 
 
 @dataclass(frozen=True, order=True)
@@ -86,7 +87,7 @@ class Measured:
         alpha is the time of the smallest, beta what each byte of the largest adds, of as many ranks, or of the next
         number that was measured. A broadcast's readers share no port: they read the root's memory side by side.
         """
-        rows = [r for r in self.rows if (r.collective, r.algorithm) == ("broadcast", _BY_DEFAULT) and r.ranks > 1]
+        rows = [r for r in self.rows if (r.collective, r.algorithm) == ("broadcast", BY_DEFAULT) and r.ranks > 1]
         if not rows:
             return None
         ranks = min({r.ranks for r in rows}, key=lambda count: (abs(count - world_size), count))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -103,13 +103,9 @@ class Facts:
         """Those that the affinity and the container leave."""
         return min(self.allowed_cores, self.quota or self.allowed_cores)
 
-    def to_data(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> "Facts":
-        """The facts in what `to_data` gave, through JSON; raises `TypeError` for anything else."""
+        """The facts in what `asdict` gave, through JSON; raises `TypeError` for anything else."""
         tuples = {name: tuple(data[name]) for name in ("own_name", "master_addresses", "gpus") if name in data}
         listed = [{**each, "addresses": tuple(each["addresses"])} for each in data.get("interfaces", ())]
         return cls(**{**data, **tuples, "interfaces": tuple(InterfaceFacts(**each) for each in listed)})

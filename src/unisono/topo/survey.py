@@ -108,7 +108,7 @@ def survey(place: RankPlace | None, peers: Sequence[str], port: int, seconds: fl
         server = ends.enter_context(LinkServer())
         servers = [] if not peers and is_here(master) else list(peers or [master])
         exchange = ends.enter_context(Exchange(mine.key, port, servers, complete, seconds))
-        posted = exchange.gather("facts", {"facts": mine.to_data(), "port": server.port})
+        posted = exchange.gather("facts", {"facts": asdict(mine), "port": server.port})
         hosts = sorted(_facts(posted), key=lambda each: (each.rank, each.key))
         ports = {each.key: int(posted[each.key]["port"]) for each in hosts}
         keys |= ports.keys()

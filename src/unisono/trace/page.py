@@ -60,7 +60,9 @@ def report_page(summary: Summary, trace: str, rates: str) -> str:
 </head>
 <body>
 <h1>Where the time goes</h1>
-<p class="dim"><code>{title}</code> · {show_ranks(len(summary.ranks))} · {_duration(summary.seconds)} {summary.span}</p>
+<p class="dim"><code>{title}</code> · {show_ranks(len(summary.ranks))} · {show_seconds(summary.seconds)} {
+        summary.span
+    }</p>
 {_absent(summary)}{_tiles(summary)}
 <h2>Ranks</h2>
 {
@@ -80,10 +82,6 @@ def report_page(summary: Summary, trace: str, rates: str) -> str:
 </body>
 </html>
 """
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 10 else show_seconds(seconds)
 
 
 def _percent(share: float) -> str:
@@ -168,7 +166,7 @@ def _calls(summary: Summary) -> str:
             f"{kind.count:,}",
             show_nbytes(kind.nbytes),
             show_seconds(kind.mean),
-            _duration(kind.seconds),
+            show_seconds(kind.seconds),
             _percent(share),
             _bar(("wait", kind.wait), ("work", kind.move), ("reduce", kind.reduce)),
             _percent(kind.bound) if kind.bound else "",

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import UsageError
-from unisono.trace.intervals import Interval, clipped, common, length, minus, union
+from unisono.trace.intervals import Interval, clipped, common, minus, union
 
-__all__ = ["CallRecord", "RankRecord", "Span", "read", "reduced"]
+__all__ = ["CallRecord", "RankRecord", "Span", "read"]
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,3 @@ def _join(records: list[RankRecord]) -> None:
             call.late = call.begin - first
             after = (call.wait[1], call.end)
             call.reductions = clipped(call.reductions, after)
-
-
-def reduced(call: CallRecord) -> int:
-    """Nanoseconds of a call spent in reductions."""
-    return length(call.reductions)

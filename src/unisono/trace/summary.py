@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from unisono.trace.intervals import Interval, clipped, common, length, minus, union
-from unisono.trace.record import CallRecord, RankRecord, reduced
+from unisono.trace.record import CallRecord, RankRecord
 from unisono.units import name_ranks, show_ranks
 
 __all__ = ["Bound", "CallSum", "RankSum", "Summary", "summarize"]
@@ -186,7 +186,7 @@ def _kind(calls: list[CallRecord], ranks: int, bound: Bound) -> CallSum:
     first = calls[0]
     total = sum(call.end - call.begin for call in calls)
     waiting = sum(length([call.wait]) for call in calls)
-    reducing = sum(reduced(call) for call in calls)
+    reducing = sum(length(call.reductions) for call in calls)
     least = bound(first.op, first.nbytes, len(first.ranks))
     alone = (total - waiting) / 1e9 / len(calls)
     return CallSum(
