@@ -172,7 +172,7 @@ def test_what_all_can_not_do_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
     ("arguments", "message"),
     [
         (["all_reduc"], "unknown collective 'all_reduc'"),
-        (["all", "all_reduc"], "send_recv; or all"),
+        (["all", "all_reduc"], "send_recv, all"),
         (["all", "gather", "--in-place"], "gather has no in-place form"),
         (["-b", "x"], "'x' is not a size"),
         (["--against", "nccl"], "unknown backend 'nccl'"),

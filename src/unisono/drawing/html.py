@@ -19,7 +19,7 @@ from unisono.schedule import Schedule
 from unisono.schedule.picture import contributions
 from unisono.schedule.state import State, states
 
-__all__ = ["draw_html"]
+__all__ = ["draw_html", "html_page"]
 
 _MAX_NODES, _MAX_CELLS, _MAX_CHANGES = 32, 4096, 1_000_000
 
@@ -34,23 +34,20 @@ def draw_html(schedule: Schedule) -> str:
             f"large for a page (up to {_MAX_CELLS} chunks on all ranks together): draw it over fewer ranks or chunks"
         )
     data = json.dumps(_data(schedule), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    name = escape(title(schedule))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{name}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<h1>{name}</h1>
-{BODY}
-<script type="application/json" id="data">{data}</script>
-<script>{SCRIPT}</script>
-</body>
-</html>
-"""
+    scripts = f'<script type="application/json" id="data">{data}</script>\n<script>{SCRIPT}</script>'
+    return html_page(title(schedule), STYLE, f"<h1>{escape(title(schedule))}</h1>", BODY, scripts)
+
+
+def html_page(title: str, style: str, *body: str) -> str:
+    """A self-contained page, UTF-8 text."""
+    return "\n".join(
+        [
+            f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>',
+            f'<meta name="viewport" content="width=device-width">\n<style>{style}</style>\n</head>\n<body>',
+            *body,
+            "</body>\n</html>\n",
+        ]
+    )
 
 
 def _data(schedule: Schedule) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from unisono.drawing.html import html_page
 from unisono.topo.facts import Facts
 from unisono.topo.links import LinkCost
 from unisono.train.picture import save_figure
@@ -70,16 +71,12 @@ def _matrix(title: str, names: Sequence[str], links: Links, quantity: str) -> Ma
     return Matrix(title, list(names), texts, shades)
 
 
-def _rgb(shade: float) -> tuple[int, int, int]:
-    red, green, blue = (round(best + (worst - best) * shade) for best, worst in zip(_BEST, _WORST, strict=True))
-    return red, green, blue
-
-
 def _colours(shade: float | None, text: str) -> tuple[str, str]:
     """Background and ink of a cell; empty for one without a link."""
     if shade is None:
         return ("", "") if text != "✗" else (_FAILED, "#ffffff")
-    return "#{:02x}{:02x}{:02x}".format(*_rgb(shade)), "#ffffff" if shade < 0.55 else "#10243f"
+    mixed = (round(best + (worst - best) * shade) for best, worst in zip(_BEST, _WORST, strict=True))
+    return f"#{bytes(mixed).hex()}", "#ffffff" if shade < 0.55 else "#10243f"
 
 
 def table(matrix: Matrix) -> Group:
@@ -125,8 +122,7 @@ def heading(host: Facts, name: str) -> str:
 
 def page(hosts: Sequence[Facts], names: dict[str, str], drawn: Sequence[Matrix]) -> str:
     """Everything as one self-contained page, UTF-8 text."""
-    parts = ["<!doctype html>", '<html lang="en"><head><meta charset="utf-8"><title>unisono topo</title>']
-    parts += [f"<style>{_STYLE}</style></head><body><h1>{escape(_title(hosts))}</h1>"]
+    parts = [f"<h1>{escape(_title(hosts))}</h1>"]
     for matrix in drawn:
         head = "".join(f"<th>{escape(name)}</th>" for name in matrix.names)
         rows = [
@@ -138,7 +134,7 @@ def page(hosts: Sequence[Facts], names: dict[str, str], drawn: Sequence[Matrix])
         facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in describe(host))
         parts += [f"<h2>{escape(heading(host, names[host.key]))}</h2><dl>{facts}</dl>"]
         parts += [f"<pre>{escape(host.gpu_links)}</pre>"] if host.gpu_links else []
-    return "\n".join([*parts, "</body></html>\n"])
+    return html_page("unisono topo", _STYLE, *parts)
 
 
 def _title(hosts: Sequence[Facts]) -> str:
@@ -154,22 +150,15 @@ def _cell(text: str, shade: float | None) -> str:
 
 def save_picture(path: Path, hosts: Sequence[Facts], drawn: Sequence[Matrix]) -> None:
     """Write a PNG with a panel per matrix. Raises UsageError if the file cannot be written."""
+    from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
 
     side = 2.2 + 0.9 * len(hosts)
     figure = Figure(figsize=(side * len(drawn), side + 0.8), layout="constrained")
     figure.suptitle(_title(hosts), fontsize=10)
     for axes, matrix in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
-        empty, failed = (0xF2, 0xF2, 0xF2), (0xC2, 0x33, 0x4D)
-        axes.imshow(
-            [
-                [
-                    failed if text == "✗" else empty if shade is None else _rgb(shade)
-                    for text, shade in zip(*row, strict=True)
-                ]
-                for row in zip(matrix.texts, matrix.shades, strict=True)
-            ]
-        )
+        cells = [zip(*row, strict=True) for row in zip(matrix.shades, matrix.texts, strict=True)]
+        axes.imshow([[to_rgb(_colours(*cell)[0] or "#f2f2f2") for cell in row] for row in cells])
         axes.set_title(matrix.title, fontsize=10)
         axes.set_xticks(range(len(matrix.names)), matrix.names, fontsize=8)
         axes.set_yticks(range(len(matrix.names)), matrix.names, fontsize=8)

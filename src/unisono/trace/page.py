@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
+from unisono.drawing.html import html_page
 from unisono.trace.summary import CallSum, RankSum, Summary
 from unisono.units import show_nbytes, show_ranks, show_seconds
 
@@ -49,39 +50,26 @@ tr + tr td { border-top: 1px solid var(--faint); } td:last-child, th:last-child 
 
 def report_page(summary: Summary, trace: str, rates: str) -> str:
     """The page, UTF-8 text. ``trace`` is the trace's file name; ``rates`` tells the machine's pace, or is empty."""
-    title = escape(summary.program)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>unisono trace: {title}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>Where the time goes</h1>
-<p class="dim"><code>{title}</code> · {show_ranks(len(summary.ranks))} · {show_seconds(summary.seconds)} {
-        summary.span
-    }</p>
-{_absent(summary)}{_tiles(summary)}
-<h2>Ranks</h2>
-{
-        _legend(
-            ("work", "moving and reducing, exposed"),
-            ("wait", "waiting for other ranks, exposed"),
-            ("overlap", "communicating while computing"),
-            ("compute", "the rest: nothing under way"),
-        )
-    }
-{_ranks(summary)}
-{_skew(summary)}<h2>Calls that take longest</h2>
-{_legend(("wait", "wait"), ("work", "move"), ("reduce", "reduce"))}
-{_calls(summary)}
-<p class="dim">{_notes(summary, rates)}</p>
-<p class="dim">Every single call: open <code>{escape(trace)}</code> at https://ui.perfetto.dev.</p>
-</body>
-</html>
-"""
+    took = f"{show_seconds(summary.seconds)} {summary.span}"
+    ranks = _legend(
+        ("work", "moving and reducing, exposed"),
+        ("wait", "waiting for other ranks, exposed"),
+        ("overlap", "communicating while computing"),
+        ("compute", "the rest: nothing under way"),
+    )
+    return html_page(
+        f"unisono trace: {summary.program}",
+        _STYLE,
+        "<h1>Where the time goes</h1>",
+        f'<p class="dim"><code>{escape(summary.program)}</code> · {show_ranks(len(summary.ranks))} · {took}</p>',
+        f"{_absent(summary)}{_tiles(summary)}",
+        f"<h2>Ranks</h2>\n{ranks}\n{_ranks(summary)}",
+        f"{_skew(summary)}<h2>Calls that take longest</h2>",
+        _legend(("wait", "wait"), ("work", "move"), ("reduce", "reduce")),
+        _calls(summary),
+        f'<p class="dim">{_notes(summary, rates)}</p>',
+        f'<p class="dim">Every single call: open <code>{escape(trace)}</code> at https://ui.perfetto.dev.</p>',
+    )
 
 
 def _percent(share: float) -> str:

@@ -65,13 +65,18 @@ def _loss_elsewhere(elsewhere: Elsewhere, rank: int, name: int, ended: tuple[int
     if ended is None:
         return None
     state, note = ended
-    here, left = elsewhere.who(rank, name), read_exit_note(note)
+    here = elsewhere.who(rank, name)
+    return _parting(here, state, read_exit_note(note)) or Loss(f"{here} is lost: {note}")
+
+
+def _parting(here: str, state: int, left: Loss) -> Loss | None:
+    """The loss of a rank that has left the group or given it up; None in another state. ``left``: its exit note."""
     if state == LEFT:
         return Loss(f"{here} {left.words or 'has left the group'}", left.cause)
     if state == GAVE_UP:
         words = "has given this group up"
         return Loss(f"{here} {words} over it" if left.cause else f"{here} {words}: {left.words}", left.cause)
-    return Loss(f"{here} is lost: {note}")
+    return None
 
 
 def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
@@ -88,17 +93,12 @@ def _loss(segment: Segment, rank: int, name: int, who: Identity) -> Loss | None:
             break
         state = segment.state(rank)
     here = _who(segment, rank, name)
-    if state == LEFT:
-        return Loss(f"{here} {left.words or 'has left the group'}", left.cause)
-    if dead:
+    if dead and state != LEFT:
         return Loss(f"{here} is dead: {left.words or fate(who)}", left.cause)
     if state == JOINED and own_page().replaced(who):
         # One that has left in the meantime has no page for that reason.
         return Loss(f"{here} {REPLACED}") if segment.state(rank) == JOINED else loss(segment, rank, name)
-    if state == GAVE_UP:
-        words = "has given this group up"
-        return Loss(f"{here} {words} over it" if left.cause else f"{here} {words}: {left.words}", left.cause)
-    return None
+    return _parting(here, state, left)
 
 
 def losses(segment: Segment, missing: Sequence[int], global_ranks: Sequence[int]) -> list[Loss]:

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from unisono.errors import UnisonoError
 from unisono.runtime.call_site import is_inner, is_standard
@@ -48,7 +49,6 @@ _MAGIC = 0x3147_4150_4F53_494E
 _NO_ANSWER = "it does not answer: it is stopped, or busy outside Python with the interpreter lock held"
 # Places, in 64-bit words unless said otherwise.
 _BELL = 16  # 32-bit word
-_STACKS, _RECORD, _OTHERS = (16, 17), (18, 19), (21, 22)  # kinds of requests: how often made, how often answered
 _SINCE = 20
 _WAIT, _CHECKS, _COUNT, _EDGES, _MOST, _WORDS = 24, 25, 26, 27, 160, 3
 # Places of texts, in bytes: a length in 8 bytes, then UTF-8.
@@ -57,6 +57,17 @@ _LIMITS = {
     _TEXT: 4088, _VERDICT + 8: 4088, _FOLDER: 1784, _FILE: 1784, _ANSWER: _HOSTS - _ANSWER - 8,
     _HOSTS: _SIZE - _HOSTS - 8,
 }  # fmt: skip
+
+
+class _Kind(NamedTuple):
+    """A kind of requests: the places that say how often it was made and answered, and of the text of the answer."""
+
+    asked: int
+    answered: int
+    text: int
+
+
+_STACKS, _RECORD, _OTHERS = _Kind(16, 17, _ANSWER), _Kind(18, 19, _FILE), _Kind(21, 22, _HOSTS)
 
 
 class PageView:
@@ -126,38 +137,25 @@ class PeerPage(PageView):
         """The wait that was found to be deadlocked, and the words on it."""
         return self.longs[_VERDICT // 8], self._read(_VERDICT + 8)
 
-    def request(self) -> int:
-        """Asks the process for its stacks without waiting; returns the request's number for `answer`."""
-        return self._ring(_STACKS)
-
-    def answer(self, number: int, deadline: float) -> str:
-        """The stacks, or nothing if the process does not answer in time (``time.monotonic`` seconds)."""
-        return self._answer(_STACKS, number, deadline, _ANSWER)
-
-    def request_record(self, folder: str) -> int:
-        """Asks the process to write its flight record into a directory; returns the number for `record_answer`."""
-        self._write(_FOLDER, folder)
-        return self._ring(_RECORD)
-
-    def record_answer(self, number: int, deadline: float) -> str:
-        """The file written, or ``! `` and why it was not; nothing if the process does not answer in time."""
-        return self._answer(_RECORD, number, deadline, _FILE)
-
     def others(self, seconds: float) -> str:
         """What the process has found out about its job's ranks on other hosts; nothing if there are none."""
-        return self._answer(_OTHERS, self._ring(_OTHERS), time.monotonic() + seconds, _HOSTS)
+        return self.answer(_OTHERS, self.request(_OTHERS), time.monotonic() + seconds)
 
-    def _ring(self, kind: tuple[int, int]) -> int:
-        number = self.longs[kind[0]] = self.longs[kind[0]] + 1
+    def request(self, kind: "_Kind", folder: str = "") -> int:
+        """Asks the process without waiting; returns the request's number. ``folder``: for its flight record."""
+        if kind is _RECORD:
+            self._write(_FOLDER, folder)
+        number = self.longs[kind.asked] = self.longs[kind.asked] + 1
         self.bell.add()
         return number
 
-    def _answer(self, kind: tuple[int, int], number: int, deadline: float, at: int) -> str:
-        while self.longs[kind[1]] < number:
+    def answer(self, kind: "_Kind", number: int, deadline: float) -> str:
+        """The answer; nothing if the process does not give one in time (``time.monotonic`` seconds)."""
+        while self.longs[kind.answered] < number:
             if time.monotonic() > deadline:
                 return ""
             time.sleep(0.002)
-        return self._read(at)
+        return self._read(kind.text)
 
     def _write(self, at: int, text: str) -> None:
         data = text.encode()[: _LIMITS[at]]
@@ -239,18 +237,11 @@ class OwnPage(PeerPage):
 
     def stacks_of(self, peers: Sequence[Identity], seconds: float) -> list[str]:
         """The stacks of each process; empty for one that does not answer."""
-        pages = [self.peer(peer) for peer in peers]
-        numbers = [page.request() if page else 0 for page in pages]
-        deadline = time.monotonic() + seconds
-        return [p.answer(number, deadline) if p else "" for p, number in zip(pages, numbers, strict=True)]
+        return _ask_all([self.peer(peer) for peer in peers], _STACKS, seconds)
 
     def records_of(self, peers: Sequence[Identity], folder: str, seconds: float) -> None:
         """Asks processes to write their flight records into ``folder``, and waits for those that do so in time."""
-        pages = [page for peer in peers if peer != self.me and (page := self.peer(peer)) is not None]
-        numbers = [page.request_record(folder) for page in pages]
-        deadline = time.monotonic() + seconds
-        for page, number in zip(pages, numbers, strict=True):
-            page.record_answer(number, deadline)
+        _ask_all([self.peer(peer) for peer in peers if peer != self.me], _RECORD, seconds, folder)
 
     def close(self) -> None:
         """Ends the thread and closes the page."""
@@ -263,18 +254,18 @@ class OwnPage(PeerPage):
     def _answer_requests(self) -> None:
         while not self._ended:
             seen = self.bell.value()
-            served = self._serve(_STACKS, _ANSWER, self._stacks)
-            served = self._serve(_RECORD, _FILE, lambda: save_record(self._read(_FOLDER))) or served
-            if not (self._serve(_OTHERS, _HOSTS, self.find_others) or served):
+            served = self._serve(_STACKS, self._stacks)
+            served = self._serve(_RECORD, lambda: save_record(self._read(_FOLDER))) or served
+            if not (self._serve(_OTHERS, self.find_others) or served):
                 self.bell.sleep(seen, 3600.0)
 
-    def _serve(self, kind: tuple[int, int], at: int, answer: Callable[[], str]) -> bool:
+    def _serve(self, kind: _Kind, answer: Callable[[], str]) -> bool:
         """Answers the newest request of a kind, and so the older ones; returns whether there was one."""
-        asked = self.longs[kind[0]]
-        if self.longs[kind[1]] >= asked:
+        asked = self.longs[kind.asked]
+        if self.longs[kind.answered] >= asked:
             return False
-        self._write(at, answer())
-        self.longs[kind[1]] = asked
+        self._write(kind.text, answer())
+        self.longs[kind.answered] = asked
         return True
 
     def _stacks(self) -> str:
@@ -325,25 +316,28 @@ def _map(path: str) -> PeerPage | None:
         os.close(fd)
 
 
-def _pages(identities: Mapping[int, Identity]) -> dict[int, PeerPage]:
-    found = {rank: find_page(who) for rank, who in identities.items() if not stopped(who)}
-    return {rank: page for rank, page in found.items() if page is not None}
-
-
-def stacks(identities: Mapping[int, Identity], seconds: float = 1.0) -> dict[int, str]:
-    """Every rank's Python stacks, in text, asked for at once and waited for at most ``seconds``."""
-    asked = {rank: (page, page.request()) for rank, page in _pages(identities).items()}
+def _ask_all(pages: Sequence[PeerPage | None], kind: _Kind, seconds: float, folder: str = "") -> list[str]:
+    """The answers of several processes, asked at once; empty for one that has no page, or does not answer in time."""
+    numbers = [page.request(kind, folder) if page else 0 for page in pages]
     deadline = time.monotonic() + seconds
-    answers = {rank: page.answer(number, deadline) for rank, (page, number) in asked.items()}
-    return {rank: answers.get(rank, "").partition("\n")[2] or _NO_ANSWER for rank in identities}
+    return [page.answer(kind, number, deadline) if page else "" for page, number in zip(pages, numbers, strict=True)]
 
 
-def records(identities: Mapping[int, Identity], folder: str, seconds: float = 5.0) -> dict[int, str]:
+def _of_ranks(identities: Mapping[int, Identity], kind: _Kind, seconds: float, folder: str = "") -> dict[int, str]:
+    pages = [None if stopped(who) else find_page(who) for who in identities.values()]
+    return dict(zip(identities, _ask_all(pages, kind, seconds, folder), strict=True))
+
+
+def stacks(identities: Mapping[int, Identity]) -> dict[int, str]:
+    """Every rank's Python stacks, in text, asked for at once and waited for at most a second."""
+    answers = _of_ranks(identities, _STACKS, 1.0)
+    return {rank: answer.partition("\n")[2] or _NO_ANSWER for rank, answer in answers.items()}
+
+
+def records(identities: Mapping[int, Identity], folder: str) -> dict[int, str]:
     """Asks every rank to write its flight record into ``folder``; the files, or ``! `` and why there is none."""
-    asked = {rank: (page, page.request_record(folder)) for rank, page in _pages(identities).items()}
-    deadline = time.monotonic() + seconds
-    answers = {rank: page.record_answer(number, deadline) for rank, (page, number) in asked.items()}
-    return {rank: answers.get(rank, "") or f"! {_NO_ANSWER}" for rank in identities}
+    answers = _of_ranks(identities, _RECORD, 5.0, folder)
+    return {rank: answer or f"! {_NO_ANSWER}" for rank, answer in answers.items()}
 
 
 _mine: OwnPage | None = None
