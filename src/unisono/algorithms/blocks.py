@@ -5,15 +5,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from unisono.algorithms.registry import algorithm_info, build
 from unisono.errors import UsageError
-from unisono.schedule import Step
+from unisono.schedule import Schedule, Step
 
-__all__ = ["Core", "circular", "does_not_fit"]
+__all__ = ["Core", "build_level", "circular", "does_not_fit"]
 
 
 def does_not_fit(name: str, collective: str, why: str) -> UsageError:
     """The error of an algorithm that cannot serve: names it and says why."""
     return UsageError(f"algorithm {name} does not fit {collective}: {why}")
+
+
+def build_level(name: str, family: str, collective: str, world_size: int, root: int, chunks: int) -> Schedule:
+    """The schedule of one level, inside hosts or between them. Raises UsageError if there is none, or for a switch."""
+    if algorithm_info(name, collective).simulation_only:
+        raise does_not_fit(family, collective, f"{name} needs a switch of its own at every level")
+    return build(name, collective, world_size, root, chunks)
 
 
 def circular(src: ArrayLike, dst: ArrayLike, first: ArrayLike, length: ArrayLike, world_size: int, pieces: int) -> Step:

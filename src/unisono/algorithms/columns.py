@@ -20,8 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from unisono.algorithms.blocks import build_level
 from unisono.algorithms.cut import Cut, HostsOption, Ints, cut_of, once
-from unisono.algorithms.leaders import MANY, build_between
+from unisono.algorithms.leaders import MANY
 from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 from unisono.schedule.model import chain_steps
@@ -55,7 +56,7 @@ def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inte
     cut = cut_of(world_size, hosts, True)
     usual = "one_shot" if len(cut.groups) == 2 else "two_phase"
     name = inter or (usual if len(cut.groups) <= MANY else "halving_doubling")
-    between = build_between(name, "columns", "all_reduce", len(cut.groups), 0, 1)
+    between = build_level(name, "columns", "all_reduce", len(cut.groups), 0, 1)
     unit = between.collective.num_chunks
     steps = chain_steps(chain_steps(_parts(cut, unit, True), _across(cut, between)), _parts(cut, unit, False))
     return _in_pieces("all_reduce", cut, 0, steps, unit * cut.owner.shape[1], chunks)
@@ -65,7 +66,7 @@ def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inte
 def reduce(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption = None, inter: str = "star") -> Schedule:
     """Parts are summed inside, then at the root's host, and gathered by the root."""
     cut = cut_of(world_size, hosts, True)
-    between = build_between(inter, "columns", "reduce", len(cut.groups), int(cut.group[root]), 1)
+    between = build_level(inter, "columns", "reduce", len(cut.groups), int(cut.group[root]), 1)
     unit = between.collective.num_chunks
     steps = chain_steps(chain_steps(_parts(cut, unit, True), _across(cut, between)), _at_root(cut, root, unit, False))
     return _in_pieces("reduce", cut, root, steps, unit * cut.owner.shape[1], chunks)
@@ -92,7 +93,7 @@ def broadcast(
 ) -> Schedule:
     """A part to each rank of the root's host, from there to the other hosts, gathered inside."""
     cut = cut_of(world_size, hosts, False)
-    between = build_between(inter, "columns", "broadcast", len(cut.groups), int(cut.group[root]), 1)
+    between = build_level(inter, "columns", "broadcast", len(cut.groups), int(cut.group[root]), 1)
     unit = between.collective.num_chunks
     steps = chain_steps(chain_steps(_at_root(cut, root, unit, True), _across(cut, between)), _all_but(cut, root, unit))
     return _in_pieces("broadcast", cut, root, steps, unit * cut.owner.shape[1], chunks)

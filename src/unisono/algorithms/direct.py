@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.algorithms import star
+from unisono.algorithms.cut import once
 from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 
@@ -29,16 +30,12 @@ def _pairs(world_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return src[apart], dst[apart]
 
 
-def _once(step: Step) -> tuple[Step, ...]:
-    return (step,) if len(step) else ()
-
-
 @register_algorithm("direct", "reduce_scatter", steps="1", nbytes_per_rank="(n-1)/n")
 def reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     """Every rank sends each block to its owner at once."""
     src, dst = _pairs(world_size)
     step = Step.make(src, dst, dst * chunks, chunks, True)
-    return Schedule("direct", Collective.of("reduce_scatter", world_size, chunks), _once(step))
+    return Schedule("direct", Collective.of("reduce_scatter", world_size, chunks), once(step))
 
 
 @register_algorithm("direct", "all_gather", steps="1", nbytes_per_rank="(n-1)/n")
@@ -46,7 +43,7 @@ def all_gather(world_size: int, chunks: int = 1) -> Schedule:
     """Every rank sends its block to every rank at once."""
     src, dst = _pairs(world_size)
     step = Step.make(src, dst, src * chunks, chunks)
-    return Schedule("direct", Collective.of("all_gather", world_size, chunks), _once(step))
+    return Schedule("direct", Collective.of("all_gather", world_size, chunks), once(step))
 
 
 @register_algorithm("direct", "all_to_all", steps="1", nbytes_per_rank="(n-1)/n")
@@ -54,7 +51,7 @@ def all_to_all(world_size: int, chunks: int = 1) -> Schedule:
     """All n(n-1) blocks at once."""
     src, dst = _pairs(world_size)
     step = Step.make(src, dst, (src * world_size + dst) * chunks, chunks)
-    return Schedule("direct", Collective.of("all_to_all", world_size, chunks), _once(step))
+    return Schedule("direct", Collective.of("all_to_all", world_size, chunks), once(step))
 
 
 @register_algorithm("one_shot", "all_reduce", steps="1", nbytes_per_rank="n-1")
@@ -62,7 +59,7 @@ def one_shot_all_reduce(world_size: int, chunks: int = 1) -> Schedule:
     """Every rank sends everything to every rank; each sums all."""
     src, dst = _pairs(world_size)
     step = Step.make(src, dst, 0, chunks, True)
-    return Schedule("one_shot", Collective.of("all_reduce", world_size, chunks), _once(step))
+    return Schedule("one_shot", Collective.of("all_reduce", world_size, chunks), once(step))
 
 
 @register_algorithm("two_phase", "all_reduce", steps="2", nbytes_per_rank="2*(n-1)/n")

@@ -13,10 +13,10 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.algorithms.blocks import does_not_fit
+from unisono.algorithms.blocks import build_level, does_not_fit
 from unisono.algorithms.cut import HostsOption
 from unisono.algorithms.formula import squarish
-from unisono.algorithms.registry import algorithm_info, build, names, register_algorithm
+from unisono.algorithms.registry import names, register_algorithm
 from unisono.errors import UsageError
 from unisono.schedule import Collective, Schedule, as_hosts, show_hosts
 from unisono.schedule.model import chain_steps
@@ -41,13 +41,6 @@ def _grid_of_ranks(world_size: int, hosts: HostsOption, collective: str) -> NDAr
     return np.arange(world_size).reshape(len(found), -1)
 
 
-def _build_level(name: str, collective: str, world_size: int, root: int, chunks: int) -> Schedule:
-    """The schedule of one level. Raises UsageError if there is no such algorithm, or it needs a switch."""
-    if algorithm_info(name, collective).simulation_only:
-        raise does_not_fit("hierarchical", collective, f"{name} needs a switch of its own at every level")
-    return build(name, collective, world_size, root, chunks)
-
-
 def _every_chunk(groups: int, count: int) -> NDArray[np.int64]:
     """Chunk ids that mean the same in every group: int64, shape (groups, count)."""
     return np.broadcast_to(np.arange(count), (groups, count))
@@ -60,12 +53,12 @@ def all_reduce(
     """Reduce_scatter inside, all_reduce between, all_gather inside."""
     ranks = _grid_of_ranks(world_size, hosts, "all_reduce")
     number, local = ranks.shape
-    between = _build_level(inter, "all_reduce", number, 0, chunks)
+    between = build_level(inter, "hierarchical", "all_reduce", number, 0, chunks)
     if intra not in names("reduce_scatter") or intra not in names("all_gather"):
         return _through_leaders(ranks, between, intra)
     per_block = between.collective.num_chunks
-    inward = _build_level(intra, "reduce_scatter", local, 0, per_block)
-    outward = _build_level(intra, "all_gather", local, 0, per_block)
+    inward = build_level(intra, "hierarchical", "reduce_scatter", local, 0, per_block)
+    outward = build_level(intra, "hierarchical", "all_gather", local, 0, per_block)
     pieces = inward.collective.pieces
     everything = _every_chunk(number, local * pieces)
     blocks = np.arange(local * pieces).reshape(local, pieces)
@@ -78,8 +71,8 @@ def all_reduce(
 
 def _through_leaders(ranks: NDArray[np.int64], between: Schedule, intra: str) -> Schedule:
     number, local = ranks.shape
-    inward = _build_level(intra, "reduce", local, 0, between.collective.num_chunks)
-    outward = _build_level(intra, "broadcast", local, 0, between.collective.num_chunks)
+    inward = build_level(intra, "hierarchical", "reduce", local, 0, between.collective.num_chunks)
+    outward = build_level(intra, "hierarchical", "broadcast", local, 0, between.collective.num_chunks)
     parts = (inward, between, outward)
     total = lcm(*(s.collective.num_chunks for s in parts))
     refined = [refine(s.steps, total // s.collective.num_chunks) for s in parts]
@@ -97,8 +90,8 @@ def all_gather(
     """Between hosts first, where each block travels once; then inside."""
     ranks = _grid_of_ranks(world_size, hosts, "all_gather")
     number, local = ranks.shape
-    between = _build_level(inter, "all_gather", number, 0, chunks)
-    inside = _build_level(intra, "all_gather", local, 0, number * between.collective.pieces)
+    between = build_level(inter, "hierarchical", "all_gather", number, 0, chunks)
+    inside = build_level(intra, "hierarchical", "all_gather", local, 0, number * between.collective.pieces)
     pieces = inside.collective.pieces // number
     by_number = np.arange(world_size * pieces).reshape(number, local, pieces).transpose(1, 0, 2).reshape(local, -1)
     across = place(refine(between.steps, pieces // between.collective.pieces), ranks.T, by_number)
@@ -121,8 +114,8 @@ def all_to_all(
     """Inside, blocks go to the number they are for; between hosts, each pair of ranks exchanges one large message."""
     ranks = _grid_of_ranks(world_size, hosts, "all_to_all")
     number, local = ranks.shape
-    inside = _build_level(intra, "all_to_all", local, 0, number * chunks)
-    between = _build_level(inter, "all_to_all", number, 0, local * chunks)
+    inside = build_level(intra, "hierarchical", "all_to_all", local, 0, number * chunks)
+    between = build_level(inter, "hierarchical", "all_to_all", number, 0, local * chunks)
     # chunk ids by source host, source number, goal host, goal number, piece
     ids = np.arange(world_size**2 * chunks).reshape(number, local, number, local, chunks)
     within = place(inside.steps, ranks, ids.transpose(0, 1, 3, 2, 4).reshape(number, -1))
@@ -137,8 +130,8 @@ def broadcast(
     """One rank of every host first, then the others inside."""
     ranks = _grid_of_ranks(world_size, hosts, "broadcast")
     number, local = ranks.shape
-    between = _build_level(inter, "broadcast", number, root // local, chunks)
-    inside = _build_level(intra, "broadcast", local, root % local, chunks)
+    between = build_level(inter, "hierarchical", "broadcast", number, root // local, chunks)
+    inside = build_level(intra, "hierarchical", "broadcast", local, root % local, chunks)
     total = lcm(between.collective.num_chunks, inside.collective.num_chunks)
     across = refine(between.steps, total // between.collective.num_chunks)
     within = refine(inside.steps, total // inside.collective.num_chunks)
@@ -164,8 +157,8 @@ def scatter(
     """Each host's blocks to one rank of it, then one block to each rank inside."""
     ranks = _grid_of_ranks(world_size, hosts, "scatter")
     number, local = ranks.shape
-    between = _build_level(inter, "scatter", number, root // local, local * chunks)
-    inside = _build_level(intra, "scatter", local, root % local, chunks)
+    between = build_level(inter, "hierarchical", "scatter", number, root // local, local * chunks)
+    inside = build_level(intra, "hierarchical", "scatter", local, root % local, chunks)
     steps = chain_steps(
         place(between.steps, ranks[:, root % local][None, :], _every_chunk(1, world_size * chunks)),
         place(inside.steps, ranks, np.arange(world_size * chunks).reshape(number, -1)),

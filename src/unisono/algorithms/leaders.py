@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unisono.algorithms.blocks import does_not_fit
+from unisono.algorithms.blocks import build_level
 from unisono.algorithms.cut import Cut, HostsOption, Ints, cut_of, once
-from unisono.algorithms.registry import algorithm_info, build, register_algorithm
+from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 from unisono.schedule.model import chain_steps
 from unisono.schedule.transform import place
@@ -31,13 +31,6 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "red
 
 MANY = 256
 """Groups above which not all leaders exchange with all by default."""
-
-
-def build_between(name: str, family: str, collective: str, groups: int, root: int, chunks: int) -> Schedule:
-    """The schedule between hosts. Raises UsageError if there is no such algorithm, or it needs a switch."""
-    if algorithm_info(name, collective).simulation_only:
-        raise does_not_fit(family, collective, f"{name} needs a switch of its own")
-    return build(name, collective, groups, root, chunks)
 
 
 def _whole(cut: Cut, leaders: Ints, chunks: int, inward: bool) -> Step:
@@ -52,7 +45,7 @@ def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inte
     """Sums to the leaders, an exchange between them, and back."""
     cut = cut_of(world_size, hosts, True)
     name = inter or ("one_shot" if len(cut.groups) <= MANY else "recursive_doubling")
-    between = build_between(name, "leaders", "all_reduce", len(cut.groups), 0, chunks)
+    between = build_level(name, "leaders", "all_reduce", len(cut.groups), 0, chunks)
     leaders, total = cut.leaders(), between.collective.num_chunks
     across = place(between.steps, leaders[None, :], np.arange(total)[None, :])
     steps = _around(_whole(cut, leaders, total, True), across, _whole(cut, leaders, total, False))
@@ -72,7 +65,7 @@ def broadcast(
 
 
 def _broadcast(cut: Cut, root: int, chunks: int, inter: str) -> Schedule:
-    between = build_between(inter, "leaders", "broadcast", len(cut.groups), int(cut.group[root]), chunks)
+    between = build_level(inter, "leaders", "broadcast", len(cut.groups), int(cut.group[root]), chunks)
     leaders, total = cut.leaders(root), between.collective.num_chunks
     across = place(between.steps, leaders[None, :], np.arange(total)[None, :])
     steps = chain_steps(across, once(_whole(cut, leaders, total, False)))

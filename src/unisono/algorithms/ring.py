@@ -49,10 +49,12 @@ def _lap(world_size: int, stride: int, pieces: int, first: int, count: int, redu
     )
 
 
-def _both_ways(world_size: int, stride: int, chunks: int, reduce: bool) -> tuple[Step, ...]:
+def _both_ways(name: str, does: str, world_size: int, stride: int, chunks: int) -> Schedule:
     """Two laps at once, half of each block of 2 * chunks pieces on r -> r+1, half on r -> r + stride."""
+    reduce = does == "reduce_scatter"
     halves = (_lap(world_size, s, 2 * chunks, i * chunks, chunks, reduce) for i, s in enumerate((1, stride)))
-    return tuple(Step.together(*pair) for pair in zip(*halves, strict=True))
+    steps = tuple(Step.together(*pair) for pair in zip(*halves, strict=True))
+    return Schedule(name, Collective.of(does, world_size, 2 * chunks), steps)
 
 
 @register_algorithm("ring", "reduce_scatter", steps="n-1", nbytes_per_rank="(n-1)/n")
@@ -78,15 +80,13 @@ def all_reduce(world_size: int, chunks: int = 1) -> Schedule:
 @register_algorithm("bidirectional_ring", "reduce_scatter", steps="n-1", nbytes_per_rank="(n-1)/n")
 def bidirectional_reduce_scatter(world_size: int, chunks: int = 1) -> Schedule:
     """Half of every block goes around one way, half the other way, at the same time."""
-    collective = Collective.of("reduce_scatter", world_size, 2 * chunks)
-    return Schedule("bidirectional_ring", collective, _both_ways(world_size, -1, chunks, reduce=True))
+    return _both_ways("bidirectional_ring", "reduce_scatter", world_size, -1, chunks)
 
 
 @register_algorithm("bidirectional_ring", "all_gather", steps="n-1", nbytes_per_rank="(n-1)/n")
 def bidirectional_all_gather(world_size: int, chunks: int = 1) -> Schedule:
     """Half of every block goes around one way, half the other way, at the same time."""
-    collective = Collective.of("all_gather", world_size, 2 * chunks)
-    return Schedule("bidirectional_ring", collective, _both_ways(world_size, -1, chunks, reduce=False))
+    return _both_ways("bidirectional_ring", "all_gather", world_size, -1, chunks)
 
 
 @register_algorithm("bidirectional_ring", "all_reduce", steps="2*(n-1)", nbytes_per_rank="2*(n-1)/n")
@@ -108,17 +108,15 @@ def _stride(world_size: int, stride: int | None, collective: str) -> int:
 @register_algorithm("double_ring", "reduce_scatter", steps="n-1", nbytes_per_rank="(n-1)/n")
 def double_reduce_scatter(world_size: int, chunks: int = 1, stride: int | None = None) -> Schedule:
     """Half of every block goes around each ring."""
-    collective = Collective.of("reduce_scatter", world_size, 2 * chunks)
-    steps = _both_ways(world_size, _stride(world_size, stride, collective.name), chunks, reduce=True)
-    return Schedule("double_ring", collective, steps)
+    second = _stride(world_size, stride, "reduce_scatter")
+    return _both_ways("double_ring", "reduce_scatter", world_size, second, chunks)
 
 
 @register_algorithm("double_ring", "all_gather", steps="n-1", nbytes_per_rank="(n-1)/n")
 def double_all_gather(world_size: int, chunks: int = 1, stride: int | None = None) -> Schedule:
     """Half of every block goes around each ring."""
-    collective = Collective.of("all_gather", world_size, 2 * chunks)
-    steps = _both_ways(world_size, _stride(world_size, stride, collective.name), chunks, reduce=False)
-    return Schedule("double_ring", collective, steps)
+    second = _stride(world_size, stride, "all_gather")
+    return _both_ways("double_ring", "all_gather", world_size, second, chunks)
 
 
 @register_algorithm("double_ring", "all_reduce", steps="2*(n-1)", nbytes_per_rank="2*(n-1)/n")

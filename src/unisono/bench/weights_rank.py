@@ -20,6 +20,7 @@ from unisono.bench.machine import measure_rates
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings, cores
 from unisono.bench.weights import Case, WeightSettings
+from unisono.parallel.agreement import gather_objects
 
 __all__ = ["measure_weights", "rank_main"]
 
@@ -226,8 +227,7 @@ class _Walk:
 
     def _differing(self, case: Case, sums: dict[str, str]) -> int:
         """How many tensors have another checksum on some rank than on rank 0."""
-        found: list[Any] = [None] * case.ranks
-        dist.all_gather_object(found, sums, self.groups["unisono", 0, case.ranks])
+        found = gather_objects(sums, self.groups["unisono", 0, case.ranks])
         return sum(any(other.get(name) != value for other in found) for name, value in found[0].items())
 
 

@@ -1,6 +1,7 @@
 """`unisono bench`: what calls cost, in nccl-tests' shape, beside other backends and the machine's own bound."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Annotated, Self
@@ -22,7 +23,7 @@ from unisono.errors import UsageError
 from unisono.launch import torchrun_rank
 from unisono.units import parse_nbytes, show_nbytes
 
-__all__ = ["bench"]
+__all__ = ["bench", "conclude"]
 
 DEFAULT = Settings()
 
@@ -176,15 +177,20 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
     plain = not settings.asynchronous and settings.memory != "shared"
     for text in [*footer(result), *(predicted_lines(result.rows, settings.ranks) if plain else [])]:
         echo(text)
+    conclude(result, json, plot, save_plot, code)
+
+
+def conclude(
+    result: Result, json: Path | None, plot: Path | None, draw: Callable[[Path, Result], None], code: int
+) -> None:
+    """Says what was saved, draws what is asked for; exits with `code`, or because a result was wrong."""
     if json is not None and result.rows:
         echo(f"# wrote {json}")
     if plot is not None and result.rows:
-        save_plot(plot, result)
+        draw(plot, result)
         echo(f"# wrote {plot}")
-    if code:
-        raise typer.Exit(code)
-    if any(row.wrong for row in result.rows):
-        raise typer.Exit(FOUND_EXIT)
+    if code or any(row.wrong for row in result.rows):
+        raise typer.Exit(code or FOUND_EXIT)
 
 
 def _join(settings: Settings, rank: int, screen: "_Screen") -> None:

@@ -16,7 +16,8 @@ from unisono.bench.weights import (
     parse_tensors,
     save_weights_plot,
 )
-from unisono.cli.common import FOUND_EXIT, INTERRUPT_EXIT, check_writable, echo, listed
+from unisono.cli.bench import conclude
+from unisono.cli.common import INTERRUPT_EXIT, check_writable, echo, listed
 from unisono.errors import UsageError
 
 __all__ = ["bench_weights"]
@@ -79,10 +80,7 @@ def _run(settings: WeightSettings, json: Path | None, plot: Path | None) -> None
         code = INTERRUPT_EXIT
     if result.rows and json is not None:
         result.save(json)
-    if result.rows and plot is not None:
-        save_weights_plot(plot, result)
-    if code or any(row.wrong for row in result.rows):
-        raise typer.Exit(code or FOUND_EXIT)
+    conclude(result, json, plot, save_weights_plot, code)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

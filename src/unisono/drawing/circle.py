@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from unisono.drawing.colours import chunk_colour
-from unisono.drawing.messages import Message, shown_steps, title
+from unisono.drawing.messages import MOST_NODES, MOST_STEPS, Message, shown_steps, title
 from unisono.drawing.svg import DASH, Labels, arrow_head, document, element, legend, number, text
 from unisono.schedule import Schedule
 
@@ -53,9 +53,9 @@ class _Ring:
         return 0j if self.switches == 1 else self.radius * 0.4 * -1j * exp(2j * pi * (around + 0.5) / self.switches)
 
 
-def draw_circle(schedule: Schedule, max_nodes: int = 64, max_steps: int = 64) -> str:
-    """The picture. Raises UsageError if there are more than max_nodes ranks and switches."""
-    shown = shown_steps(schedule, max_nodes, max_steps, "a circle")
+def draw_circle(schedule: Schedule) -> str:
+    """The picture. Raises UsageError if there are more ranks and switches than MOST_NODES."""
+    shown = shown_steps(schedule, MOST_NODES, MOST_STEPS, "a circle")
     ring, num_chunks = _Ring(schedule.world_size, schedule.switches), schedule.collective.num_chunks
     most = max(1, int((_PAGE - _MARGIN) // (ring.panel + _MARGIN)))
     panels = [(f"step {i}", moved) for i, moved in enumerate(shown.steps)] or [("no steps", [])]

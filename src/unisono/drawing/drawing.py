@@ -14,7 +14,7 @@ from rich.text import Text
 
 from unisono.errors import UsageError
 
-__all__ = ["Cell", "Drawing", "Sheet"]
+__all__ = ["Cell", "Drawing", "Sheet", "gap_in", "shown_of"]
 
 Cell = list[Text]
 
@@ -116,3 +116,13 @@ class Sheet:
         for name, row in zip(self.rows, self.cells, strict=True):
             table.add_row(Text(name, "bold"), *(Text("\n").join(cell) for cell in row))
         return table
+
+
+def shown_of(total: int, most: int, tail: int) -> list[int]:
+    """All of range(total), or the first and the last `tail` of it."""
+    return list(range(total)) if total <= most else [*range(most - tail), *range(total - tail, total)]
+
+
+def gap_in(shown: list[int]) -> int | None:
+    """The place at which numbers are left out, if they are: at most one, never the end."""
+    return next((i for i, x in enumerate(shown) if x != i), None)

@@ -20,7 +20,7 @@ from rich.console import Group
 from rich.text import Text
 
 from unisono.drawing.colours import chunk_colour
-from unisono.drawing.drawing import Cell, Drawing, Sheet
+from unisono.drawing.drawing import Cell, Drawing, Sheet, gap_in, shown_of
 from unisono.drawing.messages import spans, title
 from unisono.schedule import Hosts, Schedule, Step
 from unisono.schedule.transform import flatten
@@ -76,7 +76,7 @@ class _Content:
         limit = min(max(share, _NARROWEST), _WIDEST)
         cells = [[self._words(parts, limit, "" if squeezed else " ") for parts in row] for row in self.parts]
         ranks = [self._name(r, squeezed and not ranks_as_rows) for r in self.ranks]
-        breaks = _break(self.steps), _break(sorted(self.ranks))
+        breaks = gap_in(self.steps), gap_in(sorted(self.ranks))
         if not ranks_as_rows:
             return Sheet("step", ranks, [str(i) for i in self.steps], cells, gap).broken(*breaks)
         turned = [[row[i] for row in cells] for i in range(len(self.ranks))]
@@ -102,7 +102,7 @@ def draw_grid(schedule: Schedule, width: int, max_steps: int, hosts: Hosts = ())
     With hosts, ranks are named by host and rank, `h0 r2`, and the ranks of a host are neighbours.
     """
     steps, nodes = flatten(schedule.steps), schedule.world_size + schedule.switches
-    shown, ranks = _some(len(steps), max_steps, _TAIL), _some(nodes, _MAX_RANKS, 1)
+    shown, ranks = shown_of(len(steps), max_steps, _TAIL), shown_of(nodes, _MAX_RANKS, 1)
     of = {rank: host for host, members in enumerate(hosts) for rank in members}
     ranks.sort(key=lambda rank: (of.get(rank, nodes), rank))
     parts = [[_parts(step, r, nodes) for r in ranks] for step in (_touching(steps[i], ranks) for i in shown)]
@@ -114,19 +114,9 @@ def draw_grid(schedule: Schedule, width: int, max_steps: int, hosts: Hosts = ())
     )
 
 
-def _some(total: int, most: int, tail: int) -> list[int]:
-    """All of range(total), or the first and the last `tail` of it."""
-    return list(range(total)) if total <= most else [*range(most - tail), *range(total - tail, total)]
-
-
-def _break(shown: list[int]) -> int | None:
-    """The place at which numbers are left out, if they are: at most one, never the end."""
-    return next((i for i, x in enumerate(shown) if x != i), None)
-
-
 def _gap_note(what: str, shown: list[int]) -> str:
     """Which numbers are left out, in words."""
-    after = _break(shown)
+    after = gap_in(shown)
     return "" if after is None else f"{what} {after} to {shown[after] - 1} not shown"
 
 

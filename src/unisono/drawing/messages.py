@@ -8,8 +8,10 @@ from unisono.schedule import Schedule, Step
 from unisono.schedule.transform import flatten
 from unisono.units import show_count, show_spans
 
-__all__ = ["Message", "Shown", "chunk_range", "messages", "shown_steps", "spans", "title"]
+__all__ = ["MOST_NODES", "MOST_STEPS", "Message", "Shown", "chunk_range", "messages", "shown_steps", "spans", "title"]
 
+MOST_NODES, MOST_STEPS = 64, 64
+"""Of a picture."""
 _LONG = 8
 
 

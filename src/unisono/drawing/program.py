@@ -22,7 +22,7 @@ from rich.console import Group
 from rich.text import Text
 
 from unisono.drawing.colours import chunk_colour
-from unisono.drawing.drawing import Cell, Drawing, Sheet
+from unisono.drawing.drawing import Cell, Drawing, Sheet, gap_in, shown_of
 from unisono.drawing.messages import spans
 from unisono.errors import UsageError
 from unisono.program import Place, Program, Row
@@ -44,14 +44,14 @@ def draw_program(programs: Sequence[Program], width: int = 80, max_meetings: int
     """
     _check(programs)
     parts = [_segments(program) for program in programs]
-    lines = _shown(max(map(len, parts)), max(max_meetings + 1, 2 * _TAIL), _TAIL)
+    lines = shown_of(max(map(len, parts)), max(max_meetings + 1, 2 * _TAIL), _TAIL)
     columns, room = _columns(len(programs), width - _CORNER)
     words = _Words(programs[0].collective.num_chunks, room)
     sheet = _sheet([programs[i] for i in columns], [parts[i] for i in columns], lines, words)
-    sheet = sheet.broken(None, _missing(columns))
+    sheet = sheet.broken(None, gap_in(columns))
     ranks = [programs[i].rank for i in range(len(programs)) if i not in columns]
     notes = [f"ranks {spans(ranks)} not shown"] if ranks else []
-    gap = _missing(lines)
+    gap = gap_in(lines)
     notes += [] if gap is None else [f"between meetings {gap} and {lines[gap]} not shown"]
     below = [_legend(programs), *(Text(note, "italic") for note in notes)]
     body = Group(Text(_title(programs), "bold"), Text(), sheet.table(), Text(), *below)
@@ -68,23 +68,13 @@ def _check(programs: Sequence[Program]) -> None:
             raise UsageError(f"programs of two calls: {first!r} and {other!r}")
 
 
-def _shown(total: int, most: int, tail: int) -> list[int]:
-    """All of range(total), or the first and the last ``tail`` of it."""
-    return list(range(total)) if total <= most else [*range(most - tail), *range(total - tail, total)]
-
-
-def _missing(shown: list[int]) -> int | None:
-    """The place at which numbers are left out, if they are."""
-    return next((i for i, x in enumerate(shown) if x != i), None)
-
-
 def _columns(number: int, width: int) -> tuple[list[int], int]:
     """Which programs fit, at least two, and the characters that each has."""
     most = width // (_NARROWEST + _GAP)
     if number > most:
         width -= 1 + _GAP  # the dots
         most = max(2, width // (_NARROWEST + _GAP))
-    shown = _shown(number, most, 1)
+    shown = shown_of(number, most, 1)
     return shown, max(_NARROWEST, min(_WIDEST, width // len(shown) - _GAP))
 
 

@@ -6,7 +6,7 @@ Where hosts are given, the ranks of each are neighbours, in a box.
 from collections.abc import Mapping
 
 from unisono.drawing.colours import chunk_colour
-from unisono.drawing.messages import Message, shown_steps, title
+from unisono.drawing.messages import MOST_NODES, MOST_STEPS, Message, shown_steps, title
 from unisono.drawing.svg import DASH, Labels, arrow_head, document, element, legend, text
 from unisono.schedule import Hosts, Schedule
 
@@ -15,9 +15,9 @@ __all__ = ["draw_rows"]
 _LEFT, _TOP, _ROW, _BAND, _GAP, _DOT, _HOST = 76.0, 72.0, 40.0, 84.0, 10.0, 3.5, 14.0
 
 
-def draw_rows(schedule: Schedule, max_nodes: int = 64, max_steps: int = 64, hosts: Hosts = ()) -> str:
-    """The picture. Raises UsageError if there are more than max_nodes ranks and switches."""
-    shown = shown_steps(schedule, max_nodes, max_steps, "a picture in rows")
+def draw_rows(schedule: Schedule, hosts: Hosts = ()) -> str:
+    """The picture. Raises UsageError if there are more ranks and switches than MOST_NODES."""
+    shown = shown_steps(schedule, MOST_NODES, MOST_STEPS, "a picture in rows")
     nodes, num_chunks = schedule.world_size + schedule.switches, schedule.collective.num_chunks
     width = max(_LEFT + len(shown.steps) * _BAND + 16, 380.0)
     rows = _rows(nodes, hosts)

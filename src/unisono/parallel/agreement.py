@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from unisono.errors import MismatchError, UsageError
 from unisono.units import name_ranks
 
-__all__ = ["assert_replicas_equal", "check_structure", "raise_on_all_ranks", "require_agreement"]
+__all__ = ["assert_replicas_equal", "check_structure", "gather_objects", "raise_on_all_ranks", "require_agreement"]
 
 
 def assert_replicas_equal(model: nn.Module, group: dist.ProcessGroup | None = None, buffers: bool = False) -> None:
@@ -50,9 +50,15 @@ def _digest(tensor: Tensor) -> str:
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
-def _compare(mine: list[tuple[str, str, str]], group: dist.ProcessGroup | None, remedy: str) -> None:
+def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What every rank of the group passes, in rank order. Collective."""
     gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, mine, group)
+    dist.all_gather_object(gathered, value, group)
+    return gathered
+
+
+def _compare(mine: list[tuple[str, str, str]], group: dist.ProcessGroup | None, remedy: str) -> None:
+    gathered = gather_objects(mine, group)
     first = gathered[0]
     for index in range(max(len(listed) for listed in gathered)):
         held = [listed[index] if index < len(listed) else None for listed in gathered]
@@ -81,10 +87,8 @@ def _sides(held: list[tuple[str, str, str] | None], ranks: list[int]) -> str:
 
 def raise_on_all_ranks(mismatch: str | None, group: dist.ProcessGroup | None) -> None:
     """Raise UsageError with the mistakes of all ranks, on every rank, if there are any. Collective."""
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, mismatch, group)
     ranks: dict[str, list[int]] = {}
-    for rank, words in zip(dist.get_process_group_ranks(group), gathered, strict=True):
+    for rank, words in zip(dist.get_process_group_ranks(group), gather_objects(mismatch, group), strict=True):
         if words is not None:
             ranks.setdefault(words, []).append(rank)
     if ranks:
@@ -103,8 +107,7 @@ def require_agreement(check: Callable[[], None], configuration: str) -> None:
     except UsageError as problem:
         mismatch = str(problem)
     raise_on_all_ranks(mismatch, None)
-    everyone: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, configuration)
+    everyone = gather_objects(configuration)
     if len(set(everyone)) > 1:
         listed = ", ".join(f"rank {rank}: {words}" for rank, words in enumerate(everyone))
         raise MismatchError(f"the ranks were given different configurations, expected one for all: {listed}")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from unisono.errors import UsageError
 
-__all__ = ["KINDS", "Action", "PipelineSchedule"]
+__all__ = ["KINDS", "Action", "PipelineSchedule", "numbered_lines"]
 
 KINDS = ("F", "B", "W", "BW")
 _ACTION = re.compile(r"(\d+)(F|BW|B|W)(\d+)")
@@ -99,8 +99,7 @@ class PipelineSchedule:
     @classmethod
     def from_text(cls, text: str) -> "PipelineSchedule":
         """The schedule a text form describes. Raises UsageError naming the line that cannot be read."""
-        numbered = ((number, line.split("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1))
-        lines = [(number, line) for number, line in numbered if line]
+        lines = numbered_lines(text)
         number, line = lines[0] if lines else (1, "")
         head = _HEAD.fullmatch(line)
         if head is None:
@@ -127,6 +126,12 @@ class PipelineSchedule:
             raise UsageError(
                 f"not a pipeline in JSON ({problem}): expected the fields pipeline, stages, microbatches, actions"
             ) from None
+
+
+def numbered_lines(text: str) -> list[tuple[int, str]]:
+    """The lines of a text form with their numbers, from 1, without comments and blank ones."""
+    numbered = ((number, line.split("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1))
+    return [(number, line) for number, line in numbered if line]
 
 
 def _row(rank: int, number: int, line: str) -> tuple[Action, ...]:

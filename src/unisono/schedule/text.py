@@ -19,7 +19,7 @@ from typing import Any
 from unisono.errors import UsageError
 from unisono.schedule.collectives import Collective
 from unisono.schedule.model import Schedule, Step, Transfer
-from unisono.schedule.pipeline import PipelineSchedule
+from unisono.schedule.pipeline import PipelineSchedule, numbered_lines
 from unisono.schedule.redistribution import Redistribution
 
 __all__ = ["from_json", "from_text", "read_schedule", "to_json", "to_text"]
@@ -67,8 +67,7 @@ def _table(collective: Collective) -> list[tuple[int, tuple[int, ...], int]]:
 
 def from_text(text: str) -> Schedule:
     """The schedule a text form describes. Raises UsageError naming the line that cannot be read."""
-    numbered = [(i, line.split("#")[0].strip()) for i, line in enumerate(text.splitlines(), 1)]
-    lines = [(i, line) for i, line in numbered if line]
+    lines = numbered_lines(text)
     if not lines:
         raise UsageError("empty schedule: expected 'schedule NAME COLLECTIVE ranks=N chunks=C', then 'step 0: ...'")
     listed = [(i, line) for i, line in lines[1:] if line.startswith("chunk")]

@@ -10,9 +10,9 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from unisono.parallel.agreement import gather_objects
 from unisono.parallel.mesh import ActivationMeter, CommunicationMeter, MeshTransformer, memory_use
 from unisono.parallel.sequence import sequence_positions
 from unisono.parallel.shards import own_part, split_evenly
@@ -70,8 +70,7 @@ class MeshTrainer(Trainer):
     def report(self) -> MeshReport:
         """All ranks' shares."""
         bubble = tuple(median(column) for column in zip(*self.bubbles, strict=True))
-        everyone: list[Any] = [None] * self.settings.ranks
-        dist.all_gather_object(everyone, (self._share(), self.meter.traffic, bubble))
+        everyone = gather_objects((self._share(), self.meter.traffic, bubble))
         shares, traffic, bubbles = zip(*everyone, strict=True)
         return MeshReport(
             list(shares),

@@ -97,9 +97,14 @@ class _Proof:
         return Report(self.schedule, tuple(found), subject, needed, not clashes, tuple(self.notes))
 
     def _add(self, kind: str, message: str, at: tuple[int, int], chunk: int, steps: Iterable[int], note: str) -> None:
+        self.findings.append(self._found(kind, message, at, chunk, steps, note))
+
+    def _found(
+        self, kind: str, message: str, at: tuple[int, int], chunk: int, steps: Iterable[int], note: str
+    ) -> Finding:
+        """A finding at (step, rank), drawn as the life of a chunk in some steps."""
         shown = tuple(sorted(set(steps)))
-        picture = life_of_chunk(self.schedule, chunk, shown, at, note)
-        self.findings.append(Finding(kind, message, picture, at[0], shown))
+        return Finding(kind, message, life_of_chunk(self.schedule, chunk, shown, at, note), at[0], shown)
 
     def _range(self, i: int, step: Step) -> None:
         c, nodes = self.schedule.collective, self.schedule.world_size + self.schedule.switches
@@ -155,10 +160,8 @@ class _Proof:
         same = ~units.reduce & brought.any(axis=1) & (brought == there).all(axis=1)
         for rank, chunks in _by_rank((units.dst * width + units.chunk)[same], width):
             message = f"step {i}: {_chunks(chunks)} {_is(chunks)} copied to rank {rank}, which holds just that already"
-            before = lineage(self.steps[:i], rank, chunks[0])
-            steps = tuple(sorted({*before, i}))
-            picture = life_of_chunk(self.schedule, chunks[0], steps, (i, rank), "nothing new")
-            self.notes.append(Finding("redundant", message, picture, i, steps))
+            steps = [*lineage(self.steps[:i], rank, chunks[0]), i]
+            self.notes.append(self._found("redundant", message, (i, rank), chunks[0], steps, "nothing new"))
 
     def _unused(self) -> None:
         c = self.schedule.collective
@@ -169,8 +172,7 @@ class _Proof:
             live = needed[units.dst, units.chunk]
             for rank, chunks in _by_rank((units.dst * c.num_chunks + units.chunk)[~live], c.num_chunks):
                 message = f"step {i}: {_chunks(chunks)} {_is(chunks)} sent to rank {rank}, but nothing comes of it"
-                picture = life_of_chunk(self.schedule, chunks[0], [i], (i, rank), "unused")
-                self.notes.append(Finding("unused", message, picture, i, (i,)))
+                self.notes.append(self._found("unused", message, (i, rank), chunks[0], [i], "unused"))
             copies = ~units.reduce
             needed[units.dst[copies], units.chunk[copies]] = False
             needed[units.src[live], units.chunk[live]] = True
@@ -217,10 +219,8 @@ class _Proof:
 
     def _twice(self, ranks: list[int], chunks: list[int], owners: list[int]) -> None:
         chunk, rank = chunks[0], ranks[0]
-        shown, state = (
-            lineage(self.steps, rank, chunk),
-            State(self.schedule.collective, self.schedule.switches, [chunk]),
-        )
+        shown = lineage(self.steps, rank, chunk)
+        state = State(self.schedule.collective, self.schedule.switches, [chunk])
         at = (len(self.steps), rank)
         for i, units in enumerate(self.units):
             state.apply(units)

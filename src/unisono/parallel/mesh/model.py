@@ -15,16 +15,14 @@ along sp, and at the end of each step a sum of all gradients along sp and dp.
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from unisono.algorithms.pipelines import build_pipeline, usual_stages_per_rank
 from unisono.errors import UsageError
-from unisono.parallel.agreement import require_agreement
+from unisono.parallel.agreement import gather_objects, require_agreement
 from unisono.parallel.mesh.gradients import (
     ParameterPart,
     clip_gradients,
@@ -142,8 +140,7 @@ class MeshTransformer:
         mine: dict[str, Tensor] = {}
         for stage in self.stages:
             mine |= full_state_dict(stage)
-        everyone: list[Any] = [None] * self.places["pp"].world_size
-        dist.all_gather_object(everyone, mine, group=self.groups["pp"])
+        everyone = gather_objects(mine, self.groups["pp"])
         return {name: weight for part in everyone for name, weight in part.items()}
 
     def report(self) -> PipelineReport:

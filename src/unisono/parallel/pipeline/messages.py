@@ -15,7 +15,7 @@ kernel.
 from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -70,7 +70,7 @@ def group_links(schedule: PipelineSchedule) -> list[list[tuple[int, int]]]:
 
 
 class Channels:
-    """Asynchronous sends and receives, by ranks within the pipeline's group.
+    """Asynchronous sends and receives, by ranks within the pipeline's group, of which this rank is a member.
 
     separate: no two links of a rank share a group. Making one is then collective over the ranks of `group`, which must
     have made as many groups before; these end with the default group.
@@ -91,19 +91,17 @@ class Channels:
         """Send the first message of a link. It makes the connection, for which each end waits for the other."""
         source, to = link
         if self._rank in link:
-            work = self.send(token, to) if self._rank == source else self.receive(token, source)
-            if work is not None:
-                work.wait()
+            (self.send(token, to) if self._rank == source else self.receive(token, source)).wait()
 
-    def send(self, tensor: Tensor, to: int) -> dist.Work | None:
+    def send(self, tensor: Tensor, to: int) -> dist.Work:
         """Begin to send a contiguous tensor, which must stay as it is until the work is done."""
         group = self._own.get((self._rank, to), self._group)
-        return dist.isend(tensor, self._global_ranks[to], group=group)
+        return cast("dist.Work", dist.isend(tensor, self._global_ranks[to], group=group))
 
-    def receive(self, tensor: Tensor, source: int) -> dist.Work | None:
+    def receive(self, tensor: Tensor, source: int) -> dist.Work:
         """Begin to receive into a contiguous tensor."""
         group = self._own.get((source, self._rank), self._group)
-        return dist.irecv(tensor, self._global_ranks[source], group=group)
+        return cast("dist.Work", dist.irecv(tensor, self._global_ranks[source], group=group))
 
 
 class PipelineMessages:
@@ -124,7 +122,7 @@ class PipelineMessages:
         self._expected: dict[int, deque[Message]] = {}
         self._arriving: dict[Message, tuple[dist.Work | None, Tensor]] = {}
         self._waiting: dict[int, int] = {}  # posted and not yet taken, by peer
-        self._leaving: deque[tuple[dist.Work | None, Tensor]] = deque()
+        self._leaving: deque[tuple[dist.Work, Tensor]] = deque()
         for peer in range(schedule.world_size):
             if peer != rank:
                 sent = messages(schedule, peer, shapes, forward_only)
@@ -155,7 +153,7 @@ class PipelineMessages:
         if peer == self._rank:
             self._arriving[message] = (None, tensor)
             return
-        while self._leaving and ((work := self._leaving[0][0]) is None or work.is_completed()):
+        while self._leaving and self._leaving[0][0].is_completed():
             self._leaving.popleft()
         tensor = tensor.contiguous()
         self._leaving.append((self._channels.send(tensor, peer), tensor))
@@ -163,8 +161,7 @@ class PipelineMessages:
     def finish(self) -> None:
         """Wait until all that was sent is out."""
         for work, _ in self._leaving:
-            if work is not None:
-                work.wait()
+            work.wait()
         self._leaving.clear()
 
     def _post(self, peer: int) -> None:

@@ -9,14 +9,14 @@ change, all ranks agree on the shapes; what any of them refuses is an error on a
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.errors import MismatchError, UsageError
-from unisono.parallel.agreement import raise_on_all_ranks
+from unisono.parallel.agreement import gather_objects, raise_on_all_ranks
 from unisono.parallel.pipeline.messages import Channels, PipelineMessages
 from unisono.parallel.pipeline.shapes import Infer, Loss, ShapeInference, meta_forward
 from unisono.parallel.pipeline.step import Clock, PipelineStep
@@ -101,9 +101,7 @@ class Pipeline:
         """
         raise_on_all_ranks(None if self._clock else "nothing to report before the first step", self.group)
         assert self._clock is not None
-        slots: list[Any] = [None] * self.schedule.world_size
-        dist.all_gather_object(slots, self._clock.slots(), self.group)
-        return PipelineReport.of(self.schedule, slots)
+        return PipelineReport.of(self.schedule, gather_objects(self._clock.slots(), self.group))
 
     def _prepare(self, inputs: Tensor | None, targets: Tensor | None, forward_only: bool = False) -> PipelineStep:
         """Agree on shapes, cut the batch, post the first receives."""
@@ -123,8 +121,7 @@ class Pipeline:
 
     def _check_alike(self, stages: Sequence[nn.Module]) -> None:
         """All ranks must have the same schedule, a right one, and their own stages of it."""
-        schedules: list[Any] = [None] * place(self.group).world_size
-        dist.all_gather_object(schedules, str(self.schedule), self.group)
+        schedules = gather_objects(str(self.schedule), self.group)
         heads = [text.splitlines()[0] for text in schedules]
         if len(set(schedules)) > 1:
             texts = ", ".join(

@@ -7,13 +7,12 @@ equal bit for bit.
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unisono.parallel.agreement import raise_on_all_ranks
+from unisono.parallel.agreement import gather_objects, raise_on_all_ranks
 from unisono.parallel.shards import Group, place
 from unisono.schedule.pipeline import PipelineSchedule
 
@@ -40,8 +39,7 @@ class TiedWeight:
         raise_on_all_ranks("; ".join(missing) or None, group)
         found = {stage: weight for stage, weight in held.items() if weight is not None}
         self.weights = list({id(weight): weight for weight in found.values()}.values())
-        forms: list[Any] = [None] * schedule.world_size
-        dist.all_gather_object(forms, [(s, tuple(w.shape), str(w.dtype)) for s, w in found.items()], group)
+        forms = gather_objects([(s, tuple(w.shape), str(w.dtype)) for s, w in found.items()], group)
         first, *others = sorted(chain.from_iterable(forms))
         wrong = [f"stage {s} has {d} {list(shape)}" for s, shape, d in others if (shape, d) != first[1:]]
         mismatch = f"a tied weight is {first[2]} {list(first[1])} in stage {first[0]}, but {', '.join(wrong)}"
