@@ -24,7 +24,8 @@ def test_prints_writes_draws_and_is_compared(tmp_path: Path, monkeypatch: pytest
     assert lines[0].startswith("# up to 2 ranks, pinned over ")
     assert " ".join(lines[2].split()) == "# case size ms ± plan × flat bound limit check beyond"
     cases = ["4x30 to 1", "4x30 to 1, mapped", "4x30 to 1, 2 changed", "4x30 to 1, 0 changed", "4x30 1:1"]
-    assert [text[:29].strip() for text in lines[3:]] == cases
+    assert [text[:29].strip() for text in lines[3:-2]] == cases
+    assert lines[-2:] == [f"# wrote {json}", f"# wrote {plot}"]
     assert not any("WRONG" in text or "refused" in text for text in lines)
     saved = Measured.load(json)
     assert saved.complete

@@ -1,6 +1,6 @@
 """Predicted beside measured over shared memory: three costs fitted to two algorithms tell the times of all."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -16,7 +16,7 @@ from unisono.simulation import Effort, effort, fit_memory
 from unisono.transport.process import cores
 from unisono.units import show_nbytes, show_seconds
 
-__all__ = ["Predicted", "predicted_lines"]
+__all__ = ["Predicted", "by_size", "predicted_lines"]
 
 _MOST_RANKS = 16
 _FEWEST_CALLS = 3
@@ -59,14 +59,8 @@ class Predicted:
     def table(self, collective: str) -> Table:
         """The predicted times of a collective, and how far each is from what was measured."""
         mine = {(row.algorithm, row.nbytes): (row, work) for row, work in self.rows if row.collective == collective}
-        sizes = sorted({size for _, size in mine})
-        table = Table(title=f"{collective} over {self.ranks} ranks, predicted", title_justify="left")
-        table.add_column("algorithm", no_wrap=True)
-        for size in sizes:
-            table.add_column(show_nbytes(size) if collective != "barrier" else "time", justify="right")
-        for name in dict.fromkeys(name for name, _ in mine):
-            table.add_row(name, *(self._cell(*mine[name, size]) if (name, size) in mine else "-" for size in sizes))
-        return table
+        cells = {key: self._cell(*each) for key, each in mine.items()}
+        return by_size(f"{collective} over {self.ranks} ranks, predicted", collective, cells)
 
     def _cell(self, row: Row, work: Effort) -> str:
         seconds = work.seconds(self.memory)
@@ -82,6 +76,18 @@ class Predicted:
             f"{show_seconds(m.meeting)}, bytes at {rate or 'any'} GB/s.",
             f"Predicted with a median error of {median(errors):.0%}.",
         ]
+
+
+def by_size(title: str, collective: str, cells: Mapping[tuple[str, int], str]) -> Table:
+    """A table with a row per algorithm and a column per size."""
+    sizes = sorted({size for _, size in cells})
+    table = Table(title=title, title_justify="left")
+    table.add_column("algorithm", no_wrap=True)
+    for size in sizes:
+        table.add_column(show_nbytes(size) if collective != "barrier" else "time", justify="right")
+    for name in dict.fromkeys(name for name, _ in cells):
+        table.add_row(name, *(cells.get((name, size), "-") for size in sizes))
+    return table
 
 
 def predicted_lines(rows: Sequence[BenchRow], ranks: int) -> list[str]:

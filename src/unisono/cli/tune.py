@@ -4,10 +4,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from unisono.cli.common import echo, listed, show
-from unisono.cli.predicted import Predicted
+from unisono.cli.predicted import Predicted, by_size
 from unisono.errors import UsageError, check_known
 from unisono.schedule import COLLECTIVES, preset
 from unisono.schedule.topology_file import MEASURED, save_topology
@@ -77,19 +76,12 @@ def _checked(algorithms: str | None, collectives: list[str]) -> list[str] | None
 def _print(collective: str, ranks: int, measured: Measured) -> None:
     rows = [r for r in measured.rows if r.collective == collective]
     sizes = sorted({r.nbytes for r in rows})
-    table = Table(title=f"{collective} over {ranks} ranks, measured", title_justify="left")
-    table.add_column("algorithm", no_wrap=True)
-    for size in sizes:
-        table.add_column(show_nbytes(size) if collective != "barrier" else "time", justify="right")
-    times = {(r.algorithm, r.nbytes): r.seconds for r in rows}
     best = {size: min(r.seconds for r in rows if r.nbytes == size) for size in sizes}
-    for name in dict.fromkeys(sorted((r.algorithm for r in rows), key=lambda a: (a != BY_DEFAULT, a))):
-        cells = [times.get((name, size)) for size in sizes]
-        table.add_row(
-            name,
-            *("-" if t is None else show_seconds(t) + " *" * (t == best[s]) for t, s in zip(cells, sizes, strict=True)),
-        )
-    show(Console(highlight=False), table)
+    cells = {
+        (r.algorithm, r.nbytes): show_seconds(r.seconds) + " *" * (r.seconds == best[r.nbytes])
+        for r in sorted(rows, key=lambda r: (r.algorithm != BY_DEFAULT, r.algorithm))
+    }
+    show(Console(highlight=False), by_size(f"{collective} over {ranks} ranks, measured", collective, cells))
     if collective != "barrier" and set(measured.algorithms(collective, ranks)) - {BY_DEFAULT}:
         selector = Selector(collective, preset("shared_memory", ranks), measured)
         choices = selector.table(sizes)

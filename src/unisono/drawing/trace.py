@@ -14,7 +14,7 @@ from unisono.drawing.messages import chunk_range, title
 from unisono.simulation import PipelineTimeline, Timeline
 from unisono.units import show_nbytes
 
-__all__ = ["draw_trace"]
+__all__ = ["draw_trace", "name_event", "span_event"]
 
 
 def draw_trace(timeline: Timeline | PipelineTimeline) -> str:
@@ -30,10 +30,13 @@ def _actions(timeline: PipelineTimeline) -> dict[str, Any]:
     """An event per action; a unit of time is a second."""
     events: list[dict[str, Any]] = []
     for rank, row in enumerate(timeline.slots):
-        events += [_name("process_name", rank, name=f"rank {rank}"), _name("thread_name", rank, 0, name="actions")]
+        events += [
+            name_event("process_name", rank, name=f"rank {rank}"),
+            name_event("thread_name", rank, 0, name="actions"),
+        ]
         for action, start, end in row:
-            span = {"ts": start * 1e6, "dur": (end - start) * 1e6, "pid": rank, "tid": 0}
-            events.append({"name": str(action), "cat": action.kind, "ph": "X", "args": action._asdict(), **span})
+            made = span_event(str(action), action.kind, start * 1e6, end * 1e6, (rank, 0), action._asdict())
+            events.append(made)
     return {"traceEvents": events, "otherData": {"schedule": pipeline_heading(timeline)}}
 
 
@@ -55,14 +58,12 @@ def _messages(timeline: Timeline) -> dict[str, Any]:
             "reduce": bool(e.reduce[i]),
         }
         for side, peer, flow, at in (("sends", e.dst[i], "s", begin), ("receives", e.src[i], "f", end)):
-            rank, track = int(tracks[side][0][i]), int(tracks[side][1][i])
-            place = {"pid": rank, "tid": _thread_id(side, track)}
+            rank, track = int(tracks[side][0][i]), _thread_id(side, int(tracks[side][1][i]))
             name = f"{'→' if side == 'sends' else '←'}{peer} {chunks} {sign}"
-            events.append(
-                {"name": name, "cat": side, "ph": "X", "ts": begin, "dur": end - begin, "args": arguments, **place}
-            )
+            events.append(span_event(name, side, begin, end, (rank, track), arguments))
             bound = {"bp": "e"} if flow == "f" else {}
-            events.append({"name": "message", "cat": "message", "ph": flow, "id": i, "ts": at, **bound, **place})
+            message = {"name": "message", "cat": "message", "ph": flow, "id": i, "ts": at}
+            events.append({**message, **bound, "pid": rank, "tid": track})
     about = {"schedule": title(schedule), "topology": timeline.topology.describe(), "nbytes": timeline.nbytes}
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
 
@@ -80,16 +81,24 @@ def _names(world_size: int, tracks: dict[str, tuple[NDArray[np.int64], NDArray[n
     events: list[dict[str, Any]] = []
     for rank in sorted({rank for rank, _, _ in found}):
         name = f"rank {rank}" if rank < world_size else f"switch {rank}"
-        events += [_name("process_name", rank, name=name), _name("process_sort_index", rank, sort_index=rank)]
+        events += [name_event("process_name", rank, name=name), name_event("process_sort_index", rank, sort_index=rank)]
     for rank, side, track in sorted(found):
         name = side if track == 0 else f"{side} ({track + 1})"
-        events.append(_name("thread_name", rank, _thread_id(side, track), name=name))
+        events.append(name_event("thread_name", rank, _thread_id(side, track), name=name))
     return events
 
 
-def _name(what: str, rank: int, track: int = 0, **arguments: object) -> dict[str, Any]:
-    """A metadata event."""
+def name_event(what: str, rank: int, track: int = 0, **arguments: object) -> dict[str, Any]:
+    """A metadata event: the name of a process or a thread, or its place among them."""
     return {"name": what, "ph": "M", "pid": rank, "tid": track, "args": arguments}
+
+
+def span_event(
+    name: str, kind: str, begin: float, end: float, place: tuple[int, int], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Something that takes time on a track of a rank; ``place``: both."""
+    times = {"ts": begin, "dur": end - begin, "pid": place[0], "tid": place[1]}
+    return {"name": name, "cat": kind, "ph": "X", **times, "args": arguments}
 
 
 def _tracks(ranks: NDArray[np.int64], start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.int64]:

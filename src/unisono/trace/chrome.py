@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono.drawing.trace import name_event, span_event
 from unisono.trace.record import CallRecord, RankRecord
 
 __all__ = ["write_trace"]
@@ -33,29 +34,30 @@ def write_trace(path: Path, records: Sequence[RankRecord]) -> None:
 def _events(record: RankRecord) -> Iterator[_Event]:
     """All of one rank, with times in nanoseconds of the host's clock."""
     rank = record.rank
-    yield _named("process", rank, 0, f"rank {rank} (pid {record.pid} on {record.host})")
-    yield {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}
+    yield name_event("process_name", rank, name=f"rank {rank} (pid {record.pid} on {record.host})")
+    yield name_event("process_sort_index", rank, sort_index=rank)
     threads = list(dict.fromkeys([record.main, *(span.thread for span in record.spans)]))
     for at, thread in enumerate(threads):
         name = "main thread, in unisono" if thread == record.main else f"thread {thread}, in unisono"
-        yield _named("thread", rank, _THREADS + at, name)
+        yield name_event("thread_name", rank, _THREADS + at, name=name)
     for span in record.spans:
-        place = {"pid": rank, "tid": _THREADS + threads.index(span.thread)}
-        yield _slice(span.name, "in unisono", (span.begin, span.end), place, {"from": span.site})
-    for still in record.still:
-        yield _slice("stands still", "exposed", still, {"pid": rank, "tid": _THREADS}, {})
+        place = rank, _THREADS + threads.index(span.thread)
+        yield span_event(span.name, "in unisono", span.begin, span.end, place, {"from": span.site})
+    for begin, end in record.still:
+        yield span_event("stands still", "exposed", begin, end, (rank, _THREADS), {})
     free: list[int] = []
     for call in record.calls:
         at = next((k for k, until in enumerate(free) if until <= call.begin), len(free))
         if at == len(free):
             free.append(0)
-            yield _named("thread", rank, _FLIGHT + at, "under way" if at == 0 else f"under way ({at + 1})")
+            name = "under way" if at == 0 else f"under way ({at + 1})"
+            yield name_event("thread_name", rank, _FLIGHT + at, name=name)
         free[at] = call.end
-        yield from _call(call, {"pid": rank, "tid": _FLIGHT + at})
+        yield from _call(call, (rank, _FLIGHT + at))
     yield from _computing(record)
 
 
-def _call(call: CallRecord, place: _Event) -> Iterator[_Event]:
+def _call(call: CallRecord, place: tuple[int, int]) -> Iterator[_Event]:
     arguments = {
         "call": call.words,
         "nbytes": call.nbytes,
@@ -64,11 +66,11 @@ def _call(call: CallRecord, place: _Event) -> Iterator[_Event]:
         "from": call.site,
         "late_us": call.late / 1e3,
     }
-    yield _slice(call.op, "call", (call.begin, call.end), place, arguments)
+    yield span_event(call.op, "call", call.begin, call.end, place, arguments)
     for name, pieces in (("wait", [call.wait]), ("reduce", call.reductions), ("move", call.moves)):
         for begin, end in pieces:
             if begin < end:
-                yield _slice(name, "phase", (begin, end), place, {})
+                yield span_event(name, "phase", begin, end, place, {})
 
 
 def _computing(record: RankRecord) -> Iterator[_Event]:
@@ -83,22 +85,7 @@ def _computing(record: RankRecord) -> Iterator[_Event]:
             continue
         if event["tid"] not in threads:
             threads[event["tid"]] = _COMPUTE + len(threads)
-            yield _named("thread", record.rank, threads[event["tid"]], f"torch.profiler, thread {event['tid']}")
-        yield {
-            "name": event["name"],
-            "cat": event["cat"],
-            "ph": "X",
-            "ts": event["ts"] * 1e3 + base,
-            "dur": event["dur"] * 1e3,
-            "pid": record.rank,
-            "tid": threads[event["tid"]],
-        }
-
-
-def _slice(name: str, kind: str, when: tuple[int, int], place: _Event, arguments: _Event) -> _Event:
-    begin, end = when
-    return {"name": name, "cat": kind, "ph": "X", "ts": begin, "dur": end - begin, **place, "args": arguments}
-
-
-def _named(what: str, rank: int, track: int, name: str) -> _Event:
-    return {"name": f"{what}_name", "ph": "M", "pid": rank, "tid": track, "args": {"name": name}}
+            name = f"torch.profiler, thread {event['tid']}"
+            yield name_event("thread_name", record.rank, threads[event["tid"]], name=name)
+        begin, place = event["ts"] * 1e3 + base, (record.rank, threads[event["tid"]])
+        yield span_event(event["name"], event["cat"], begin, begin + event["dur"] * 1e3, place, {})

@@ -65,13 +65,7 @@ class Display:
 
 def summary(outcome: Outcome) -> Table:
     """One run in numbers."""
-    settings = outcome.settings
-    table = Table(
-        "",
-        settings.backend,
-        title=f"{outcome.text_name}, {show_ranks(settings.ranks)}, {show_count(settings.steps, 'step')}",
-    )
-    table.columns[1].justify = "right"
+    table = _titled(outcome, outcome.settings.backend)
     for name, value, _ in _rows(outcome):
         table.add_row(name, value)
     return table
@@ -83,10 +77,7 @@ def comparison(first: Outcome, second: Outcome) -> Table:
     The speed-up is how many times faster the first is than the second.
     """
     settings = first.settings
-    title = f"{first.text_name}, {show_ranks(settings.ranks)}, {show_count(settings.steps, 'step')}"
-    table = Table("", settings.backend, second.settings.backend, "difference", title=title)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = _titled(first, settings.backend, second.settings.backend, "difference")
     for (name, left, left_value), (_, right, right_value) in zip(_rows(first), _rows(second), strict=True):
         difference = f"{left_value - right_value:+.1e}" if "loss" in name else ""
         table.add_row(name, left, right, difference)
@@ -94,6 +85,15 @@ def comparison(first: Outcome, second: Outcome) -> Table:
     table.add_row("largest difference of the loss in any step", "", "", f"{gap:.1e}")
     name = f"speed-up of a step, {settings.backend} over {second.settings.backend}"
     table.add_row(name, "", "", f"{second.step_seconds / first.step_seconds:.2f}×", style="bold")
+    return table
+
+
+def _titled(outcome: Outcome, *headings: str) -> Table:
+    settings = outcome.settings
+    title = f"{outcome.text_name}, {show_ranks(settings.ranks)}, {show_count(settings.steps, 'step')}"
+    table = Table("", title=title)
+    for heading in headings:
+        table.add_column(heading, justify="right")
     return table
 
 
