@@ -15,8 +15,6 @@ lowest rank of its host, and the root of its own.
 Source: Sistare, vandeVaart and Loh, "Optimization of MPI collectives on clusters of large-scale SMPs", 1999.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from unisono.algorithms.blocks import build_level
@@ -48,12 +46,9 @@ def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inte
     between = build_level(name, "leaders", "all_reduce", len(cut.groups), 0, chunks)
     leaders, total = cut.leaders(), between.collective.num_chunks
     across = place(between.steps, leaders[None, :], np.arange(total)[None, :])
-    steps = _around(_whole(cut, leaders, total, True), across, _whole(cut, leaders, total, False))
+    inward, outward = (once(_whole(cut, leaders, total, summed)) for summed in (True, False))
+    steps = chain_steps(chain_steps(inward, across), outward)
     return Schedule("leaders", Collective.of("all_reduce", world_size, total), steps)
-
-
-def _around(before: Step, between: Sequence[Step], after: Step) -> Sequence[Step]:
-    return chain_steps(chain_steps(once(before), between), once(after))
 
 
 @register_algorithm("leaders", "broadcast", steps="(a>1) + (b>1)", nbytes_per_rank="a+b-2")

@@ -62,7 +62,9 @@ class MpiCaller:
 
     def _call(self, case: Case) -> list[Any]:
         """The name of the method and its arguments."""
-        x, y = (self._part(x, case.count) for x in (case.input, case.output))
+        x, y = (
+            (self.mpi.buffer.frombuffer(part.numpy()), case.count, self._type) for part in (case.input, case.output)
+        )
         root, op = case.root, self._op
         at_root, here = case.rank == root, self.mpi.IN_PLACE if case.place == "in" else x
         after, before = (case.rank + 1) % self.comm.size, (case.rank - 1) % self.comm.size
@@ -80,9 +82,6 @@ class MpiCaller:
             "send_recv": ["Sendrecv", x, after, 0, y, before, 0],
         }
         return calls[case.collective]
-
-    def _part(self, x: torch.Tensor, count: int) -> tuple[Any, int, Any]:
-        return self.mpi.buffer.frombuffer(x.numpy()), count, self._type
 
 
 @contextmanager

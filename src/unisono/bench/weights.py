@@ -31,7 +31,8 @@ __all__ = [
     "save_weights_plot",
 ]
 
-AGAINST = ("flat", "gloo")
+_RATIOS = {"flat": "× flat", "gloo": "gloo ×"}
+AGAINST = tuple(_RATIOS)
 _COLOURS = {"weights": "#1f5fbf", "unchecked": "#a03fb0", "flat": "#2a9d5c", "gloo": "#d95f02"}
 
 
@@ -165,16 +166,12 @@ def launch_weights(settings: WeightSettings, report: Callable[[Row], None]) -> N
 
 def header(settings: WeightSettings, machine: Machine) -> list[str]:
     """What is measured where, and the names of columns."""
-    rivals = "".join(f"{name:>9}" for name in _ratios(settings.against))
+    rivals = "".join(f"{_RATIOS[name]:>9}" for name in settings.against)
     return [
         f"# up to {show_ranks(settings.ranks)}, pinned over {machine.cores} cores; median of up to {settings.runs}",
         f"# {machine.words()}",
         f"#{'case':>28}{'size':>10}{'ms':>9}{'±':>5}{'plan':>8}{rivals}{'bound':>7}{'limit':>7}{'check':>7}{'beyond':>10}",
     ]
-
-
-def _ratios(against: Sequence[str]) -> list[str]:
-    return [{"flat": "× flat", "gloo": "gloo ×"}[name] for name in against]
 
 
 def line(settings: WeightSettings, rows: Sequence[Row]) -> str:

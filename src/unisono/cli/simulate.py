@@ -164,11 +164,8 @@ def _executed(line: Timeline) -> float | None:
 
 
 def _constants(topology: Topology) -> str:
-    return f"{topology.describe()}; sums {_per_second(topology.gamma)}"
-
-
-def _per_second(seconds_per_byte: float) -> str:
-    return f"at {1e-9 / seconds_per_byte:g} GB/s" if seconds_per_byte else "take no time"
+    sums = f"at {1e-9 / topology.gamma:g} GB/s" if topology.gamma else "take no time"
+    return f"{topology.describe()}; sums {sums}"
 
 
 def _compare(runs: Sequence[Timeline]) -> None:

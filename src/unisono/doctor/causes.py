@@ -24,12 +24,13 @@ class Cause(NamedTuple):
     right: Callable[[Diagnosis], str]
 
 
-def _who(d: Diagnosis) -> str:
-    return listed(d, lambda each: f"({span(each)})" if d.mine.launcher else "is there")
-
-
 CAUSES = [
-    Cause("ranks", False, host.ranks, _who),
+    Cause(
+        "ranks",
+        False,
+        host.ranks,
+        lambda d: listed(d, lambda each: f"({span(each)})" if d.mine.launcher else "is there"),
+    ),
     Cause("own name", True, network.own_name, lambda d: listed(d, lambda each: f"is {', '.join(each.own_name)}")),
     Cause(
         "interface",

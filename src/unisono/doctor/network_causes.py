@@ -94,7 +94,8 @@ def open_ports(d: Diagnosis) -> Iterator[Finding]:
     """Hosts that do not let each other in on every port."""
     where = {each.key: each for each in d.hosts}
     for host, probes in d.tried():
-        reached = ", though the master port is open" if _has_master(host) and not probes.master else ""
+        has_master = {"MASTER_ADDR", "MASTER_PORT"} <= host.variables.keys()
+        reached = ", though the master port is open" if has_master and not probes.master else ""
         for key, words in probes.links.items():
             if isinstance(words, str):
                 peer = d.name(where[key])
@@ -113,10 +114,6 @@ def open_ports(d: Diagnosis) -> Iterator[Finding]:
                     f"cannot connect to {address} port {d.port}, where doctor meets ({words}){reached}",
                     f"run unisono doctor there, too; if it does run, let {d.name(host)} connect to that port",
                 )
-
-
-def _has_master(host: Facts) -> bool:
-    return "MASTER_ADDR" in host.variables and "MASTER_PORT" in host.variables
 
 
 def master_port(d: Diagnosis) -> Iterator[Finding]:

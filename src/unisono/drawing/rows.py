@@ -25,7 +25,8 @@ def draw_rows(schedule: Schedule, hosts: Hosts = ()) -> str:
     body = [_box(f"host {host}", [rows[rank] for rank in ranks], width) for host, ranks in enumerate(hosts)]
     for node, y in rows.items():
         name = f"rank {node}" if node < schedule.world_size else f"switch {node}"
-        body += [text(_LEFT - 14, y + 4, name, "right"), _line(_LEFT, y, width - 16)]
+        body.append(text(_LEFT - 14, y + 4, name, "right"))
+        body.append(element("line", x1=_LEFT, y1=y, x2=width - 16, y2=y, class_="line"))
     for i, moved in enumerate(shown.steps):
         body.append(element("g", *_band(i, moved, rows, num_chunks)))
     height = bottom + 40 + 16 * len(shown.notes)
@@ -46,10 +47,6 @@ def _box(name: str, rows: list[float], width: float) -> str:
     top, height = min(rows) - _ROW / 2, max(rows) - min(rows) + _ROW
     box = element("rect", x=4.0, y=top, width=width - 12, height=height, rx=6, class_="line")
     return element("g", box, text(10, top + 12, name, "soft thin"))
-
-
-def _line(x: float, y: float, end: float) -> str:
-    return element("line", x1=x, y1=y, x2=end, y2=y, class_="line")
 
 
 def _band(step: int, moved: list[Message], rows: Mapping[int, float], num_chunks: int) -> list[str]:

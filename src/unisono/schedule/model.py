@@ -253,7 +253,8 @@ class Schedule:
         a, b = self.collective, other.collective
         whole = COMPOSITIONS.get((a.name, b.name))
         if whole is None:
-            raise UsageError(f"{a.name} followed by {b.name} is no collective: expected one of {_pairs()}")
+            known = ", ".join(f"{first} then {second}" for first, second in COMPOSITIONS)
+            raise UsageError(f"{a.name} followed by {b.name} is no collective: expected one of {known}")
         if (a.world_size, a.num_chunks) != (b.world_size, b.num_chunks):
             raise UsageError(
                 f"{a.name} and {b.name} must have the same ranks and chunks to follow each other, got "
@@ -314,7 +315,3 @@ class Schedule:
         from unisono.schedule.text import from_json
 
         return from_json(data)
-
-
-def _pairs() -> str:
-    return ", ".join(f"{a} then {b}" for a, b in COMPOSITIONS)

@@ -162,12 +162,9 @@ class Topology:
         far: float | NDArray[np.float64] = getattr(self.inter or self.intra, cost)
         if self.between:
             a, b = self.host(src), self.host(dst)
-            far = np.where((a < 0) | (b < 0), far, self._matrix(cost)[a, b])
+            by_hosts = np.array([[getattr(link, cost) for link in row] for row in self.between])
+            far = np.where((a < 0) | (b < 0), far, by_hosts[a, b])
         return np.where(self.outside(src, dst), far, getattr(self.intra, cost))
-
-    def _matrix(self, cost: str) -> NDArray[np.float64]:
-        """A cost by host of the sender and host of the receiver."""
-        return np.array([[getattr(link, cost) for link in row] for row in self.between])
 
     def ports(self, src: ArrayLike, dst: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The port each message leaves by and the one it arrives at (-1: never contended), elementwise, int64.

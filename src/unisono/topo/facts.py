@@ -147,7 +147,7 @@ def host_facts(master: str, place: RankPlace | None = None) -> Facts:
         interfaces=tuple(_interfaces()),
         gpus=tuple(_nvidia("--query-gpu=index,name,memory.total", "--format=csv,noheader").splitlines()),
         gpu_links=_nvidia("topo", "-m"),
-        infiniband={str(port.relative_to(_IB)).replace("/ports/", " port "): _port(port) for port in _ports()},
+        infiniband=_infiniband(),
     )
 
 
@@ -247,12 +247,12 @@ def _caches() -> dict[str, list[str]]:
     return {name: sharing for name, sharing in sorted(found.items()) if sharing}
 
 
-def _ports() -> list[Path]:
-    return sorted(_IB.glob("*/ports/*"))
-
-
-def _port(port: Path) -> str:
-    return f"{_text(port / 'state')}, {_text(port / 'rate')}, {_text(port / 'link_layer')}"
+def _infiniband() -> dict[str, str]:
+    """State, rate and link layer of each port."""
+    return {
+        f"{port.parts[-3]} port {port.name}": ", ".join(_text(port / name) for name in ("state", "rate", "link_layer"))
+        for port in sorted(_IB.glob("*/ports/*"))
+    }
 
 
 def _nvidia(*arguments: str) -> str:

@@ -62,7 +62,8 @@ def report_page(summary: Summary, trace: str, rates: str) -> str:
         _STYLE,
         "<h1>Where the time goes</h1>",
         f'<p class="dim"><code>{escape(summary.program)}</code> · {show_ranks(len(summary.ranks))} · {took}</p>',
-        f"{_absent(summary)}{_tiles(summary)}",
+        *([f'<p class="missing">{escape(summary.absence)}</p>'] if summary.missing else []),
+        _tiles(summary),
         f"<h2>Ranks</h2>\n{ranks}\n{_ranks(summary)}",
         f"{_skew(summary)}<h2>Calls that take longest</h2>",
         _legend(("wait", "wait"), ("work", "move"), ("reduce", "reduce")),
@@ -74,10 +75,6 @@ def report_page(summary: Summary, trace: str, rates: str) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
-
-
-def _absent(summary: Summary) -> str:
-    return f'<p class="missing">{escape(summary.absence)}</p>\n' if summary.missing else ""
 
 
 def _tiles(summary: Summary) -> str:

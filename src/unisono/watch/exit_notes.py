@@ -118,27 +118,20 @@ def stay() -> None:
     """Returns once the lost peers have ended and been collected, or have had the time for it; a second time at once."""
     put_off()
     try:
-        ended = [peer for peer, read in _lost.items() if _until(_ended, peer, read + _ENDING)]
+        ended = [peer for peer, read in _lost.items() if _until_not(alive, peer, read + _ENDING)]
         deadline = time.monotonic() + _SEEN
         for peer in ended:
-            _until(_seen, peer, deadline)
+            _until_not(uncollected, peer, deadline)
     finally:
         _lost.clear()
 
 
-def _until(true: Callable[[Identity], bool], peer: Identity, deadline: float) -> bool:
-    while not (found := true(peer)) and time.monotonic() < deadline:
+def _until_not(true: Callable[[Identity], bool], peer: Identity, deadline: float) -> bool:
+    """True once it is true of the process no more, False at the deadline."""
+    while (still := true(peer)) and time.monotonic() < deadline:
         time.sleep(_PAUSE)
         put_off()
-    return found
-
-
-def _ended(peer: Identity) -> bool:
-    return not alive(peer)
-
-
-def _seen(peer: Identity) -> bool:
-    return not uncollected(peer)
+    return not still
 
 
 os.register_at_fork(after_in_child=_lost.clear)

@@ -42,7 +42,7 @@ class ActivationMeter:
         self.nbytes = self.peak = 0
         self._apart = {tensor.untyped_storage().data_ptr() for tensor in apart}
         self._uses: dict[int, int] = {}
-        self._hooks = saved_tensors_hooks(self._pack, _unpack)
+        self._hooks = saved_tensors_hooks(self._pack, lambda kept: kept.tensor)
 
     def __enter__(self) -> Self:
         self._hooks.__enter__()
@@ -79,10 +79,6 @@ class _Kept:
     def __del__(self) -> None:
         if self._release is not None:
             self._release()
-
-
-def _unpack(kept: _Kept) -> Tensor:
-    return kept.tensor
 
 
 def memory_use(parameters: Iterable[nn.Parameter], optimizer: Optimizer, activations: int) -> MemoryUse:

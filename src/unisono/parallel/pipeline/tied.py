@@ -31,7 +31,8 @@ class TiedWeight:
         self, names: Mapping[int, str], modules: Mapping[int, nn.Module], schedule: PipelineSchedule, group: Group
     ) -> None:
         self._group, self._rank = group, place(group).rank
-        held = {stage: _find(modules[stage], names[stage]) for stage in sorted(names) if stage in modules}
+        here = {stage: dict(modules[stage].named_parameters(remove_duplicate=False)) for stage in modules}
+        held = {stage: here[stage].get(names[stage]) for stage in sorted(names) if stage in modules}
         missing = [
             f"stage {stage} has no parameter {names[stage]!r}" for stage, weight in held.items() if weight is None
         ]
@@ -91,7 +92,3 @@ class TiedWeight:
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
         return parts
-
-
-def _find(module: nn.Module, name: str) -> nn.Parameter | None:
-    return dict(module.named_parameters(remove_duplicate=False)).get(name)

@@ -115,21 +115,21 @@ class _Walk:
         on_their_way = []
         for piece in self.pieces:
             rows = part[piece]
-            on_their_way.append(start_all_gather(rows, self._lengths_of(rows), self.group))
+            on_their_way.append(start_all_gather(rows, self._lengths(rows.shape[0]), self.group))
         for piece, finish in zip(self.pieces, on_their_way, strict=True):
             yield piece, finish()
 
     def scattered(self, products: Iterator[Tensor]) -> Iterator[Tensor]:
         """Sum and scatter each piece while the next product is computed; the pieces of the own part, in order."""
-        on_their_way = [start_reduce_scatter(rows, self._lengths_of_whole(rows), self.group) for rows in products]
+        on_their_way = [
+            start_reduce_scatter(rows, self._lengths(rows.shape[0] // len(self.lengths)), self.group)
+            for rows in products
+        ]
         return (finish() for finish in on_their_way)
 
-    def _lengths_of(self, rows: Tensor) -> Sequence[int]:
-        return [rows.shape[0]] * len(self.lengths) if self.in_pieces else self.lengths
-
-    def _lengths_of_whole(self, rows: Tensor) -> Sequence[int]:
-        world_size = len(self.lengths)
-        return [rows.shape[0] // world_size] * world_size if self.in_pieces else self.lengths
+    def _lengths(self, own_rows: int) -> Sequence[int]:
+        """Of every rank's rows in a piece, of which this rank has so many."""
+        return [own_rows] * len(self.lengths) if self.in_pieces else self.lengths
 
 
 class _GatherColumn(torch.autograd.Function):
