@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from unisono.doctor.causes import CAUSES
 from unisono.doctor.diagnosis import Diagnosis, Finding
+from unisono.doctor.examine import CAUSES
 from unisono.doctor.probes import Probes, endpoint_is_here
 from unisono.topo.facts import Facts, InterfaceFacts, host_facts
 from unisono.topo.links import LinkCost

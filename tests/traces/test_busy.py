@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.trace.busy import busy_clock
+from unisono.trace.collect import busy_clock
 
 
 def compute(seconds: float) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import unisono
 from unisono.runtime.call_site import Site
-from unisono.trace.place import place
+from unisono.trace.collect import place
 
 SOURCE = Path(unisono.__file__).parent
 

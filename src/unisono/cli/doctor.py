@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.cli.common import FOUND_EXIT, echo, show
-from unisono.cli.host_options import Peers, Port, Timeout, checked_port
+from unisono.cli.options import Peers, Port, Timeout, checked_port
 from unisono.doctor.examine import Report, examine
 from unisono.units import show_count
 

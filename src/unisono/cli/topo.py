@@ -12,7 +12,7 @@ from rich.text import Text
 
 from unisono.backend.launchers import launched, master_address
 from unisono.cli.common import FOUND_EXIT, check_writable, echo, show, write
-from unisono.cli.host_options import Peers, Port, Timeout, checked_port
+from unisono.cli.options import Peers, Port, Timeout, checked_port
 from unisono.schedule import preset
 from unisono.topo.facts import Facts
 from unisono.topo.heat_map import Links, describe, heading, matrices, page, save_picture, table

@@ -25,16 +25,16 @@ from signal import SIGTERM
 from types import FrameType
 from typing import Any
 
+import unisono
 from unisono.errors import CollectiveTimeout, DeadlockError, PeerLostError
-from unisono.runtime.call import name_of_dtype, piece_numel, site_text
+from unisono.runtime.call import Site, name_of_dtype, piece_numel, site_text
+from unisono.runtime.call_site import is_inner, is_standard
 from unisono.trace.arm import KEPT
-from unisono.trace.busy import busy_clock
-from unisono.trace.place import place
 from unisono.watch import clocks, flight
 from unisono.watch.flight import QueueRecord
 from unisono.watch.fr_schema import Entry
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "busy_clock", "place"]
 
 _CALLS = (
     "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single",
@@ -44,6 +44,8 @@ _CALLS = (
 )  # fmt: skip
 _FATAL = (PeerLostError, DeadlockError, CollectiveTimeout)
 _Method = Callable[..., Any]
+_ROOT = os.path.dirname(os.path.abspath(unisono.__file__)) + os.sep
+_PROGRAMS = (f"{_ROOT}train{os.sep}", f"{_ROOT}bench{os.sep}")
 
 
 class Collector:
@@ -316,3 +318,37 @@ def _size(entry: Entry) -> int:
         elements = max(sum(map(piece_numel, side)) for side in (call.sends, call.expects))
         return elements * (call.dtype.itemsize if call.dtype is not None else 0)
     return call.nbytes * (len(entry.global_ranks) if call.op == "all_gather" else 1)
+
+
+def busy_clock(thread: threading.Thread) -> Callable[[], int]:
+    """A clock of ``thread``, which is alive: nanoseconds on a core and waiting for one, for ranks may outnumber cores.
+
+    Where the kernel does not tell how long threads wait for a core (/proc/.../schedstat), on a core alone.
+    """
+    assert thread.ident is not None
+    cpu, read = time.pthread_getcpuclockid(thread.ident), time.clock_gettime_ns
+    try:
+        fd = os.open(f"/proc/self/task/{thread.native_id}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        int(os.pread(fd, 64, 0).split()[1])
+    except (OSError, IndexError, ValueError):
+        return lambda: read(cpu)
+    return lambda: read(cpu) + int(os.pread(fd, 64, 0).split()[1])
+
+
+def place() -> Site:
+    """The nearest frame of a program, else the nearest that is neither torch's nor unisono's.
+
+    `unisono train` and `unisono bench` are programs; what starts their processes, as multiprocessing does anybody's, is
+    none.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    outer: Site = ("", 0, "")
+    while frame is not None:
+        file = frame.f_code.co_filename
+        inner = is_inner(file)
+        if file.startswith(_PROGRAMS) or not (inner or is_standard(file)):
+            return file, frame.f_lineno, frame.f_code.co_name
+        if not (inner or outer[0]):
+            outer = file, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back
+    return outer
