@@ -14,7 +14,8 @@ Every message carries the values: ranks, call, sequence number, what was expecte
 is one. torch.distributed users catch RuntimeError around collectives, so the whole tree derives from it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "CollectiveTimeout",
@@ -27,6 +28,7 @@ __all__ = [
     "UpdateError",
     "UsageError",
     "check_known",
+    "file_errors",
     "first_line",
 ]
 
@@ -76,6 +78,15 @@ def check_known(what: str, name: object, known: Iterable[str]) -> None:
     """Raise UsageError, which lists what there is, for a name that is not among them; `what` is its kind."""
     if name not in (names := tuple(known)):
         raise UsageError(f"unknown {what} {name!r}: expected one of {', '.join(names)}")
+
+
+@contextmanager
+def file_errors(what: str) -> Iterator[None]:
+    """Raise UsageError, such as `cannot write a.json: Permission denied`, for an OSError in the block."""
+    try:
+        yield
+    except OSError as problem:
+        raise UsageError(f"cannot {what}: {problem.strerror or problem}") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from unisono.errors import UsageError
 from unisono.topo.exchange import Exchange, Values, listen, why
-from unisono.topo.links import LinkServer, measure_link
+from unisono.topo.links import link_server, measure_link
 
 
 def free_port() -> int:
@@ -80,9 +80,9 @@ def test_a_port_that_is_taken() -> None:
 def test_nothing_listens_afterwards() -> None:
     with Exchange("a", port := free_port(), [], both, 0.1) as exchange:
         exchange.gather("facts", 1)
-    with LinkServer() as server:
+    with link_server() as served:
         pass
-    for each in (port, server.port):
+    for each in (port, served):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", each), 5)
 
@@ -101,8 +101,8 @@ def test_reasons(error: OSError, words: str) -> None:
 
 
 def test_links_are_measured_and_others_ports_are_told_apart() -> None:
-    with LinkServer() as server:
-        cost = measure_link("127.0.0.1", server.port)
+    with link_server() as served:
+        cost = measure_link("127.0.0.1", served)
     assert 0 < cost.alpha < 0.05
     assert 0 < cost.beta < 1e-6
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -5,7 +5,7 @@ from math import floor, log10
 from pathlib import Path
 from typing import Any
 
-from unisono.bench.result import Result, Row
+from unisono.bench.result import Result, Row, middle_half
 from unisono.errors import UsageError
 from unisono.train.picture import save_figure
 from unisono.units import show_nbytes, show_ranks, show_seconds
@@ -68,7 +68,7 @@ def _title(name: str, curves: list[tuple[str, list[Row]]]) -> str:
 def _times(panel: Any, curves: list[tuple[str, list[Row]]], name: str) -> None:
     for index, (contender, rows) in enumerate(curves):
         if rows:
-            low, high = zip(*(_middle(row) for row in rows), strict=True)
+            low, high = zip(*(middle_half(row.seconds) for row in rows), strict=True)
             micro = [row.time * 1e6 for row in rows]
             errors = [
                 [m - x * 1e6 for m, x in zip(micro, low, strict=True)],
@@ -139,10 +139,3 @@ def _round(value: float, up: bool) -> float:
     power = 10.0 ** floor(log10(value))
     steps = [power * step for step in (*_STEPS, 10.0)]
     return next(step for step in steps if step >= value) if up else max(step for step in steps if step <= value)
-
-
-def _middle(row: Row) -> tuple[float, float]:
-    """The first and the third quarter of the runs, around the median."""
-    ordered = sorted(row.seconds)
-    last = len(ordered) - 1
-    return min(ordered[len(ordered) // 4], row.time), max(ordered[min(last, 3 * len(ordered) // 4)], row.time)

@@ -16,9 +16,9 @@ from typing import Any
 
 from unisono.bench.bound import bound_nbytes
 from unisono.bench.settings import cores
-from unisono.errors import UsageError
+from unisono.errors import UsageError, file_errors
 
-__all__ = ["Machine", "Rates", "Result", "Row", "spread", "this_machine"]
+__all__ = ["Machine", "Rates", "Result", "Row", "middle_half", "spread", "this_machine"]
 
 _FORMAT, _VERSION = "unisono bench", 1
 
@@ -75,14 +75,16 @@ class Row:
         return self.bound / self.time
 
 
+def middle_half(seconds: Sequence[float]) -> tuple[float, float]:
+    """The first and the last of the runs that are the middle half."""
+    ordered = sorted(seconds)
+    return ordered[len(ordered) // 4], ordered[3 * len(ordered) // 4]
+
+
 def spread(seconds: Sequence[float]) -> float:
     """Half the range of the middle half of the runs, as a share of their median."""
-    if len(seconds) < 2:
-        return 0.0
-    ordered = sorted(seconds)
-    quarter = len(ordered) / 4
-    low, high = ordered[int(quarter)], ordered[min(len(ordered) - 1, int(3 * quarter))]
-    return (high - low) / 2 / median(ordered)
+    low, high = middle_half(seconds)
+    return (high - low) / 2 / median(seconds)
 
 
 @dataclass(frozen=True)
@@ -186,16 +188,16 @@ class Result:
     def save(self, path: Path) -> None:
         """Write JSON; raises UsageError if the file cannot be written."""
         data = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
-        try:
+        with file_errors(f"write {path}"):
             path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        except OSError as problem:
-            raise UsageError(f"cannot write {path}: {problem.strerror}") from None
 
     @classmethod
     def load(cls, path: Path) -> "Result":
         """Reads a result of `save`; raises UsageError if there is no such file, or it is something else."""
+        with file_errors(f"read {path}"):
+            text = path.read_bytes()
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(text)
             if (data["format"], data["version"]) != (_FORMAT, _VERSION):
                 raise ValueError(f"format {data['format']!r}, version {data['version']}")
             rates = Rates(**{name: tuple(values) for name, values in data["rates"].items()})
@@ -203,8 +205,6 @@ class Result:
             return cls(
                 data["settings"], Machine(**data["machine"]), rates, rows, bool(data["complete"]), str(data["command"])
             )
-        except OSError as problem:
-            raise UsageError(f"cannot read {path}: {problem.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise UsageError(f"{path} is no result of `unisono bench --json` ({problem})") from None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, file_errors
 
 __all__ = [
     "FOUND_EXIT",
@@ -43,13 +43,11 @@ def check_writable(path: Path | None, what: str = "") -> None:
         raise UsageError(f"cannot write {named}: it is a directory, expected a file name")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {named}: the directory {path.parent} does not exist")
-    try:
+    with file_errors(f"write {named}"):
         existed = path.exists()
         path.open("ab").close()
         if not existed:
             path.unlink(missing_ok=True)  # the ranks of torchrun check it side by side
-    except OSError as error:
-        raise UsageError(f"cannot write {named}: {error.strerror}") from None
 
 
 def source_name(source: str) -> str:
@@ -60,9 +58,8 @@ def source_name(source: str) -> str:
 def read_source(source: str) -> str:
     """The text in a file, or on standard input (`-`). Raises UsageError if it cannot be read."""
     try:
-        return sys.stdin.buffer.read().decode() if source == "-" else Path(source).read_text(encoding="utf-8")
-    except OSError as problem:
-        raise UsageError(f"cannot read {source_name(source)}: {problem.strerror}") from None
+        with file_errors(f"read {source_name(source)}"):
+            return sys.stdin.buffer.read().decode() if source == "-" else Path(source).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UsageError(f"{source_name(source)} is not text (UTF-8): expected a schedule") from None
 
@@ -86,10 +83,8 @@ def write(path: Path, content: str) -> None:
     if str(path) == "-":
         echo(content)
         return
-    try:
+    with file_errors(f"write {path}"):
         path.write_text(content, encoding="utf-8")
-    except OSError as problem:
-        raise UsageError(f"cannot write {path}: {problem.strerror}") from None
     echo(f"wrote {path}")
 
 

@@ -71,6 +71,10 @@ class Asked:
         """True if the source is an algorithm, a pipeline schedule, or the default, rather than a file."""
         return self.source in (BY_DEFAULT, *names(), *SCHEDULES)
 
+    @property
+    def _of_pipelines(self) -> dict[str, object]:
+        return {"--microbatches": self.microbatches, "--per-rank": self.per_rank}
+
     def find(self) -> Schedule | PipelineSchedule:
         """The schedule of that name, or the one in a file (`-`: standard input) in its text form or JSON.
 
@@ -79,9 +83,8 @@ class Asked:
         """
         if not self.is_name:
             return self.parse(self.read())
-        pipelines = {"--microbatches": self.microbatches, "--per-rank": self.per_rank}
         if self.source not in SCHEDULES:
-            refuse(pipelines, f"is of pipelines, and {self.source} is an algorithm: leave it out")
+            refuse(self._of_pipelines, f"is of pipelines, and {self.source} is an algorithm: leave it out")
             return self._build(self.collective or COLLECTIVE, 1 if self.chunks is None else self.chunks)
         others = {"--root": self.root, "--chunks": self.chunks, "--hosts": self.hosts}
         refuse(others, f"is of collectives, and {self.source} is a pipeline schedule: leave it out")
@@ -113,8 +116,7 @@ class Asked:
             if isinstance(found, PipelineSchedule):
                 raise UsageError(f"{found.name} is a pipeline schedule, which has no programs")
             return [Placed(found)]
-        pipelines = {"--microbatches": self.microbatches, "--per-rank": self.per_rank}
-        refuse(pipelines, "is of pipelines: leave it out")
+        refuse(self._of_pipelines, "is of pipelines: leave it out")
         if self.chunks is not None:
             raise UsageError("the table of defaults has its own number of chunks: leave --chunks out")
         row = find_default(self.collective or COLLECTIVE, nbytes, self.world_size)
@@ -127,11 +129,15 @@ class Asked:
                 f"no algorithm and no file is called {self.source!r}: the algorithms are {', '.join(names())}; of "
                 f"pipelines {', '.join(SCHEDULES)}; a file holds a schedule as `unisono draw ring --text` prints it"
             )
-        given = {"COLLECTIVE": self.collective, "--ranks": self.ranks, "--root": self.root, "--chunks": self.chunks}
-        given |= {"--microbatches": self.microbatches, "--per-rank": self.per_rank}
-        for name, value in given.items():
+        given: dict[str, object] = {
+            "COLLECTIVE": self.collective,
+            "--ranks": self.ranks,
+            "--root": self.root,
+            "--chunks": self.chunks,
+        }
+        called = source_name(self.source)
+        for name, value in (given | self._of_pipelines).items():
             if value is not None:
-                called = source_name(self.source)
                 raise UsageError(f"the schedule in {called} has its own collective and numbers: leave {name} out")
         return read_source(self.source)
 

@@ -14,7 +14,7 @@ from unisono.bench.launch import launch
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
 from unisono.cli.common import echo
-from unisono.errors import UsageError
+from unisono.errors import UsageError, file_errors
 from unisono.trace.arm import COMPUTE, FOLDER
 from unisono.trace.chrome import write_trace
 from unisono.trace.page import report_page
@@ -59,10 +59,8 @@ def trace(
     """
     if (source is None) == (not command):
         raise UsageError("give a program to run after --, or --from DIR with what UNISONO_TRACE=DIR has collected")
-    try:
+    with file_errors(f"make the directory {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise UsageError(f"cannot make the directory {out}: {problem.strerror}") from None
     if not command:
         assert source is not None
         launches = read(source)
@@ -126,12 +124,10 @@ def _report(records: list[RankRecord], out: Path, rates: Rates | None) -> None:
             f"{rate / 1e9:.3g} GB/s at {show_nbytes(n)}" for n, rate in zip(rates.sizes, rates.copy, strict=True)
         )
         words = f"copies, each of the ranks at once, {best}"
-    try:
+    with file_errors(f"write into {out}"):
         out.mkdir(exist_ok=True)
         write_trace(trace_file, records)
         page_file.write_text(report_page(summary, trace_file.name, words), encoding="utf-8")
-    except OSError as problem:
-        raise UsageError(f"cannot write into {out}: {problem.strerror}") from None
     for line in summary.words():
         echo(line)
     echo(f"wrote {trace_file} (for https://ui.perfetto.dev) and {page_file}")

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,16 +83,8 @@ def probe(found: Survey, echo_port: int, port_holder: str, endpoint: str) -> Pro
 
 def _at_once(calls: Mapping[str, Callable[[], _T]]) -> dict[str, _T]:
     """What the calls return, each made in a thread of its own."""
-    found: dict[str, _T] = {}
-    threads = [
-        OwnThread(target=lambda key=key, call=call: found.update({key: call()}), daemon=True)
-        for key, call in calls.items()
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(max(1, len(calls))) as pool:
+        return dict(zip(calls, pool.map(lambda call: call(), calls.values()), strict=True))
 
 
 def _speed() -> float:

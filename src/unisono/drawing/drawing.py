@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from unisono.errors import UsageError
+from unisono.errors import file_errors
 
 __all__ = ["Cell", "Drawing", "Sheet", "gap_in", "shown_of"]
 
@@ -65,10 +65,8 @@ class Drawing:
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write it to a file, UTF-8; returns the path. Raises UsageError if the file cannot be written."""
-        try:
+        with file_errors(f"write {path}"):
             Path(path).write_text(f"{self}\n" if self.format == "text" else str(self), encoding="utf-8")
-        except OSError as problem:
-            raise UsageError(f"cannot write {path}: {problem.strerror}") from None
         return Path(path)
 
 

@@ -16,20 +16,44 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, file_errors
 from unisono.schedule.hosts import as_hosts
 from unisono.schedule.topology import Link, Memory, Topology, joined
 
-__all__ = ["MEASURED", "load_topology", "save_topology", "topology_from_json", "topology_path", "topology_to_json"]
+__all__ = [
+    "MEASURED",
+    "keep",
+    "kept_path",
+    "load_topology",
+    "save_topology",
+    "topology_from_json",
+    "topology_path",
+    "topology_to_json",
+]
 
 MEASURED = "measured"
 """The name of the topology last measured on this machine."""
 
 
+def kept_path(what: str) -> Path:
+    """The file in which this machine keeps something from run to run."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "unisono" / f"{what}-{platform.node() or 'here'}.json"
+
+
+def keep(path: Path, text: str, what: str) -> Path:
+    """Write a file as a whole, or not at all; its path. Raises UsageError if it cannot be written."""
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    with file_errors(f"keep {what} in {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    return path
+
+
 def topology_path() -> Path:
     """The path of the topology last measured on this machine."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "unisono" / f"topology-{platform.node() or 'here'}.json"
+    return kept_path("topology")
 
 
 def topology_to_json(topology: Topology) -> dict[str, Any]:
@@ -65,29 +89,21 @@ def topology_from_json(data: dict[str, Any]) -> Topology:
 
 
 def save_topology(topology: Topology, path: Path | None = None) -> Path:
-    """Write it as a whole, or not at all; the path. Raises UsageError if the file cannot be written."""
-    path = path or topology_path()
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(topology_to_json(topology), indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
-    except OSError as problem:
-        raise UsageError(f"cannot keep the topology in {path}: {problem.strerror}") from None
-    return path
+    """Write it to a file, by default the one of the topology last measured; the path. Raises UsageError as `keep`."""
+    return keep(path or topology_path(), json.dumps(topology_to_json(topology), indent=1) + "\n", "the topology")
 
 
 def load_topology(path: Path | None = None) -> Topology:
     """The topology in a file, by default the one last measured. Raises UsageError if there is none, or it is wrong."""
     path = path or topology_path()
+    with file_errors(f"read the topology in {path}"):
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            words = f"no topology in {path}: a group that spans hosts measures one, `unisono topo` keeps it"
+            raise UsageError(words) from None
     try:
-        return topology_from_json(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise UsageError(
-            f"no topology in {path}: a group that spans hosts measures one, `unisono topo` keeps it"
-        ) from None
-    except OSError as problem:
-        raise UsageError(f"cannot read the topology in {path}: {problem.strerror}") from None
+        return topology_from_json(json.loads(text))
     except UsageError as problem:
         raise UsageError(f"{path}: {problem}") from None
     except ValueError as problem:

@@ -4,16 +4,15 @@ The table lives in the user's cache directory ($XDG_CACHE_HOME or ~/.cache), one
 """
 
 import json
-import os
-import platform
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, file_errors
 from unisono.schedule import Link, Topology
+from unisono.schedule.topology_file import keep, kept_path
 
 __all__ = ["BY_DEFAULT", "Measured", "Row", "table_path"]
 
@@ -35,8 +34,7 @@ class Row:
 
 def table_path() -> Path:
     """The path of this machine's table."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "unisono" / f"tuned-{platform.node() or 'here'}.json"
+    return kept_path("tuned")
 
 
 class Measured:
@@ -99,30 +97,24 @@ class Measured:
 
     def save(self, path: Path | None = None) -> Path:
         """Write the table as a whole, or not at all. Raises UsageError if the file cannot be written."""
-        path = path or table_path()
         rows = [[r.collective, r.ranks, r.algorithm, r.nbytes, r.seconds] for r in self.rows]
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps({"version": _VERSION, "rows": rows}, indent=0), encoding="utf-8")
-            draft.replace(path)
-        except OSError as problem:
-            raise UsageError(f"cannot keep the measured table in {path}: {problem.strerror}") from None
-        return path
+        text = json.dumps({"version": _VERSION, "rows": rows}, indent=0)
+        return keep(path or table_path(), text, "the measured table")
 
     @classmethod
     def load(cls, path: Path | None = None) -> "Measured":
         """The table that was kept, empty if there is none. Raises UsageError if the file is no such table."""
         path = path or table_path()
+        with file_errors(f"read the measured table {path}"):
+            try:
+                text = path.read_bytes()
+            except FileNotFoundError:
+                return cls()
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(text)
             if data["version"] != _VERSION:
                 raise ValueError(f"version {data['version']}")
             return cls(Row(str(c), int(n), str(a), int(s), _positive(t)) for c, n, a, s, t in data["rows"])
-        except FileNotFoundError:
-            return cls()
-        except OSError as problem:
-            raise UsageError(f"cannot read the measured table {path}: {problem.strerror}") from None
         except (ValueError, KeyError, TypeError) as problem:
             raise UsageError(f"{path} is no table of `unisono tune` ({problem}): delete it or measure again") from None
 

@@ -18,7 +18,7 @@ from typing import Any
 from unisono.errors import UsageError
 from unisono.transport.process import OwnThread
 
-__all__ = ["Exchange", "Values", "close", "connect", "listen", "why"]
+__all__ = ["Exchange", "Values", "close", "connect", "listen", "serve", "why"]
 
 Values = dict[str, Any]
 """What hosts have posted, by their keys."""
@@ -57,6 +57,22 @@ def why(error: OSError) -> str:
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 
+def serve(door: socket.socket, answer: Callable[[socket.socket], None], name: str) -> None:
+    """Answers the connections to a listening socket, each in a thread, until it is closed, which ends them."""
+
+    def accept() -> None:
+        with ExitStack() as ends:
+            while True:
+                try:
+                    channel, _ = door.accept()
+                except OSError:
+                    return
+                ends.callback(channel.close)
+                OwnThread(target=answer, args=(channel,), daemon=True).start()
+
+    OwnThread(target=accept, name=name, daemon=True).start()
+
+
 class Exchange:
     """This host's server, and its posts to those of others; a context.
 
@@ -83,7 +99,7 @@ class Exchange:
             ) from None
 
     def __enter__(self) -> "Exchange":
-        OwnThread(target=self._serve, name="unisono serves facts", daemon=True).start()
+        serve(self._door, self._answer, "unisono serves facts")
         return self
 
     def __exit__(self, *details: object) -> None:
@@ -143,16 +159,6 @@ class Exchange:
             with self._news:
                 self._posting -= 1
                 self._news.notify_all()
-
-    def _serve(self) -> None:
-        with ExitStack() as ends:
-            while True:
-                try:
-                    channel, _ = self._door.accept()
-                except OSError:
-                    return
-                ends.callback(channel.close)
-                OwnThread(target=self._answer, args=(channel,), daemon=True).start()
 
     def _answer(self, channel: socket.socket) -> None:
         """Takes what a host posts, and answers once all have; anything else that comes is dropped."""

@@ -1,19 +1,19 @@
 """What a message between two hosts costs, by pings and a flood over plain TCP. Never imports torch.
 
-A host serves `LinkServer`; another calls `measure_link`. The bytes mean nothing and are dropped.
+A host runs a `link_server`; another calls `measure_link`. The bytes mean nothing and are dropped.
 """
 
 import socket
 import struct
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from statistics import median
 
-from unisono.topo.exchange import close, connect, listen
-from unisono.transport.process import OwnThread
+from unisono.topo.exchange import close, connect, listen, serve
 
-__all__ = ["GREETING", "LinkCost", "LinkServer", "measure_link"]
+__all__ = ["GREETING", "LinkCost", "link_server", "measure_link"]
 
 GREETING = b"unisono\n"
 """What the server sends first: a port that answers otherwise is somebody else's."""
@@ -31,27 +31,15 @@ class LinkCost:
     beta: float
 
 
-class LinkServer:
-    """Answers pings and swallows floods on a free port of every interface, until it is closed; a context."""
-
-    def __init__(self) -> None:
-        self._door = listen()
-        self.port: int = self._door.getsockname()[1]
-
-    def __enter__(self) -> "LinkServer":
-        OwnThread(target=self._serve, name="unisono answers pings", daemon=True).start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        close(self._door)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                channel, _ = self._door.accept()
-            except OSError:
-                return
-            OwnThread(target=_answer, args=(channel,), daemon=True).start()
+@contextmanager
+def link_server() -> Iterator[int]:
+    """Answers pings and swallows floods on a free port of every interface, whose number it yields."""
+    door = listen()
+    serve(door, _answer, "unisono answers pings")
+    try:
+        yield int(door.getsockname()[1])
+    finally:
+        close(door)
 
 
 def _answer(channel: socket.socket) -> None:
@@ -82,7 +70,7 @@ def _exactly(channel: socket.socket, nbytes: int) -> bytes:
 
 
 def measure_link(address: str, port: int) -> LinkCost:
-    """The cost of the link to a `LinkServer`; takes about half a second. Raises `OSError` if it does not answer."""
+    """The cost of the link to a `link_server`; takes about half a second. Raises `OSError` if it does not answer."""
     with _open(address, port, _PING) as channel:
         times = []
         for _ in range(_WARM + _PINGS):

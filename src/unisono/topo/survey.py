@@ -9,7 +9,7 @@ from unisono.backend.launchers import RankPlace, master_address
 from unisono.errors import UsageError
 from unisono.topo.exchange import Exchange, Values, why
 from unisono.topo.facts import Facts, host_facts, resolve
-from unisono.topo.links import LinkCost, LinkServer, measure_link
+from unisono.topo.links import LinkCost, link_server, measure_link
 from unisono.transport.interfaces import interfaces
 
 __all__ = ["PORT", "Survey", "is_here", "measured", "survey"]
@@ -20,7 +20,7 @@ PORT = 29501
 
 @dataclass
 class Survey:
-    """What was found. ``hosts`` by their first rank; ``ports``: that of each one's `LinkServer`.
+    """What was found. ``hosts`` by their first rank; ``ports``: that of each one's `link_server`.
 
     ``failures``: why this host could not reach a server of facts, by its address.
     """
@@ -105,10 +105,10 @@ def survey(place: RankPlace | None, peers: Sequence[str], port: int, seconds: fl
         return _count(list(_facts(values)), place is not None) >= expected
 
     with ExitStack() as ends:
-        server = ends.enter_context(LinkServer())
+        own_port = ends.enter_context(link_server())
         servers = [] if not peers and is_here(master) else list(peers or [master])
         exchange = ends.enter_context(Exchange(mine.key, port, servers, complete, seconds))
-        posted = exchange.gather("facts", {"facts": asdict(mine), "port": server.port})
+        posted = exchange.gather("facts", {"facts": asdict(mine), "port": own_port})
         hosts = sorted(_facts(posted), key=lambda each: (each.rank, each.key))
         ports = {each.key: int(posted[each.key]["port"]) for each in hosts}
         keys |= ports.keys()

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unisono.errors import UsageError
+from unisono.errors import file_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,7 +13,5 @@ __all__ = ["save_figure"]
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a PNG; raises UsageError if the file cannot be written."""
-    try:
+    with file_errors(f"write {path}"):
         figure.savefig(path, format="png", dpi=120)
-    except OSError as problem:
-        raise UsageError(f"cannot write {path}: {problem.strerror or problem}") from None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, file_errors
 
 __all__ = ["Corpus", "load_corpus"]
 
@@ -58,11 +58,8 @@ def _read(path: Path) -> bytes:
     """The first bytes of a regular file; pipes and devices are refused, because they may never end."""
     if path.exists() and not path.is_file():
         raise UsageError(f"cannot read the text {path}: it is no regular file")
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES)
-    except OSError as error:
-        raise UsageError(f"cannot read the text {path}: {error.strerror}") from None
+    with file_errors(f"read the text {path}"), path.open("rb") as file:
+        return file.read(MAX_BYTES)
 
 
 def _python_reference() -> tuple[str, bytes]:
