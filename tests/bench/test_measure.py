@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 from ranks import ranks
 from unisono.bench import measure as measuring
-from unisono.bench.machine import bound_seconds, limit_of
+from unisono.bench.machine import limit_of
 from unisono.bench.measure import measure
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import COLLECTIVES, Contender, Settings
@@ -14,9 +14,9 @@ RATES = Rates((1,), (1e9,), (1e9,))
 
 
 def test_the_bound_is_the_bytes_at_the_rate_of_copying() -> None:
-    assert bound_seconds("all_reduce", 1000, 4, "in", RATES) == pytest.approx(1e-6)
-    assert bound_seconds("broadcast", 1000, 2, "in", RATES) == pytest.approx(0.5e-6)
-    assert bound_seconds("barrier", 0, 2, "out", RATES) == 0
+    assert RATES.bound("all_reduce", 1000, 4, "in") == pytest.approx(1e-6)
+    assert RATES.bound("broadcast", 1000, 2, "in") == pytest.approx(0.5e-6)
+    assert RATES.bound("barrier", 0, 2, "out") == 0
 
 
 def test_what_limits_a_call() -> None:
