@@ -23,7 +23,6 @@ __all__ = [
     "Sharded",
     "Split",
     "apply",
-    "ask_lengths",
     "lengths_of_part",
     "lengths_of_whole",
     "own_part",
@@ -80,7 +79,7 @@ def own_part(tensor: Tensor, dim: int, lengths: Sequence[int], rank: int) -> Ten
     return tensor.narrow(dim, sum(lengths[:rank]), lengths[rank])
 
 
-def ask_lengths(tensor: Tensor, dim: int, group: Group) -> tuple[int, ...]:
+def _ask_lengths(tensor: Tensor, dim: int, group: Group) -> tuple[int, ...]:
     """The number of elements of `dim` each rank passes, in rank order: one small all_gather (8 bytes per dim and rank).
 
     The ranks' tensors must have the same number of dims. Raises UsageError, on every rank, if the other dims differ.
@@ -116,7 +115,7 @@ def lengths_of_part(tensor: Tensor, dim: int, lengths: Lengths, group: Group) ->
 
     Raises UsageError if they disagree with the tensor, or are not one per rank.
     """
-    lengths = ask_lengths(tensor, dim, group) if lengths is None else lengths
+    lengths = _ask_lengths(tensor, dim, group) if lengths is None else lengths
     _check_count(lengths, group)
     rank = place(group).rank
     if lengths[rank] != tensor.shape[dim]:

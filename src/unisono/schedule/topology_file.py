@@ -20,16 +20,7 @@ from unisono.errors import UsageError, file_errors
 from unisono.schedule.hosts import as_hosts
 from unisono.schedule.topology import Link, Memory, Topology, joined
 
-__all__ = [
-    "MEASURED",
-    "keep",
-    "kept_path",
-    "load_topology",
-    "save_topology",
-    "topology_from_json",
-    "topology_path",
-    "topology_to_json",
-]
+__all__ = ["MEASURED", "keep", "kept_path", "load_topology", "save_topology", "topology_path"]
 
 MEASURED = "measured"
 """The name of the topology last measured on this machine."""
@@ -56,7 +47,7 @@ def topology_path() -> Path:
     return kept_path("topology")
 
 
-def topology_to_json(topology: Topology) -> dict[str, Any]:
+def _to_json(topology: Topology) -> dict[str, Any]:
     """Plain dictionaries and lists, ready for json.dumps."""
     n = range(topology.hosts)
     first = [ranks[0] for ranks in topology.ranks_of_hosts]
@@ -71,8 +62,8 @@ def topology_to_json(topology: Topology) -> dict[str, Any]:
     }
 
 
-def topology_from_json(data: dict[str, Any]) -> Topology:
-    """The topology that `topology_to_json` described. Raises UsageError if a field is missing or wrong."""
+def _from_json(data: dict[str, Any]) -> Topology:
+    """The topology that `_to_json` described. Raises UsageError if a field is missing or wrong."""
     try:
         rows = data.get("between") or [[None]]
         intra, memory = Link(**data["intra"]), data.get("memory")
@@ -90,7 +81,7 @@ def topology_from_json(data: dict[str, Any]) -> Topology:
 
 def save_topology(topology: Topology, path: Path | None = None) -> Path:
     """Write it to a file, by default the one of the topology last measured; the path. Raises UsageError as `keep`."""
-    return keep(path or topology_path(), json.dumps(topology_to_json(topology), indent=1) + "\n", "the topology")
+    return keep(path or topology_path(), json.dumps(_to_json(topology), indent=1) + "\n", "the topology")
 
 
 def load_topology(path: Path | None = None) -> Topology:
@@ -103,7 +94,7 @@ def load_topology(path: Path | None = None) -> Topology:
             words = f"no topology in {path}: a group that spans hosts measures one, `unisono topo` keeps it"
             raise UsageError(words) from None
     try:
-        return topology_from_json(json.loads(text))
+        return _from_json(json.loads(text))
     except UsageError as problem:
         raise UsageError(f"{path}: {problem}") from None
     except ValueError as problem:

@@ -21,7 +21,7 @@ from unisono.algorithms import build
 from unisono.errors import UsageError, check_known
 from unisono.schedule import COLLECTIVES, Schedule, Step, Topology
 
-__all__ = ["OverHosts", "over_hosts", "step_costs"]
+__all__ = ["OverHosts", "over_hosts"]
 
 _PIECES = (1, 2, 4, 8, 16, 32)
 _SMALLEST_PIECE = 1 << 19  # bytes
@@ -101,7 +101,7 @@ class StepCosts:
         return float(np.maximum(self.far + self.far_per_byte * chunk, self.near + self.near_per_byte * chunk).sum())
 
 
-def step_costs(schedule: Schedule, topology: Topology) -> StepCosts:
+def _step_costs(schedule: Schedule, topology: Topology) -> StepCosts:
     """The costs of a schedule's steps on a topology; sizes as in `over_hosts`."""
     c = schedule.collective
     rows = [(*_between(step, topology), *_inside(step, topology)) for step in schedule.explicit_steps()]
@@ -146,7 +146,7 @@ def _inside(step: Step, topology: Topology) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _costs(name: str, collective: str, topology: Topology, root: int, chunks: int) -> StepCosts:
-    return step_costs(_built(name, collective, topology, root, chunks), topology)
+    return _step_costs(_built(name, collective, topology, root, chunks), topology)
 
 
 def _built(name: str, collective: str, topology: Topology, root: int, chunks: int) -> Schedule:

@@ -20,9 +20,9 @@ from unisono.backend.launchers import RankPlace, launched
 from unisono.transport.host import Host
 from unisono.transport.interfaces import address_towards, interface_of, interfaces
 
-__all__ = ["VARIABLES", "Facts", "InterfaceFacts", "host_facts", "resolve"]
+__all__ = ["Facts", "InterfaceFacts", "host_facts", "resolve"]
 
-VARIABLES = (
+_VARIABLES = (
     "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCHELASTIC_USE_AGENT_STORE"
 )  # fmt: skip
 """Environment variables that decide where ranks meet and over what they talk."""
@@ -131,7 +131,7 @@ def host_facts(master: str, place: RankPlace | None = None) -> Facts:
         master_addresses=resolve(master),
         towards=towards,
         towards_interface=interface_of(towards) if towards else "",
-        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
+        variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         versions=_versions(),
         cores=os.cpu_count() or 1,
         allowed_cores=len(os.sched_getaffinity(0)),

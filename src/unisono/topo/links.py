@@ -13,9 +13,9 @@ from statistics import median
 
 from unisono.topo.exchange import close, connect, listen, serve
 
-__all__ = ["GREETING", "LinkCost", "link_server", "measure_link"]
+__all__ = ["LinkCost", "link_server", "measure_link"]
 
-GREETING = b"unisono\n"
+_GREETING = b"unisono\n"
 """What the server sends first: a port that answers otherwise is somebody else's."""
 _PING, _FLOOD = b"p", b"f"
 _PINGS, _WARM, _PING_NBYTES = 60, 10, 64
@@ -46,7 +46,7 @@ def _answer(channel: socket.socket) -> None:
     with channel, suppress(OSError):
         channel.settimeout(_LIMIT)
         channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel.sendall(GREETING)
+        channel.sendall(_GREETING)
         kind = channel.recv(1)
         if kind == _PING:
             while ping := _exactly(channel, _PING_NBYTES):
@@ -96,7 +96,7 @@ def _open(address: str, port: int, kind: bytes) -> socket.socket:
     try:
         channel.settimeout(_LIMIT)
         channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if _exactly(channel, len(GREETING)) != GREETING:
+        if _exactly(channel, len(_GREETING)) != _GREETING:
             raise ConnectionError("another program answers there")
         channel.sendall(kind)
     except BaseException:

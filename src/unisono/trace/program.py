@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from unisono.errors import UsageError
+from unisono.errors import file_errors
 from unisono.launch import ends_handled
 
 __all__ = ["Program", "terminable"]
@@ -20,10 +20,8 @@ class Program:
 
     def run(self, command: list[str], environment: dict[str, str]) -> int:
         """The exit code; after Ctrl-C, which reaches the program too, that of an interrupt."""
-        try:
+        with file_errors(f"run {command[0]}"):
             self._process = subprocess.Popen(command, env=environment)
-        except OSError as problem:
-            raise UsageError(f"cannot run {command[0]}: {problem.strerror}") from None
         if self._signal:
             self._process.send_signal(self._signal)
         while True:

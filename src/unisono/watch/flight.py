@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, PeerLostError, UsageError
+from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, PeerLostError, UsageError, file_errors
 from unisono.runtime.call_site import Site, is_inner
 from unisono.runtime.monitor import CallLog
 from unisono.watch import fr_schema
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from unisono.runtime.call import Call
 
 __all__ = [
-    "FILE_PREFIX",
     "CollectiveRecord",
     "MessageRecord",
     "Note",
@@ -46,7 +45,7 @@ __all__ = [
     "save_after",
 ]
 
-FILE_PREFIX = "flight_rank_"
+_FILE_PREFIX = "flight_rank_"
 """A dump is this, then the global rank."""
 
 _FAULTS = (PeerLostError, DeadlockError, CollectiveTimeout, MismatchError)
@@ -224,14 +223,12 @@ def dump_flight_record(path: str | os.PathLike[str]) -> Path:
     entries = [entry for record in records for entry in record.entries()]
     groups = {record.label: record.global_ranks for record in records}
     data = fr_schema.dump(entries, groups, _stack_of_main())
-    target = Path(path) / f"{FILE_PREFIX}{records[0].global_ranks[records[0].rank]}"
+    target = Path(path) / f"{_FILE_PREFIX}{records[0].global_ranks[records[0].rank]}"
     draft = target.with_name(f".writing-{os.getpid()}-{next(_drafts)}.tmp")
-    try:
+    with file_errors(f"write the flight record {target}"):
         target.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(pickle.dumps(data, protocol=4))
         draft.replace(target)
-    except OSError as error:
-        raise UsageError(f"cannot write the flight record {target}: {error.strerror or error}") from None
     return target
 
 
