@@ -131,25 +131,6 @@ def launcher(made: Any) -> Launch:
             grid, 1, 1, stream, function, metadata, None, None, None, *arguments, None, None
         )
     cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
-
-    def go(grid: int, stream: int, *arguments: int) -> None:
-        launch(
-            grid,
-            1,
-            1,
-            stream,
-            function,
-            cooperative,
-            pdl,
-            None,
-            None,
-            metadata,
-            None,
-            None,
-            None,
-            *arguments,
-            None,
-            None,
-        )
-
-    return go
+    return lambda grid, stream, *arguments: launch(
+        grid, 1, 1, stream, function, cooperative, pdl, None, None, metadata, None, None, None, *arguments, None, None
+    )
