@@ -8,6 +8,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from unisono.runtime.call import SIGNATURE, Call, Site, piece_numel, site_text
 from unisono.runtime.header import read_header
@@ -21,11 +22,11 @@ _REMEMBERED = 16  # sets of headers kept per call
 _TALK = 0.7  # s: how long ranks whose calls differ wait for each other's words
 
 
-class Disagreement:
+class Disagreement(NamedTuple):
     """The difference: the odd ranks (group ranks) and, where it needs more words, one line per finding."""
 
-    def __init__(self, odd: Sequence[int], lines: Sequence[str] = ()) -> None:
-        self.odd, self.lines = list(odd), list(lines)
+    odd: list[int]
+    lines: Sequence[str] = ()
 
 
 def disagreement(call: Call, headers: bytes, size: int, global_ranks: Sequence[int]) -> Disagreement | None:
