@@ -9,11 +9,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,7 +83,7 @@ def probe(found: Survey, echo_port: int, port_holder: str, endpoint: str) -> Pro
 
 def _at_once(calls: Mapping[str, Callable[[], _T]]) -> dict[str, _T]:
     """What the calls return, each made in a thread of its own."""
-    with ThreadPoolExecutor(max(1, len(calls))) as pool:
+    with ThreadPool(max(1, len(calls))) as pool:
         return dict(zip(calls, pool.map(lambda call: call(), calls.values()), strict=True))
 
 
