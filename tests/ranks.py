@@ -22,6 +22,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import pkgutil
 import shutil
 import signal
 import sys
@@ -34,14 +35,17 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unisono import algorithms
+
 __all__ = ["BACKEND", "FORKS", "HOSTS", "RankFailure", "Ranks", "be_on_host", "ranks"]
 
 FORKS = multiprocessing.get_context("forkserver")
 """Where every test gets its processes from: the one server has imported what takes long, and the processes share it."""
 FORKS.set_forkserver_preload(
     [
-        "torch._dynamo", "torch.distributed", "pytest", "unisono.runtime.loaded", "unisono.backend.process_group",
+        "torch._dynamo", "torch.distributed", "pytest", "unisono.runtime.loaded", "unisono.backend.device_group",
         "unisono.train.job",
+        *(module.name for module in pkgutil.iter_modules(algorithms.__path__, "unisono.algorithms.")),
     ]
 )  # fmt: skip
 
