@@ -172,6 +172,10 @@ class Job:
         errors = str(self.folder / f"errors-{rank}")
         self._programs[rank] = int(_NURSERY.order(program=str(path), errors=errors))
 
+    def reap(self, rank: int) -> int:
+        """Waits for the end of a script, as its parent does, and returns its exit code."""
+        return int(_NURSERY.order(reap=self._programs.pop(rank)))
+
     def pid(self, rank: int) -> int:
         """The process of a rank."""
         pid = self._programs[rank] if rank in self._programs else self._processes[rank].pid

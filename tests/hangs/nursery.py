@@ -1,6 +1,7 @@
 """A program that has imported torch and forks the programs of tests: each runs at the top level, as a script does.
 
-Orders come as lines of JSON: a program to fork, whose pid is answered, or a dead one to reap. Until it is reaped, a
+Orders come as lines of JSON: a program to fork, whose pid is answered, or one to wait for and reap, whose exit code
+is. Until it is reaped, a
 program that has ended is a zombie, as it is below a launcher that looks after its ranks now and then.
 """
 
@@ -17,8 +18,8 @@ torch.set_num_threads(1)
 for line in sys.stdin:
     order = json.loads(line)
     if "reap" in order:
-        os.waitpid(order["reap"], 0)
-        print(flush=True)
+        _, status = os.waitpid(order["reap"], 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
         continue
     pid = os.fork()
     if pid == 0:
