@@ -9,6 +9,7 @@ imported they are started by exec.
 """
 
 import atexit
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -81,6 +82,7 @@ def _be(
     printed: Path, environment: Mapping[str, str], folder: Path, target: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
     end_with_parent()
+    gc.freeze()
     with open(printed, "w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)

@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import datetime
 import faulthandler
+import gc
 import itertools
 import multiprocessing
 import os
@@ -207,6 +208,7 @@ atexit.register(_POOL.close)
 def _serve(rank: int, pipe: connection.Connection, stack_file: str) -> None:
     """Be one rank: carry out orders until the pipe closes."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the fork server ends with pytest, this ends with it
+    gc.freeze()  # a collection would walk, and so copy, all that the server has imported
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's to handle
     import torch
 

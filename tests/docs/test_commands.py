@@ -50,7 +50,9 @@ def _unisono(words: list[str], given: str | None = None) -> str:
     if words[0] == "train" and not {"--ranks", "--dp"} & {*words}:
         words = [*words, "--ranks", "2"]
     if words[0] == "trace":
-        command = shlex.join(words[1:]).replace("--nproc-per-node 4", "--nproc-per-node 2 --run-path --start-method fork")
+        command = shlex.join(words[1:]).replace(
+            "--nproc-per-node 4", "--nproc-per-node 2 --run-path --start-method fork"
+        )
         words = ["trace", "--no-bound", *shlex.split(command)]
     ran = CliRunner().invoke(app, words, input=given, env={"COLUMNS": "80"})
     right = (0, 1) if words[0] == "verify" else (0,)  # pages show wrong schedules too

@@ -19,6 +19,7 @@ import atexit
 import ctypes
 import datetime
 import faulthandler
+import gc
 import json
 import multiprocessing
 import os
@@ -282,6 +283,7 @@ def _serve(
     """Is one rank; an exception goes its way as it does in a user's program."""
     global _pipe
     end_with_parent()
+    gc.freeze()
     with open(f"{folder}/errors-{rank}", "w") as errors:
         os.dup2(errors.fileno(), 2)
     faulthandler.register(DUMP_STACKS, all_threads=True)
