@@ -24,7 +24,7 @@ IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_GROUPS) $(UNIT_MEASURING)
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
 
-test: install           ## everything CI runs
+test:                   ## everything CI runs
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync lint types docs
 	@$(MAKE) --no-print-directory unit
 
@@ -36,11 +36,11 @@ install: .venv/installed  ## everything in .venv, and the loops that have change
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-lint: install
+lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install
+types: .venv/installed
 	$(BIN)/mypy
 
 unit: install           ## all tests; each part shows what it did when it ends
