@@ -15,7 +15,8 @@ QUICK_OTHERS := $(addprefix tests/,drawing selection simulation topo verificatio
 # them, with nothing beside it.
 UNIT_FAILING := $(addprefix tests/,hangs watch docs test_examples.py)
 UNIT_GROUPS := $(addprefix tests/,backend weights runtime frameworks parallel train test_launch.py)
-UNIT_MEASURING := $(addprefix tests/,bench traces cli/test_signals.py)
+UNIT_MEASURING := $(addprefix tests/,traces cli/test_signals.py) \
+	$(patsubst %,tests/bench/test_%.py,measure mpi speed_guard weights_guard)
 IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_GROUPS) $(UNIT_MEASURING))
 
 .PHONY: run test unit-failing unit-groups unit-others quick quick-proofs quick-others test-gpu test-frameworks test-hosts install lint types unit docs soak bench format clean
@@ -23,7 +24,9 @@ IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_GROUPS) $(UNIT_MEASURING)
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
 
-test: lint types unit docs  ## everything CI runs
+test:                   ## everything CI runs
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync lint types docs
+	@$(MAKE) --no-print-directory unit
 
 install: .venv/installed  ## everything in .venv, and the loops that have changed compiled
 	$(BIN)/python -m unisono.runtime.loaded
@@ -33,11 +36,11 @@ install: .venv/installed  ## everything in .venv, and the loops that have change
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-lint: install
+lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install
+types: .venv/installed
 	$(BIN)/mypy
 
 unit: install           ## all tests; each part shows what it did when it ends

@@ -1,5 +1,6 @@
 """What every test shares: one thread per process, and the pool of rank processes ended with the session."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,13 @@ from ranks import _POOL
 
 # A shell starts background jobs with Ctrl-C ignored, which processes inherit; what the tests start must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.disable()  # until all modules and tests are there, which live as long as pytest
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

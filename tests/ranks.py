@@ -18,10 +18,12 @@ import contextlib
 import ctypes
 import datetime
 import faulthandler
+import gc
 import itertools
 import multiprocessing
 import os
 import pickle
+import pkgutil
 import shutil
 import signal
 import sys
@@ -34,14 +36,17 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unisono import algorithms
+
 __all__ = ["BACKEND", "FORKS", "HOSTS", "RankFailure", "Ranks", "be_on_host", "ranks"]
 
 FORKS = multiprocessing.get_context("forkserver")
 """Where every test gets its processes from: the one server has imported what takes long, and the processes share it."""
 FORKS.set_forkserver_preload(
     [
-        "torch._dynamo", "torch.distributed", "pytest", "unisono.runtime.loaded", "unisono.backend.process_group",
+        "torch._dynamo", "torch.distributed", "pytest", "unisono.runtime.loaded", "unisono.backend.device_group",
         "unisono.train.job",
+        *(module.name for module in pkgutil.iter_modules(algorithms.__path__, "unisono.algorithms.")),
     ]
 )  # fmt: skip
 
@@ -203,6 +208,7 @@ atexit.register(_POOL.close)
 def _serve(rank: int, pipe: connection.Connection, stack_file: str) -> None:
     """Be one rank: carry out orders until the pipe closes."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the fork server ends with pytest, this ends with it
+    gc.freeze()  # a collection would walk, and so copy, all that the server has imported
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's to handle
     import torch
 

@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import socket
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -164,11 +163,10 @@ def test_two_hosts(tmp_path: Path) -> None:
 def test_starts_its_processes(file: str, needs: str, prints: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed: pip install unisono[{needs}], or make test-frameworks")
-    changed = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(FOLDER / file), *arguments]
-    ran = subprocess.run(command, env=changed, cwd=tmp_path, capture_output=True, text=True, timeout=220)
-    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
-    assert re.search(prints, ran.stdout, re.DOTALL), ran.stdout
+    printed, changed = tmp_path / "printed", {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"}
+    program = agents.python([str(FOLDER / file), *arguments], printed, changed, tmp_path)
+    assert agents.end(program, 220.0) == 0, printed.read_text()
+    assert re.search(prints, printed.read_text(), re.DOTALL), printed.read_text()
     assert len(list(tmp_path.glob("*.png"))) == (file[:2] in ("11", "12"))
 
 

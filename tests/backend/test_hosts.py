@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +22,13 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from hangs.job import Fault, Job, attempt, init, tell
+from hangs.job import Fault, Job, attempt, end_with_parent, init, tell
 from ranks import ranks
 from unisono.transport.host import Host
 
 PR_SET_DUMPABLE = 4
+CLONE_NEWNS, CLONE_NEWPID = 0x20000, 0x20000000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
 BOOT_ID = "unisono.transport.host._boot_id"
 
 
@@ -227,27 +228,38 @@ def test_groups_beside_one_of_gloo(tmp_path: Path) -> None:
     assert answers == [[1.0, 0.0], [1.0, 3.0], [5.0, 3.0], [5.0, 3.0]]
 
 
-NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
-PROGRAM = """
-import datetime, sys, torch, torch.distributed as dist
-wait = datetime.timedelta(seconds=30)
-dist.init_process_group("unisono", init_method=sys.argv[1], rank=int(sys.argv[2]), world_size=2, timeout=wait)
-x = torch.ones(3)
-dist.all_reduce(x)
-dist.destroy_process_group()
-print(x.tolist())
-"""
+def enter_namespace() -> None:
+    """From here on this is process 1 of a PID namespace, and sees that one in /proc; its parent waits for it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWPID | CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    if child := os.fork():
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+    end_with_parent()
+    assert libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0
+    assert libc.mount(b"proc", b"/proc", b"proc", 0, None) == 0
 
 
-@pytest.mark.parametrize("both", [True, False])
-def test_real_pid_namespaces(both: bool, tmp_path: Path) -> None:
-    """Both ranks may have the same pid, 1."""
-    if shutil.which("unshare") is None or subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
+def in_namespaces(rank: int, world_size: int, meeting: str) -> tuple[int, list[float]]:
+    """All ranks but the first are in PID namespaces of their own."""
+    if rank:
+        enter_namespace()
+    init(meeting, rank, world_size)
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    return os.getpid(), x.tolist()
+
+
+def test_real_pid_namespaces(tmp_path: Path) -> None:
+    """Two ranks have the same pid, 1, and a third sees them by other numbers."""
+    probe = ["unshare", "--pid", "--fork", "--mount-proc", "true"]
+    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode:
         pytest.skip("may not make a PID namespace")
-    command = [sys.executable, "-c", PROGRAM, f"file://{tmp_path / 'meeting'}"]
-    starts = [[*(NAMESPACE if both or rank else []), *command, str(rank)] for rank in (0, 1)]
-    processes = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for start in starts]
-    assert [process.communicate(timeout=60)[0].strip() for process in processes] == ["[2.0, 2.0, 2.0]"] * 2
+    with Job(in_namespaces, 3, str(tmp_path / "meeting"), group=False) as job:
+        results = job.results()
+    assert [sums for _, sums in results] == [[3.0] * 3] * 3
+    assert [pid == 1 for pid, _ in results] == [False, True, True]
 
 
 def is_not_dumpable(rank: int, world_size: int, meeting: str) -> Fault:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
+import agents
+
 PROGRAM = """
 import json, os, sys
 import torch, torch.distributed as dist
@@ -133,6 +135,9 @@ except Exception as error:
     print(found, type(error).__name__, error)
 destroy_process_group()
 """
-    command = [sys.executable, "-c", program, str(tmp_path / "meeting")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (tmp_path / "program.py").write_text(program)
+    printed = tmp_path / "printed"
+    process = agents.python([f"{tmp_path}/program.py", f"{tmp_path}/meeting"], printed)
+    assert agents.end(process) == 0, printed.read_text()
+    said = printed.read_text()
     assert said.startswith("[{1: 2}] UsageError all_gather_object: the object of rank 0 can not be pickled")

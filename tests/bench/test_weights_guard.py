@@ -14,7 +14,7 @@ from unisono.bench.weights import WeightSettings, line, parse_reshard, parse_ten
 from unisono.bench.weights_rank import measure_weights
 from unisono.errors import UsageError
 
-LARGE, SMALL = "300x7000 to 1", "1000x100 to 1"
+LARGE, SMALL = "300x7000 to 1", "300x100 to 1"
 
 
 def bench(rank: int, world_size: int, settings: WeightSettings, meeting: str) -> list[Row]:
@@ -24,7 +24,7 @@ def bench(rank: int, world_size: int, settings: WeightSettings, meeting: str) ->
 
 
 def test_faster_than_a_loop_and_not_far_from_one_broadcast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = parse_tensors("300x7000,1000x100")
+    models = parse_tensors("300x7000,300x100")
     settings = WeightSettings(models, (1,), delta=0.01, reshard=((1, 1),), runs=5, seconds=1.0)
     rows = ranks(2, group=False).run(bench, settings, str(tmp_path / "meeting"))[0]
     assert [row.wrong for row in rows if row.contender == "weights"] == [0] * 8

@@ -15,7 +15,7 @@ from contract.operations import REDUCING
 from contract.seat import MODES, Case
 from contract.values import DTYPES, OPS, REDUCIBLE
 
-__all__ = ["STREAMS", "circles"]
+__all__ = ["MANY", "STREAMS", "circles"]
 
 SHAPES = ((7,), (3, 5), (), (1,), (0,), (1000,), (2, 3, 4), (4, 0))
 KiB, MiB = 1 << 10, 1 << 20

@@ -2,7 +2,9 @@
 
 import pytest
 
+WORLD_SIZES = (1, 2, 3, 4, 5, 8)
 
-@pytest.fixture(scope="session", params=[1, 2, 3, 4, 5, 8], ids=lambda n: f"{n}-ranks")
+
+@pytest.fixture(scope="session", params=WORLD_SIZES, ids=lambda n: f"{n}-ranks")
 def world_size(request: pytest.FixtureRequest) -> int:
     return int(request.param)

@@ -1,12 +1,15 @@
 """Every operation × reduce op × dtype × layout × root × mode × group, at every world size."""
 
+import itertools
 import warnings
 from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
+from _pytest.mark import ParameterSet
 
-from contract.cases import STREAMS, circles
+from contract.cases import MANY, STREAMS, circles
+from contract.conftest import WORLD_SIZES
 from contract.operations import OPERATIONS
 from contract.seat import Case, Circle, Seat
 from ranks import ranks
@@ -50,7 +53,19 @@ def streams_of(operation: str) -> list[str]:
 POINTS = [(operation, stream) for operation in OPERATIONS for stream in streams_of(operation)]
 
 
-@pytest.mark.parametrize(("operation", "stream"), POINTS, ids=["-".join(point) for point in POINTS])
+def points() -> Iterator[ParameterSet]:
+    """Every operation with every stream, at every world size; above four ranks at five and eight by turns.
+
+    Either is a world that does not fit its cores, and both meet every operation and every stream. The other turns are
+    soaked.
+    """
+    for world_size, (turn, point) in itertools.product(WORLD_SIZES, enumerate(POINTS)):
+        soaked = world_size > MANY and (turn + (world_size == WORLD_SIZES[-1])) % 2
+        marks = [pytest.mark.soak] if soaked else []
+        yield pytest.param(world_size, *point, marks=marks, id="-".join([f"{world_size}-ranks", *point]))
+
+
+@pytest.mark.parametrize(("world_size", "operation", "stream"), list(points()), indirect=["world_size"])
 def test_operation(world_size: int, operation: str, stream: str) -> None:
     outcomes = ranks(world_size).run(walk, operation, stream)
     assert not [problem for _, problems in outcomes for problem in problems]

@@ -47,8 +47,13 @@ def _unisono(words: list[str], given: str | None = None) -> str:
     """In this process, whose ranks are forked from the server that all tests share."""
     if words[:2] != ["bench", "compare"]:
         words = [*words, *SHORT.get(" ".join(words[:2]), SHORT.get(words[0], ()))]
+    if words[0] == "train" and not {"--ranks", "--dp"} & {*words}:
+        words = [*words, "--ranks", "2"]
     if words[0] == "trace":
-        words = ["trace", "--no-bound", *(word.replace("4", "2") for word in words[1:])]
+        command = shlex.join(words[1:]).replace(
+            "--nproc-per-node 4", "--nproc-per-node 2 --run-path --start-method fork"
+        )
+        words = ["trace", "--no-bound", *shlex.split(command)]
     ran = CliRunner().invoke(app, words, input=given, env={"COLUMNS": "80"})
     right = (0, 1) if words[0] == "verify" else (0,)  # pages show wrong schedules too
     assert ran.exit_code in right, f"{shlex.join(words)}\n{ran.output}"

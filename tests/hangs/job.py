@@ -19,6 +19,7 @@ import atexit
 import ctypes
 import datetime
 import faulthandler
+import gc
 import json
 import multiprocessing
 import os
@@ -172,6 +173,10 @@ class Job:
         errors = str(self.folder / f"errors-{rank}")
         self._programs[rank] = int(_NURSERY.order(program=str(path), errors=errors))
 
+    def reap(self, rank: int) -> int:
+        """Waits for the end of a script, as its parent does, and returns its exit code."""
+        return int(_NURSERY.order(reap=self._programs.pop(rank)))
+
     def pid(self, rank: int) -> int:
         """The process of a rank."""
         pid = self._programs[rank] if rank in self._programs else self._processes[rank].pid
@@ -278,6 +283,7 @@ def _serve(
     """Is one rank; an exception goes its way as it does in a user's program."""
     global _pipe
     end_with_parent()
+    gc.freeze()
     with open(f"{folder}/errors-{rank}", "w") as errors:
         os.dup2(errors.fileno(), 2)
     faulthandler.register(DUMP_STACKS, all_threads=True)

@@ -1,10 +1,12 @@
-"""A program that has imported torch and forks the programs of tests: each runs at the top level, as a script does.
+"""A program that has imported torch and unisono and forks the programs of tests, each at the top level, as scripts are.
 
-Orders come as lines of JSON: a program to fork, whose pid is answered, or a dead one to reap. Until it is reaped, a
-program that has ended is a zombie, as it is below a launcher that looks after its ranks now and then.
+Orders come as lines of JSON: a program to fork, whose pid is answered, or one to wait for and reap, whose exit code is.
+Until it is reaped, a program that has ended is a zombie, as it is below a launcher that looks after its ranks now and
+then.
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -13,12 +15,16 @@ import sys
 import torch.distributed
 import torch.distributed.distributed_c10d
 
+import unisono.backend.device_group
+import unisono.runtime.loaded  # noqa: F401
+
 torch.set_num_threads(1)
+gc.freeze()
 for line in sys.stdin:
     order = json.loads(line)
     if "reap" in order:
-        os.waitpid(order["reap"], 0)
-        print(flush=True)
+        _, status = os.waitpid(order["reap"], 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
         continue
     pid = os.fork()
     if pid == 0:

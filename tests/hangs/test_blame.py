@@ -7,7 +7,6 @@ or torchrun is slow to look.
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ import torch.multiprocessing as mp
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import agents
-from hangs.job import init
+from hangs.job import Job, init
 from ranks import FORKS
 
 GUILTY = 2
@@ -79,14 +79,11 @@ def job(way: str, how: str) -> None:
 
 
 def main() -> None:
-    """One rank: how the guilty and the others end; then whether torch records it, or a meeting and the rank."""
-    way, how, recorded, *rank = sys.argv[1:]
+    """One rank: how the guilty and the others end, and whether torch records it."""
+    way, how, recorded = sys.argv[1:]
 
     def run() -> None:
-        if rank:
-            init(recorded, int(rank[0]), 3)
-        else:
-            dist.init_process_group("unisono")
+        dist.init_process_group("unisono")
         job(way, how)
 
     (record(run) if recorded == "record" else run)()
@@ -137,7 +134,7 @@ def launch(start: str, meeting: str, way: str) -> tuple[int, str]:
     raise AssertionError("no rank has failed")
 
 
-STARTS = [("raise", "spawn"), ("exit", "fork"), ("kill", "fork")]
+STARTS = [("raise", "fork"), ("exit", "fork"), ("kill", "fork")]
 OTHER_STARTS = [(way, start) for way in ("raise", "exit", "kill") for start in ("spawn", "fork")]
 SOAKED_STARTS = [pytest.param(*case, marks=pytest.mark.soak) for case in OTHER_STARTS if case not in STARTS]
 
@@ -150,17 +147,19 @@ def test_torch_multiprocessing(way: str, start: str, tmp_path: Path) -> None:
     assert {"raise": "bad sample 17", "exit": "exit code 3", "kill": "SIGKILL"}[way] in words
 
 
-def test_a_launcher_that_waits_in_order_is_not_kept(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    command = [sys.executable, __file__, "kill", "raise", str(tmp_path / "meeting")]
-    changed = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    with (tmp_path / "errors").open("w") as errors:
-        ranks = [subprocess.Popen([*command, str(rank)], env=changed, stderr=errors) for rank in range(3)]
-    os.waitid(os.P_PID, ranks[GUILTY].pid, os.WEXITED | os.WNOWAIT)
-    start = time.monotonic()
-    assert [rank.wait(60) for rank in ranks] == [1, 1, CODES["kill"]]
-    assert 1.5 < time.monotonic() - start < 6
-    assert (tmp_path / "errors").read_text().count("killed by SIGKILL") >= 2
+def never(rank: int, world_size: int) -> None:
+    raise AssertionError("every rank is a script")
+
+
+def test_a_launcher_that_waits_in_order_is_not_kept() -> None:
+    script = "from hangs.test_blame import job\njob('kill', 'raise')"
+    with Job(never, 3, scripts=dict.fromkeys(range(3), script)) as launched:
+        while psutil.Process(launched.pid(GUILTY)).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        start = time.monotonic()
+        assert [launched.reap(rank) for rank in range(3)] == [1, 1, CODES["kill"]]
+        assert 1.5 < time.monotonic() - start < 6
+        assert "".join(map(launched.errors, range(3))).count("killed by SIGKILL") >= 2
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from unisono.parallel.mesh import Transformer
 
-CONTEXT, VOCABULARY, ROWS, STEPS = 9, 19, 9, 10
+CONTEXT, VOCABULARY, ROWS, STEPS = 9, 19, 9, 5
 MAX_NORM = 0.5
 
 

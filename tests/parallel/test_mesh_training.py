@@ -38,11 +38,11 @@ def meshes(world_size: int, axes: int) -> list[ParallelDims]:
 FOUR = [Case(shape) for shape in meshes(4, axes=4)]  # ten
 EIGHT = [Case(shape) for shape in meshes(8, axes=3)]  # ten
 OTHER_SCHEDULES = [
-    Case(ParallelDims(tp=2, pp=2), "zb-v", 6),
-    Case(ParallelDims(dp=2, pp=2), "interleaved", 6),
-    Case(ParallelDims(sp=2, pp=2), "zb-h1", 6),
+    Case(ParallelDims(tp=2, pp=2), "zb-v", 4),
+    Case(ParallelDims(dp=2, pp=2), "interleaved", 4),
+    Case(ParallelDims(sp=2, pp=2), "zb-h1", 4),
 ]
-ON_GLOO = [Case(ParallelDims(dp=2, pp=2)), Case(ParallelDims(tp=2, sp=2)), Case(ParallelDims(tp=2, pp=2), "zb-v", 6)]
+ON_GLOO = [Case(ParallelDims(dp=2, pp=2)), Case(ParallelDims(tp=2, sp=2)), Case(ParallelDims(tp=2, pp=2), "zb-v", 4)]
 
 
 def on_ranks_train(rank: int, world_size: int, cases: list[Case], references: dict[int, Reference]) -> list[str]:

@@ -79,8 +79,11 @@ def every_schedule(rank: int, world_size: int) -> None:
     against_one_process(rank, interleaved_1f1b(world_size, 3, 6 // world_size), 3, "mean")
 
 
-@pytest.mark.parametrize("backend", ["unisono", "gloo"])
-@pytest.mark.parametrize("world_size", [2, 3])
+KEPT = [(3, "unisono"), (2, "gloo")]
+SOAKED = [pytest.param(*case, marks=pytest.mark.soak) for case in ((2, "unisono"), (3, "gloo"))]
+
+
+@pytest.mark.parametrize(("world_size", "backend"), [*KEPT, *SOAKED])
 def test_losses_and_gradients_are_those_of_one_process(world_size: int, backend: str) -> None:
     ranks(world_size, backend=backend).run(every_schedule)
 

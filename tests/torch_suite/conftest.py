@@ -5,20 +5,22 @@ import os
 import pytest
 
 from ranks import FORKS
-from torch_suite.suite import Suite
+from torch_suite.suite import RUNS, Suite
 
-_running: dict[int, Suite] = {}
+_running: dict[str, Suite] = {}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if any(item.name.startswith("test_passes_what_gloo_passes") for item in session.items):
+    names = {item.name for item in session.items}
+    wanted = [run for run in RUNS if f"test_passes_what_gloo_passes[{run}]" in names]
+    if wanted:
         # The server of all other tests loads first: behind the ranks of the suite, which are nice, it would wait half a
         # minute for their lock.
         first = FORKS.Process(target=os.getpid)
         first.start()
         first.join()
-        for world_size in (3, 4):
-            _running[world_size] = Suite(world_size)
+        for run in wanted:
+            _running[run] = Suite(*RUNS[run])
 
 
 def pytest_sessionfinish() -> None:
@@ -27,6 +29,6 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture
-def suites() -> dict[int, Suite]:
-    """Both sizes, under way since the collection of the tests."""
+def suites() -> dict[str, Suite]:
+    """All runs, under way since the collection of the tests."""
     return _running

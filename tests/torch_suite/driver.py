@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -177,6 +178,7 @@ def main() -> None:
             import unisono.backend.process_group  # noqa: F401
         use_backend(suite, options.backend)
         case = test_class(suite, options.backend)
+        gc.freeze()
         unittest.TestSuite(cases(case, options.only, options.leave_out)).run(Report())
 
 

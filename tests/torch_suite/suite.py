@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,15 +23,29 @@ CANNOT = {
 """Tests that pass on Gloo and are left out because they cannot pass on another backend, with the reason."""
 
 
-class Suite:
-    """One run of the driver in the background."""
+def expected(world_size: int) -> set[str]:
+    """The names of the tests that must pass with so many ranks."""
+    return set((HERE / f"expected_{world_size}.txt").read_text().split())
 
-    def __init__(self, world_size: int) -> None:
+
+RUNS: dict[str, tuple[int, set[str]]] = {
+    "3 ranks": (3, set()),
+    "4 ranks": (4, set()),
+    "what takes 4 ranks": (4, expected(4) - expected(3)),
+}
+"""Numbers of ranks, and the tests that are run on them, if not all."""
+
+
+class Suite:
+    """One run of the driver in the background, of all tests or of some."""
+
+    def __init__(self, world_size: int, only: Iterable[str] = ()) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="torch-suite-")
         directory = Path(self._directory.name)
         self.out, self.err = directory / f"out_{world_size}", directory / f"err_{world_size}"
         command = [sys.executable, str(HERE / "driver.py"), "--backend", BACKEND, "--world-size", str(world_size)]
         command = ["nice", "-n", "15", *command, "--leave-out", *CANNOT]  # behind the tests of the foreground
+        command += ["--only", *sorted(only)] if only else []
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
 

@@ -8,17 +8,18 @@
 import pytest
 import torch.distributed as dist
 
-from ranks import RankFailure, ranks
-from torch_suite.suite import HERE, Suite
+from ranks import HOSTS, RankFailure, ranks
+from torch_suite.suite import RUNS, Suite, expected
+
+ON_FOUR = pytest.param("4 ranks", marks=[] if HOSTS > 1 else pytest.mark.soak)  # the same tests, on two by two hosts
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("world_size", [3, 4])
-def test_passes_what_gloo_passes(suites: dict[int, Suite], world_size: int) -> None:
-    outcomes = suites[world_size].outcomes()
-    expected = set((HERE / f"expected_{world_size}.txt").read_text().split())
-    missing = expected - outcomes["passed"]
-    assert not missing, f"{sorted(missing)} did not pass:\n{suites[world_size].err.read_text()[-20000:]}"
+@pytest.mark.parametrize("run", ["3 ranks", "what takes 4 ranks", ON_FOUR])
+def test_passes_what_gloo_passes(suites: dict[str, Suite], run: str) -> None:
+    world_size, only = RUNS[run]
+    missing = (only or expected(world_size)) - suites[run].outcomes()["passed"]
+    assert not missing, f"{sorted(missing)} did not pass:\n{suites[run].err.read_text()[-20000:]}"
 
 
 def call_monitored_barrier(rank: int, world_size: int) -> None:

@@ -58,6 +58,8 @@ def takes_places(rank: int, world_size: int, meeting: str) -> tuple[int, list[fl
         with socket.socket() as late:
             late.settimeout(0.2)
             refused = refused and late.connect_ex((HERE, own.port)) != 0
+    for stranger in strangers:
+        stranger.close()
     dist.barrier()
     return gloo.call_count, y.tolist(), refused
 
