@@ -115,9 +115,10 @@ def _splits(module: nn.Module) -> dict[str, tuple[Split, int]]:
 def _tensor(name: str, tensor: Tensor, split: tuple[Split, int] | None, shard: Shard | None) -> TensorLayout:
     if is_lazy(tensor):
         raise UsageError(f"{name} has no shape yet: run the model once before its layout is looked at")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+        raise UsageError(f"{name} is a {kind} tensor: expected a dense one")
     shape = tuple(tensor.shape)
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise UsageError(f"{name} is a {tensor.layout} tensor: expected a dense one")
     if _is_dtensor(tensor):
         return TensorLayout(shape, tensor.dtype, (_of_dtensor(name, tensor),))
     if split is not None:

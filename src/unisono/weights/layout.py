@@ -338,10 +338,19 @@ def _at_odds(name: str, held: Mapping[int, TensorLayout]) -> str:
     kinds = {(t.dtype, t.cut, _uncut(t)) for t in held.values()}
     if len(kinds) == 1:
         return ""
-    each = ", ".join(f"rank {rank} has {dtype_name(t.dtype)} {list(t.shape)}" for rank, t in held.items())
+    each = ", ".join(f"rank {rank} has {_shown(t)}" for rank, t in held.items())
+    if len({t.dtype for t in held.values()}) > 1:
+        return f"{name}: {each}; give it one dtype on all ranks"
+    if len({t.cut for t in held.values()}) > 1:
+        return f"{name}: {each}; declare it alike on all ranks, by shard="
     dims = [i for i, (a, b) in enumerate(zip(first.shape, list(held.values())[-1].shape, strict=False)) if a != b]
     dim = dims[0] if dims else 0
     return f"{name}: {each}; if they are parts of one tensor, declare it: shard={{{name!r}: {dim}}}"
+
+
+def _shown(tensor: TensorLayout) -> str:
+    cut = f", part of a tensor cut in dim {tensor.cut.dim}" if tensor.cut is not None else ""
+    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}{cut}"
 
 
 def _uncut(tensor: TensorLayout) -> Shape:
