@@ -1,5 +1,9 @@
 """Wrong arguments are one clear line on the rank that passed them, at once, and the objects go on working."""
 
+import json
+import socket
+import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,3 +135,44 @@ def test_calls(distant: bool) -> None:
         assert [sender.push(1 << 70, timeout=float("inf")).version, update.wait(1e300).version] == [1 << 70] * 2
         assert [receiver.version, wrong(model, 1)] == [1 << 70, []]
         assert said(update.wait, "5") == "timeout='5': expected at least 0 seconds"
+
+
+NUMBERS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: weights.fuse(["a", "b"], "c", dim="x"), "dim must be an int, got 'x'"),
+    (lambda: weights.split("a", ["b"], sizes="x"), "sizes must be ints, got 'x'"),
+    (lambda: weights.split("a", ["b", "c"], sizes=[-1, 3]), "sizes=(-1, 3): expected parts of at least 0 elements"),
+    (lambda: weights.transpose("a", dims=5), "dims must be ints, got 5"),
+    (lambda: weights.transpose("a", dims="ab"), "dims must be ints, got 'ab'"),
+    (lambda: weights.cast("a", "float32"), "dtype='float32': expected one of torch's, such as torch.bfloat16, or None"),
+    (lambda: weights.quantize("a", torch.int8, scale="s", dim=1.5), "dim must be an int, got 1.5"),
+    (lambda: weights.Shard("x"), "dim of a Shard must be an int, got 'x'"),
+    (lambda: weights.Shard(0, parts="x"), "parts of a Shard must be ints, got 'x'"),
+    (lambda: weights.layout({}, group=5), "group=5 is no process group"),
+    (
+        lambda: weights.plan(weights.layout({}), weights.layout({}), bucket=1.5),
+        "bucket=1.5: expected an int of at least",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "text"), NUMBERS)
+def test_a_rule_s_and_a_layout_s(make: Callable[[], Any], text: str) -> None:
+    assert text in said(make)
+
+
+def message(fields: Any) -> bytes:
+    text = json.dumps(fields).encode()
+    return struct.pack("<8sII", b"unisono1", len(text), 0) + text
+
+
+STRANGERS = [b"HTTP/1.1 400\r\n\r\n", message([1]), message({"kind": "welcome"}), message({"kind": "refused"})]
+
+
+@pytest.mark.parametrize("answer", STRANGERS)
+def test_who_is_no_sender(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=lambda: server.accept()[0].sendall(answer)).start()
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        assert (
+            said(weights.Receiver, address, {}) == f"something else than a sender listens at {address}: check the port"
+        )

@@ -1,14 +1,12 @@
-"""Arguments of senders and receivers, checked at once: what does not suit is a `UsageError` of this rank alone."""
+"""Numbers that users pass, checked at once: what does not suit is a `UsageError` of this rank alone."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from operator import index
 from typing import Any
 
 from unisono.errors import UsageError
-from unisono.weights.layout import Shard
-from unisono.weights.rules import Rule
 
-__all__ = ["check_rules", "check_sharding", "check_version", "seconds_of", "whole_number"]
+__all__ = ["check_version", "seconds_of", "whole", "whole_number", "wholes"]
 
 _LONGEST = 1e8  # s, three years: what is longer is as good as for ever, and clocks overflow
 
@@ -33,21 +31,16 @@ def check_version(value: Any) -> None:
         raise UsageError(f"version={value!r}: expected an int of at least 0, or None for the next")
 
 
-def check_rules(rules: Any) -> tuple[Rule, ...]:
-    """The rules as a tuple."""
-    found = tuple(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else (rules,)
-    wrong = next((rule for rule in found if not isinstance(rule, Rule)), None)
-    if wrong is not None or not isinstance(rules, Iterable):
-        raise UsageError(f"rules={rules!r}: expected a list of rules, such as [rename('model.*', '*')]")
-    return found
+def whole(value: Any, what: str) -> int:
+    """An int. Raises UsageError for anything else."""
+    try:
+        return index(value)
+    except TypeError:
+        raise UsageError(f"{what} must be an int, got {value!r}") from None
 
 
-def check_sharding(shard: Any) -> None:
-    """None, or a mapping of patterns to dims and `Shard`s."""
-    if shard is None:
-        return
-    if isinstance(shard, Mapping) and all(
-        isinstance(key, str | re.Pattern) and isinstance(dim, int | Shard) for key, dim in shard.items()
-    ):
-        return
-    raise UsageError(f"shard={shard!r}: expected a mapping of patterns to dims or Shards, such as {{'*.up.weight': 0}}")
+def wholes(values: Any, what: str) -> tuple[int, ...]:
+    """Several ints. Raises UsageError for anything else."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise UsageError(f"{what} must be ints, got {values!r}")
+    return tuple(whole(value, what) for value in values)

@@ -16,6 +16,7 @@ import torch
 
 from unisono.errors import MismatchError, UsageError
 from unisono.parallel.shards import split_evenly
+from unisono.weights.arguments import whole, wholes
 from unisono.weights.patterns import first_match
 
 __all__ = ["Box", "Layout", "Part", "Shard", "TensorLayout", "dtype_name", "dtype_of", "merge"]
@@ -46,8 +47,9 @@ class Shard:
     parts: int | tuple[int, ...] = 1
 
     def __post_init__(self) -> None:
+        whole(self.dim, "dim of a Shard")
         if not isinstance(self.parts, int):
-            object.__setattr__(self, "parts", tuple(int(size) for size in self.parts))
+            object.__setattr__(self, "parts", wholes(self.parts, "parts of a Shard"))
         sizes = (self.parts,) if isinstance(self.parts, int) else self.parts
         if not sizes or min(sizes) < (1 if isinstance(self.parts, int) else 0):
             raise UsageError(f"parts of a Shard must be a count of at least 1 or sizes, got {self.parts!r}")

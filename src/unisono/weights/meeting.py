@@ -202,7 +202,7 @@ def place_at(address: Any) -> Place:
             return _Tcp(address)
         if address.startswith("file://"):
             return _File(address)
-    elif all(hasattr(address, name) for name in ("set", "get", "check")):
+    elif not isinstance(address, type) and all(hasattr(address, name) for name in ("set", "get", "check")):
         return _Store(address)
     raise UsageError(f"unknown address {address!r}: {_FORMS}")
 

@@ -15,7 +15,7 @@ import torch
 
 from unisono.errors import CollectiveTimeout, PeerLostError, UsageError
 from unisono.transport.process import OwnThread
-from unisono.weights.arguments import check_rules, check_sharding, check_version, seconds_of
+from unisono.weights.arguments import check_version, seconds_of
 from unisono.weights.checksum import show_checksum
 from unisono.weights.joining import Joining
 from unisono.weights.layout import Sharding
@@ -23,7 +23,7 @@ from unisono.weights.participant import Again, SenderLeft
 from unisono.weights.plan import Plan
 from unisono.weights.receiving import Receiving
 from unisono.weights.rules import Rule, rules_to_text
-from unisono.weights.side import Side
+from unisono.weights.side import Side, check_rules, check_sharding
 from unisono.weights.update import Report, Update
 from unisono.weights.wire import Broken, Message
 

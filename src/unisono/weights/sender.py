@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono import errors
 from unisono.errors import UnisonoError, UsageError, kind_and_text
-from unisono.weights.arguments import check_rules, check_sharding, check_version, seconds_of, whole_number
+from unisono.weights.arguments import check_version, seconds_of, whole_number
 from unisono.weights.checksum import show_checksum
 from unisono.weights.coordinator import Coordinator
 from unisono.weights.holdings import Holdings
@@ -24,7 +24,7 @@ from unisono.weights.participant import Again, given_up
 from unisono.weights.plan import Plan
 from unisono.weights.rules import Rule, rules_to_text
 from unisono.weights.sending import Sending
-from unisono.weights.side import Side
+from unisono.weights.side import Side, check_rules, check_sharding
 from unisono.weights.update import Report, Update
 from unisono.weights.wire import Broken, Connection, Message, Who
 
