@@ -30,6 +30,7 @@ __all__ = [
     "check_known",
     "file_errors",
     "first_line",
+    "kind_and_text",
 ]
 
 
@@ -92,3 +93,8 @@ def file_errors(what: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, without the colon that leads to the next; its kind if there is none."""
     return str(error).partition("\n")[0].rstrip(":") or type(error).__name__
+
+
+def kind_and_text(error: BaseException) -> str:
+    """An error as Python shows it last: its kind, and its text if it has any."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -28,11 +28,21 @@ from typing import Any, NamedTuple
 from unisono.errors import PeerLostError, UnisonoError, UsageError
 from unisono.transport.process import OwnThread
 
-__all__ = ["STOP_SECONDS", "LocalRanks", "ends_handled", "local_ranks", "termination_as_exit", "torchrun_rank"]
+__all__ = [
+    "MOST_RANKS",
+    "STOP_SECONDS",
+    "LocalRanks",
+    "ends_handled",
+    "local_ranks",
+    "termination_as_exit",
+    "torchrun_rank",
+]
 
 Handler = Callable[[int, FrameType | None], None]
 
 STOP_SECONDS = 1.0
+MOST_RANKS = 1024
+"""Processes that one host is asked for, at most."""
 _CAUSE_SECONDS = 0.3  # after a first failure: the time in which its true cause may still come in
 _KILLED_EXIT = 128
 _LAUNCHER = "UNISONO_LAUNCHER"
@@ -114,7 +124,7 @@ def local_ranks(main: str, count: int, *arguments: object) -> Iterator[LocalRank
         arguments: anything that can be pickled.
 
     SIGTERM, and the end of the terminal, leave the block as Ctrl-C does, by SystemExit. Raises UnisonoError if there is
-    nothing to fork a rank from.
+    nothing to fork a rank from, or no descriptors are left.
 
     """
     ranks = LocalRanks([], {})
@@ -123,7 +133,10 @@ def local_ranks(main: str, count: int, *arguments: object) -> Iterator[LocalRank
         try:
             context = _start_server([main.partition(":")[0], *_PRELOADED])
             for rank in range(count):
-                mine, its = context.Pipe(duplex=False)
+                try:
+                    mine, its = context.Pipe(duplex=False)
+                except OSError as error:
+                    raise UnisonoError(f"cannot start rank {rank}: {error.strerror}: see `ulimit -n`") from None
                 process = context.Process(target=_run, args=(main, rank, its, meeting, *arguments), daemon=True)
                 ranks.processes.append(process)
                 ranks.pipes[mine] = rank

@@ -219,3 +219,23 @@ def test_within_a_group(world_size: int) -> None:
     members = list(range(1, world_size))
     before = [members[i - 1] for i in range(len(members))]
     assert ranks(world_size).run(within_a_group)[1:] == [[b, b, b] for b in before]
+
+
+def sources_of_collectives(rank: int, world_size: int) -> list[bool]:
+    """A call that received no message has no source, whether it is done already or not."""
+    refused = []
+    for late in (0, 1):
+        if rank == late:
+            time.sleep(0.05)
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        try:
+            work._source_rank()
+            refused.append(False)
+        except RuntimeError:
+            refused.append(True)
+        work.wait()
+    return refused
+
+
+def test_a_collective_has_no_source() -> None:
+    assert ranks(2).run(sources_of_collectives) == [[True, True]] * 2

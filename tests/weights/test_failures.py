@@ -75,9 +75,10 @@ def test_a_changed_bit_is_found(distant: bool, tmp_path: Path) -> None:
     sender, one, two = ranks(3, group=False).run(load_raises, str(tmp_path), distant, "flip")
     for name, text, seconds in (sender[0], one[0], two[0]):
         assert name == "CorruptionError"
-        assert re.search(
-            r"(?s)replica 'gen-2'.* in up.bias \(checksum \w{16}, sent \w{16}\).*version 2 was .* version 1", text
+        words = (
+            r"(?s)replica 'gen-2' rank 0 \(pid \d+ on .*\) found other .* in up.bias \(checksum \w{16}, sent \w{16}\)"
         )
+        assert re.search(rf"{words}.*version 2 was .* version 1", text)
         assert seconds < SOON
     assert [sender[1], one[1:], two[1:]] == [3, [[1, []], 3, []], [[1, []], 3, []]]
 
@@ -253,7 +254,8 @@ def commit_raises(rank: int, world_size: int, folder: str) -> Any:
 def test_what_a_commit_raises(tmp_path: Path) -> None:
     sender, one, two = ranks(3, group=False).run(commit_raises, str(tmp_path))
     assert sender[0][0] == "UpdateError"
-    assert re.search(r"replica 'gen-2' rank 0 .* raised RuntimeError: no room", sender[0][1])
+    words = r"version 2 stands, but replica 'gen-2' rank 0 \(pid .*\) raised RuntimeError: no room; it shows none until"
+    assert re.search(words, sender[0][1])
     assert sender[1:] == [2, {"gen-1": 2, "gen-2": None}, 3]
     assert one == [["", "", one[0][2]], 2, 3]
     assert two[0][:2][0] == "RuntimeError"

@@ -86,3 +86,32 @@ def test_what_does_not_fit_is_told_on_every_rank(tmp_path: Path) -> None:
         assert "version 1 is kept" in text
     assert sender[6] == 3
     assert one[7:] == two[7:] == [[], 3, []]
+
+
+def test_all_replicas_that_do_not_fit_are_told_at_once() -> None:
+    with weights.Sender("tcp://127.0.0.1:0", {"a": torch.zeros(2)}, receivers=3, timeout=10) as sender:
+        models = [{"a": torch.zeros(3)}, {"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.int8)}]
+        receivers = [weights.Receiver(sender.address, m, name=f"gen-{i}", timeout=10) for i, m in enumerate(models)]
+        updates = [receiver.pull(background=True) for receiver in receivers]
+        for call in (sender.push, *(update.wait for update in updates)):
+            name, text, _ = attempt(call)
+            assert name == "MismatchError"
+            assert "does not fit replica 'gen-0': 1 difference\n  shape       a  float32 [2] is sent, float32" in text
+            assert "does not fit replica 'gen-2': 1 difference\n  dtype       a  float32 [2] is sent, int8 [2]" in text
+            assert "gen-1" not in text
+        for receiver in receivers:
+            receiver.close()
+
+
+def test_a_rule_that_does_not_suit_names_its_replica() -> None:
+    rules = [weights.rename("a", "x"), weights.rename("b", "x")]
+    model = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    with (
+        weights.Sender("tcp://127.0.0.1:0", model, timeout=10) as sender,
+        weights.Receiver(sender.address, model, name="gen", rules=rules, timeout=10) as receiver,
+    ):
+        update = receiver.pull(background=True)
+        for call in (sender.push, update.wait):
+            name, text, _ = attempt(call)
+            assert name == "UsageError"
+            assert 'for replica \'gen\': rename("b", "x"): two tensors would be called x' in text

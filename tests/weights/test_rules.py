@@ -41,6 +41,7 @@ CASES: dict[str, tuple[Named, Sequence[Rule], Named]] = {
     "rename": ({"module.a.w": Q}, [rename("module.*", "*")], {"a.w": Q}),
     "rename twice": ({"a": Q, "b": K}, [rename("a", "c"), rename("b", "a")], {"c": Q, "a": K}),
     "rename by expression": ({"h.3.w": Q}, [rename(re.compile(r"h\.(\d+)\.(\w)"), r"\2.of.\1")], {"w.of.3": Q}),
+    "rename whatever the case": ({"H.W": Q}, [rename(re.compile(r"h\.(.)", re.IGNORECASE), "*")], {"W": Q}),
     "fuse": (
         {"x.q.weight": Q, "x.k.weight": K, "x.v.weight": V},
         [fuse(["*.q.weight", "*.k.weight", "*.v.weight"], "*.qkv.weight")],
@@ -131,6 +132,7 @@ def test_rules_are_written_as_in_python() -> None:
         cast(),
         quantize("*", torch.int8, "*_scale"),
         rename(re.compile("a(.)"), "b*"),
+        rename(re.compile("a(.)", re.IGNORECASE | re.DOTALL), "b*"),
         split("x", ["a", "b"], sizes=[1, 2]),
     ]
     names = {
@@ -162,6 +164,7 @@ def test_rules_come_from_a_file(tmp_path: object) -> None:
         ('[["rename", 3, "x"]]', "a pattern is text"),
         ('[["quantize", "x", {"dtype": "int9"}, "s"]]', "unknown dtype 'int9'"),
         ('[["rename", {"re": "("}, "x"]]', "a pattern is text or"),
+        ('[[["rename"]]]', "not a rule: [['rename']]"),
         ('["rename"]', "not a rule: 'rename'"),
         ('[["tie", 3, "x"]]', "a name is text, got 3"),
         ('[["transpose", "x", "y"]]', "not a rule"),
@@ -181,6 +184,7 @@ def test_a_text_that_cannot_be_read_is_refused(text: str, words: str) -> None:
         (lambda: rename("*.w", "w"), "two tensors would be called w"),
         (lambda: rename("*.w", "*.*"), "'*.*' has 2 stars, but \"*.w\" only 1"),
         (lambda: rename("a.w", "b.w"), "two tensors would be called b.w"),
+        (lambda: rename(re.compile("a(.w)"), r"\2"), "asks for group 2, but re.compile('a(.w)') has 1"),
         (lambda: fuse(["a.w", "b.w"], "c"), "parts of [8, 6] and [5, 7] cannot be joined in dim 0"),
         (lambda: fuse(["*.w", "*.z"], "c"), '"*.z" matches no tensor'),
         (lambda: fuse(["*.w", "a.w"], "*.c"), "has no part"),

@@ -7,6 +7,7 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch.autograd import profiler
 
+from unisono.errors import UsageError
 from unisono.runtime.message import Message
 from unisono.runtime.queue import CallQueue
 from unisono.runtime.task import Task
@@ -20,6 +21,12 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return seconds if seconds > 0 else None
 
 
+def _received(source: int) -> int:
+    if source < 0:
+        raise UsageError("source_rank is of a receive: this call has no rank from which a message came")
+    return source
+
+
 class FinishedWork(Work):
     """A call that was done before it returned; its ``outputs`` are the result, from rank ``source`` if received."""
 
@@ -28,8 +35,8 @@ class FinishedWork(Work):
         self._outputs, self._source = outputs, source
 
     def source_rank(self) -> int:
-        """Group rank from which a message came."""
-        return self._source
+        """Group rank from which a message came. Raises UsageError for another call."""
+        return _received(self._source)
 
     _source_rank = source_rank
 
@@ -114,9 +121,8 @@ class PendingWork(Work):
         return self._task.outputs
 
     def source_rank(self) -> int:
-        """Group rank from which a message came."""
-        assert isinstance(self._task, Message)
-        return self._task.source
+        """Group rank from which a message came. Raises UsageError for another call."""
+        return _received(self._task.source if isinstance(self._task, Message) else -1)
 
     _source_rank = source_rank
 

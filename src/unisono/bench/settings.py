@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from unisono.algorithms import names
 from unisono.errors import UsageError, check_known
+from unisono.launch import MOST_RANKS
 from unisono.runtime import header
 from unisono.units import show_nbytes
 
@@ -117,6 +118,8 @@ class Settings:
             raise UsageError(f"--op {self.op} is for numbers with an order: choose a --dtype other than {self.dtype}")
         if self.ranks < 1:
             raise UsageError(f"--ranks is {self.ranks}, expected 1 or more")
+        if self.ranks > MOST_RANKS:
+            raise UsageError(f"--ranks is {self.ranks}, expected at most {MOST_RANKS} processes of this host")
         if self.ranks > 64 and self.check:
             raise UsageError(f"--ranks is {self.ranks}, expected at most 64: results are checked with exact sums")
         if not 0 <= self.root < self.ranks:

@@ -1,8 +1,17 @@
-"""`python -m unisono.cli`: the same as the console script, also for `torchrun -m unisono.cli`."""
+"""The console script; `python -m unisono.cli` is the same, also for `torchrun -m unisono.cli`."""
 
-from unisono.cli.main import main
+__all__ = ["main"]
 
-__all__: list[str] = []
+
+def main() -> None:
+    """Runs one command line; Ctrl-C is no traceback, not even while the commands are imported."""
+    try:
+        from unisono.cli import main as command
+
+        command.main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
 
 if __name__ == "__main__":
     main()

@@ -57,6 +57,8 @@ def source_name(source: str) -> str:
 
 def read_source(source: str) -> str:
     """The text in a file, or on standard input (`-`). Raises UsageError if it cannot be read."""
+    if source == "-" and sys.stdin is None:
+        raise UsageError("cannot read standard input: it is closed")
     try:
         with file_errors(f"read {source_name(source)}"):
             return sys.stdin.buffer.read().decode() if source == "-" else Path(source).read_text(encoding="utf-8")
@@ -67,15 +69,20 @@ def read_source(source: str) -> str:
 def echo(text: str) -> None:
     """Write to standard output, with `?` for what its encoding lacks.
 
-    A reader that has gone (`| head`) is no error: the rest of the output has no taker.
+    A reader that has gone (`| head`) is no error: the rest of the output has no taker. Raises OSError for a device
+    that is full.
     """
+    if sys.stdout is None:  # it was closed before Python began
+        return
     encoding = sys.stdout.encoding or "utf-8"
     known = text.encode(encoding, "replace").decode(encoding)
     try:
         sys.stdout.write(known if known.endswith("\n") else f"{known}\n")
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as problem:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(problem, BrokenPipeError):
+            raise
 
 
 def write(path: Path, content: str) -> None:

@@ -6,6 +6,7 @@ torch inside their function, so that `unisono --help` answers at once.
 
 import sys
 from collections.abc import Callable
+from errno import ENOSPC
 from importlib.metadata import version
 from inspect import getdoc
 from typing import Annotated, Any
@@ -74,7 +75,11 @@ class _OneLineErrors(TyperGroup):
             raise SystemExit(_complain(str(error))) from None
         except (KeyboardInterrupt, typer.Abort):
             raise SystemExit(INTERRUPT_EXIT) from None
+        except MemoryError:
+            raise SystemExit(_complain("out of memory: ask for fewer ranks, chunks or microbatches")) from None
         except Exception as error:
+            if isinstance(error, OSError) and error.errno == ENOSPC:
+                raise SystemExit(_complain(f"cannot write: {error.strerror}")) from None
             describe = getattr(error, "format_message", None)  # what every error of the option parser carries
             if describe is None:
                 raise
@@ -94,7 +99,8 @@ def _remedy(error: Exception) -> str:
 
 def _complain(message: str) -> int:
     """Write the message to stderr and return the exit code that goes with it."""
-    sys.stderr.write(f"unisono: {message.strip()}\n")
+    if sys.stderr is not None:
+        sys.stderr.write(f"unisono: {message.strip()}\n")
     return USAGE_EXIT
 
 
@@ -140,5 +146,5 @@ for _name, _group in GROUPS.items():
 
 
 def main() -> None:
-    """Entry point of the console script `unisono`."""
+    """Runs one command line."""
     app()

@@ -29,21 +29,24 @@ __all__ = [
 
 NAMED_SOURCE = f"An algorithm, a pipeline schedule, {BY_DEFAULT} for what runs, a file, or - for standard input."
 COLLECTIVE, RANKS, MICROBATCHES = "all_reduce", 4, 8
+MOST = 1 << 24
+"""Of ranks, chunks or microbatches: their products are to fit 64 bits."""
 
 
 _of_pipelines = partial(typer.Option, rich_help_panel="Pipelines")
 
 Source = Annotated[str, typer.Argument(metavar="NAME|FILE", help=NAMED_SOURCE)]
 Collective = Annotated[str | None, typer.Argument(help="What the algorithm is to do.", show_default=COLLECTIVE)]
-Ranks = Annotated[int | None, typer.Option("--ranks", "-n", help="Number of ranks.", show_default=str(RANKS))]
+Ranks = Annotated[int | None, typer.Option("--ranks", "-n", max=MOST, help="Number of ranks.", show_default=str(RANKS))]
 Root = Annotated[int | None, typer.Option(help="Root of a broadcast, reduce, gather or scatter.", show_default="0")]
-Chunks = Annotated[int | None, typer.Option(help="Pieces per block, for pipelining.", show_default="1")]
+Chunks = Annotated[int | None, typer.Option(max=MOST, help="Pieces per block, for pipelining.", show_default="1")]
 Hosts = Annotated[
     str | None,
     typer.Option(metavar="HOSTS", help="Which ranks share a host: 2, 2x4, 3+1, or 0-2,5/3,4.", show_default="one"),
 ]
 Microbatches = Annotated[
-    int | None, _of_pipelines("--microbatches", "-m", help="Microbatches of a step.", show_default=str(MICROBATCHES))
+    int | None,
+    _of_pipelines("--microbatches", "-m", max=MOST, help="Microbatches of a step.", show_default=str(MICROBATCHES)),
 ]
 PerRank = Annotated[
     int | None, _of_pipelines("--per-rank", help="Stages on each rank.", show_default="1; interleaved, zb-v: 2")

@@ -7,6 +7,7 @@ from statistics import median
 
 from unisono.algorithms.pipelines import usual_stages_per_rank
 from unisono.errors import UsageError, check_known
+from unisono.launch import MOST_RANKS
 from unisono.parallel.parallel_dims import ParallelDims
 
 __all__ = [
@@ -93,6 +94,8 @@ class Settings:
         if self.mesh is not None:
             self.mesh.shape.check(self.ranks)
         _at_least("ranks", self.ranks, 1)
+        if self.ranks > MOST_RANKS:
+            raise UsageError(f"--ranks is {self.ranks}, expected at most {MOST_RANKS} processes of this host")
         _at_least("steps", self.steps, 1)
         _at_least("batch", self.batch, 1)
         if self.mesh is None and self.batch < self.ranks:

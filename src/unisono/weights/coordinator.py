@@ -21,6 +21,7 @@ __all__ = ["Coordinator"]
 _SILENCE = 5.0  # s that a connection may take to name itself
 _STRANGERS = 64
 _CLOSING = 0.5  # s
+_LONGEST = 3600.0  # s of one select, which takes no more than some days
 
 
 class Coordinator:
@@ -82,7 +83,7 @@ class Coordinator:
     def _once(self) -> None:
         limits = [begun + _SILENCE for begun in self._strangers.values()]
         limits += [time for time in (self.lead.next_time(),) if time is not None]
-        wait = max(0.0, min(limits) - time.monotonic()) if limits else None
+        wait = min(max(0.0, min(limits) - time.monotonic()), _LONGEST) if limits else None
         for key, events in self._selector.select(wait):
             if isinstance(key.data, Connection):
                 self._talk(key.data, events)
@@ -197,6 +198,7 @@ class Coordinator:
         if party is None:
             party = Party(False, given["name"], given["instance"], given["world_size"], given["rules"], given["mapped"])
             self.parties[given["name"]] = party
+        party.compare(given)
         if given["rank"] in party.members:
             self._drop(party.members.pop(given["rank"]).connection)
         return party, ""

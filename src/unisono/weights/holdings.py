@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unisono.errors import UsageError
 from unisono.transport.shared_heap import BOUNDS
 from unisono.transport.shared_tensor import empty
 from unisono.weights.inspection import inspect, local_tensors, named_tensors
@@ -56,13 +57,16 @@ class Holdings:
     def look(self, source: Any) -> bool:
         """Looks at a source; returns True if its tensors, or their memory, are others than before.
 
-        Raises as `layout` does.
+        Raises as `layout` does, and `UsageError` for meta tensors.
         """
         if self.unchanged(source):
             return False
         named = named_tensors(source)
-        self.local = local_tensors(named)
         self.layout = inspect(source, shard=self._shard)
+        self.local = local_tensors(named)
+        meta = next((name for name, tensor in self.local.items() if tensor.is_meta), None)
+        if meta is not None:
+            raise UsageError(f"{meta} is a meta tensor, without memory: give the model some, by `to_empty` for one")
         self.named, self._source = named, source
         self._places = [(each, len(each)) for each in _slots(source)]
         self._keys = [key for each, _ in self._places for key in each]

@@ -24,6 +24,7 @@ from unisono.weights.layout import (
     shards_of,
     whole_part,
 )
+from unisono.weights.side import Side
 
 __all__ = ["inspect", "layout", "local_tensors", "named_tensors"]
 
@@ -66,15 +67,15 @@ def layout(source: Source, *, shard: Sharding | None = None, group: Any = None) 
     Shard, for plain tensors that are this rank's part of one. group: the side; None: the default group if there is
     one, else this process; "self": this process alone. Collective over the group, one small all_gather of text.
 
-    Raises UsageError for a pattern without a match or a DTensor with Partial placement, MismatchError if the ranks
-    disagree.
+    Raises UsageError for what is no group, a pattern without a match or a DTensor with Partial placement,
+    MismatchError if the ranks disagree.
     """
     own = inspect(source, shard=shard)
-    side = None if group == "self" else group
-    if group == "self" or not dist.is_initialized() or dist.get_world_size(side) == 1:
+    side = Side(group)
+    if side.world_size == 1:
         return merge([own])
-    texts: list[Any] = [None] * dist.get_world_size(side)
-    dist.all_gather_object(texts, own.to_text(), side)
+    texts: list[Any] = [None] * side.world_size
+    dist.all_gather_object(texts, own.to_text(), group)
     return merge([Layout.from_text(text) for text in texts])
 
 
@@ -115,9 +116,10 @@ def _splits(module: nn.Module) -> dict[str, tuple[Split, int]]:
 def _tensor(name: str, tensor: Tensor, split: tuple[Split, int] | None, shard: Shard | None) -> TensorLayout:
     if is_lazy(tensor):
         raise UsageError(f"{name} has no shape yet: run the model once before its layout is looked at")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+        raise UsageError(f"{name} is a {kind} tensor: expected a dense one")
     shape = tuple(tensor.shape)
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise UsageError(f"{name} is a {tensor.layout} tensor: expected a dense one")
     if _is_dtensor(tensor):
         return TensorLayout(shape, tensor.dtype, (_of_dtensor(name, tensor),))
     if split is not None:

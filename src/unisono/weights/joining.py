@@ -28,6 +28,7 @@ class Joining:
         self._closed = False
         self._last: Note | None = None
         self._silent: Who | None = None  # a sender that listens but does not answer
+        self._mute = False  # so does who knows what
 
     def try_once(self) -> None:
         """Joins if a sender is there. Raises `UsageError` if that refuses, or the address holds something else."""
@@ -72,9 +73,11 @@ class Joining:
         try:
             connection.send("hello", protocol=1, sender=False, who=Who.mine(), word=note.word, bases=[], **self._about)
             return self._welcomed(connection, note, min(deadline, time.monotonic() + _WELCOME))
-        except Broken as error:
+        except UsageError:
+            raise
+        except (Broken, KeyError, TypeError, ValueError) as error:
             connection.close()
-            if "not a message" in str(error):
+            if "not a message" in str(error) or not isinstance(error, Broken):
                 raise UsageError(f"something else than a sender listens at {self.address}: check the port") from None
             return False
 
@@ -84,7 +87,7 @@ class Joining:
         while True:
             message: Message | None = connection.wait(limit, self.waker)
             if message is None:
-                self._silent = note.who
+                self._silent, self._mute = note.who, True
                 connection.send("bye", words="has waited in vain")  # a sender that is slow must not take it for lost
                 connection.close()
                 return False
@@ -99,7 +102,7 @@ class Joining:
                 self._last = note._replace(who=lead)
                 if self._about["world_size"] > 1:
                     return True
-            if message.kind == "joined":
+            if message.kind == "joined" and part.connection is not None:
                 return True
 
     def _absent(self) -> str:
@@ -108,6 +111,8 @@ class Joining:
         words = f"no sender came to {self.address}"
         if self._silent is not None and not self._silent.gone:
             return f"the sender at {self.address} ({self._silent}) does not answer: {self._silent.activity()}"
+        if last is None and self._mute:
+            return f"what listens at {self.address} does not answer as a sender does: check the address"
         if last is None:
             return f"{words}: start one with this address"
         closed = " (it has closed)" if self._last is not None and self._last.closed else ""

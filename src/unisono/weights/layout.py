@@ -16,6 +16,7 @@ import torch
 
 from unisono.errors import MismatchError, UsageError
 from unisono.parallel.shards import split_evenly
+from unisono.weights.arguments import whole, wholes
 from unisono.weights.patterns import first_match
 
 __all__ = ["Box", "Layout", "Part", "Shard", "TensorLayout", "dtype_name", "dtype_of", "merge"]
@@ -46,8 +47,9 @@ class Shard:
     parts: int | tuple[int, ...] = 1
 
     def __post_init__(self) -> None:
+        whole(self.dim, "dim of a Shard")
         if not isinstance(self.parts, int):
-            object.__setattr__(self, "parts", tuple(int(size) for size in self.parts))
+            object.__setattr__(self, "parts", wholes(self.parts, "parts of a Shard"))
         sizes = (self.parts,) if isinstance(self.parts, int) else self.parts
         if not sizes or min(sizes) < (1 if isinstance(self.parts, int) else 0):
             raise UsageError(f"parts of a Shard must be a count of at least 1 or sizes, got {self.parts!r}")
@@ -338,10 +340,19 @@ def _at_odds(name: str, held: Mapping[int, TensorLayout]) -> str:
     kinds = {(t.dtype, t.cut, _uncut(t)) for t in held.values()}
     if len(kinds) == 1:
         return ""
-    each = ", ".join(f"rank {rank} has {dtype_name(t.dtype)} {list(t.shape)}" for rank, t in held.items())
+    each = ", ".join(f"rank {rank} has {_shown(t)}" for rank, t in held.items())
+    if len({t.dtype for t in held.values()}) > 1:
+        return f"{name}: {each}; give it one dtype on all ranks"
+    if len({t.cut for t in held.values()}) > 1:
+        return f"{name}: {each}; declare it alike on all ranks, by shard="
     dims = [i for i, (a, b) in enumerate(zip(first.shape, list(held.values())[-1].shape, strict=False)) if a != b]
     dim = dims[0] if dims else 0
     return f"{name}: {each}; if they are parts of one tensor, declare it: shard={{{name!r}: {dim}}}"
+
+
+def _shown(tensor: TensorLayout) -> str:
+    cut = f", part of a tensor cut in dim {tensor.cut.dim}" if tensor.cut is not None else ""
+    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}{cut}"
 
 
 def _uncut(tensor: TensorLayout) -> Shape:

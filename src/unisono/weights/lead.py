@@ -9,8 +9,8 @@ rank reads why; after it the version stands, whatever happens.
 import time
 from typing import TYPE_CHECKING, Any
 
-from unisono.weights.lateness import doing, nobody_pushes
-from unisono.weights.parties import Attempt, Member, Party
+from unisono.weights.lateness import doing, nobody_pushes, status
+from unisono.weights.parties import Attempt, Member, Party, pushes_at_odds
 from unisono.weights.wire import Message
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Lead:
         self._hub = hub
         self._receivers = receivers
         self._pushes: dict[int, dict[str, Any]] = {}
+        self._later: dict[int, list[dict[str, Any]]] = {}  # pushes of ranks whose push before failed there at once
         self._since = 0.0
         self._attempt: Attempt | None = None
         self._number = 0
@@ -52,9 +53,7 @@ class Lead:
         attempt = self._attempt
         if attempt is None:
             if self._pushes and now >= self._deadline():
-                waited = now - self._since
-                words = nobody_pushes(self._hub, self._pushes, self._receivers, waited, self._last)
-                self._refuse("CollectiveTimeout", words)
+                self._refuse("CollectiveTimeout", self._absent())
         elif now >= attempt.deadline:
             self._late(attempt)
         elif attempt.suspicion and now >= attempt.suspicion[0]:
@@ -122,6 +121,9 @@ class Lead:
     # The way of an update
 
     def _push(self, member: Member, fields: dict[str, Any]) -> None:
+        if self._pushes.get(member.rank, {}).get("error"):  # the other ranks have not come to that one yet
+            self._later.setdefault(member.rank, []).append(fields)
+            return
         if not self._pushes:
             self._since = time.monotonic()
         self._pushes[member.rank] = fields
@@ -137,6 +139,7 @@ class Lead:
             return
         if own.lost:
             self._refuse("PeerLostError", own.lost)
+            return
         if len(pushes) < own.world_size or not own.complete:
             return
         if broken := [fields["error"] for fields in pushes.values() if fields.get("error")]:
@@ -144,7 +147,12 @@ class Lead:
             return
         replicas = [party for party in self._hub.parties.values() if party.complete]
         needed = 0 if self.version is not None else min(self._receivers, 1 if self._number else self._receivers)
-        if self._disagree(replicas) or len(replicas) < needed:
+        version, odds = self._next_version(), pushes_at_odds(pushes)
+        if not odds and self.version is not None and version <= self.version:
+            words = f"version {version} was passed to push, but version {self.version} has been pushed: versions grow"
+            self._refuse("UsageError", words, numbered=False)
+            return
+        if len(replicas) < needed:
             return
         first = pushes[0]
         if self._gone and first["lost"] != "drop":
@@ -153,10 +161,11 @@ class Lead:
             self._refuse("PeerLostError", words)
             return
         self._number += 1
-        given = first["version"]
-        version = given if given is not None else (self.version or 0) + 1
+        odds = odds or next((party.odds for party in replicas if party.odds), "")
+        version = version if len({fields["version"] for fields in pushes.values()}) == 1 else -1
         lost, self._gone = list(self._gone), {}
-        attempt = Attempt(self._number, version, self._deadline(), first["lost"] == "drop", [own, *replicas], lost=lost)
+        drop = first["lost"] == "drop"
+        attempt = Attempt(self._number, version, self._deadline(), drop, [own, *replicas], lost=lost, odds=odds)
         self._attempt = attempt
         for member in attempt.outwards:
             member.reached = ""
@@ -164,38 +173,13 @@ class Lead:
 
     def _announce(self, member: Member, attempt: Attempt) -> None:
         first = self._pushes[0]
-        self._hub.send(
-            member,
-            "announce",
-            number=attempt.number,
-            version=attempt.version,
-            checksum=first["checksum"],
-            delta=first["delta"],
-        )
-
-    def _disagree(self, replicas: list[Party]) -> bool:
-        """Refuses a push whose version does not grow, or differs among the ranks."""
-        versions = {rank: fields["version"] for rank, fields in self._pushes.items()}
-        if len(set(versions.values())) > 1:
-            each = ", ".join(f"rank {rank} passed {version}" for rank, version in sorted(versions.items()))
-            text = f"the ranks of the sender passed different versions to push: {each}; pass one"
-            self._number += 1
-            for member in (m for party in replicas for m in party.ranks):
-                self._hub.send(member, "announce", number=self._number, version=-1, checksum=False, delta=False)
-                self._hub.send(
-                    member, "abort", number=self._number, error="MismatchError", text=text, kept=self.version
-                )
-            self._refuse("MismatchError", text)
-            return True
-        given = versions[0]
-        if given is not None and self.version is not None and given <= self.version:
-            words = f"version {given} was passed to push, but version {self.version} has been pushed: versions grow"
-            self._refuse("UsageError", words)
-            return True
-        return False
+        about = {key: first[key] for key in ("checksum", "delta")}
+        self._hub.send(member, "announce", number=attempt.number, version=attempt.version, **about)
 
     def _all_ready(self, attempt: Attempt) -> None:
-        if attempt.key == self._key:
+        if attempt.odds:
+            self._abort("MismatchError", attempt.odds)
+        elif attempt.key == self._key:
             self._go(attempt)
         else:
             self._fit(attempt)
@@ -292,7 +276,8 @@ class Lead:
         if not message.get("plain"):
             text = f"{member} {text}"
         if attempt.awaited == "shown":
-            attempt.problems.append((error or "UpdateError", text))
+            words = f"version {attempt.version} stands, but {text}; it shows none until the next whole one"
+            attempt.problems.append((error or "UpdateError", words))
             member.party.shows = None
             member.reached = "shown"
             if not attempt.missing():
@@ -315,14 +300,25 @@ class Lead:
                 self._give_up(member, attempt, kind, text)
 
     def _give_up(self, member: Member, attempt: Attempt, error: str, text: str) -> None:
-        self._hub.send(member, "abort", number=attempt.number, error=error, text=text, kept=self.version)
+        self._hub.send(member, "abort", number=attempt.number, error=error, text=text)
 
-    def _refuse(self, error: str, text: str) -> None:
-        """Ends a push of which nothing has been announced."""
+    def _next_version(self) -> int:
+        """The version that the ranks push."""
+        given = next(iter(self._pushes.values()))["version"]
+        return int(given) if given is not None else (self.version or 0) + 1
+
+    def _refuse(self, error: str, text: str, numbered: bool = True) -> None:
+        """Ends a push of which nothing has been announced; ``numbered``: as one of a version that is given up."""
+        version = self._next_version() if numbered else -1
         pushes, self._pushes = self._pushes, {}
+        later, self._later = self._later, {}
+        members = self._hub.own.members
         for rank, fields in pushes.items():
-            if rank in self._hub.own.members and not fields.get("error"):
-                self._hub.send(self._hub.own.members[rank], "refused", error=error, text=text)
+            if rank in members and not fields.get("error"):
+                self._hub.send(members[rank], "refused", error=error, text=text, version=version)
+        for rank, waiting in later.items():
+            for fields in waiting if rank in members else []:
+                self._push(members[rank], fields)
 
     def _late(self, attempt: Attempt, member: Member | None = None) -> None:
         """The time of the push, or of ``member``'s pull, is over."""
@@ -349,15 +345,12 @@ class Lead:
 
     def _status(self) -> str:
         """Words for a replica that has waited in vain."""
-        own = self._hub.own
-        who = own.ranks[0] if own.ranks else own
-        if self._pushes and self._attempt is None:
-            waited = time.monotonic() - self._since
-            return (
-                f"{who} waits in push ({nobody_pushes(self._hub, self._pushes, self._receivers, waited, self._last)})"
-            )
-        pushed = f"its last version is {self.version}" if self.version is not None else "it has pushed nothing yet"
-        return f"{who} is there but has not called push; {pushed}"
+        waiting = self._pushes and self._attempt is None
+        return status(self._hub, self._absent() if waiting else "", self.version)
+
+    def _absent(self) -> str:
+        """Words on who has not come to a push."""
+        return nobody_pushes(self._hub, self._pushes, self._receivers, time.monotonic() - self._since, self._last)
 
     def _left_late(self, attempt: Attempt, party: Party, words: str, clean: bool) -> None:
         """A side left after the decision."""
@@ -396,4 +389,4 @@ class Lead:
         if self._attempt is not None:
             self._abort("UpdateError", words)
         elif self._pushes:
-            self._refuse("UsageError", words)
+            self._refuse("UsageError", words, numbered=False)

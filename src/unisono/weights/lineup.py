@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from unisono.backend.private import private_group
-from unisono.errors import UsageError
+from unisono.errors import MismatchError, UsageError
 from unisono.weights.fit import Fit, fit
 from unisono.weights.layout import Layout, merge
 from unisono.weights.plan import make_plan
@@ -27,6 +27,41 @@ __all__ = ["Lineup", "left", "make_group"]
 def _layout(texts: tuple[str, ...]) -> Layout:
     """The layout of a side from what each of its ranks describes."""
     return merge([Layout.from_text(text) for text in texts])
+
+
+def _layouts(parties: list[dict[str, Any]], texts: dict[str, str]) -> list[Layout]:
+    """The layout of every side. Raises `MismatchError` with all sides whose ranks are at odds."""
+    found, wrong = [], []
+    for number, party in enumerate(parties):
+        try:
+            found.append(_layout(tuple(texts[key] for key in party["layouts"])))
+        except MismatchError as problem:
+            who = f"replica {party['name']!r}" if number else "sender"
+            wrong.append(f"{who}: {problem}")
+    if wrong:
+        raise MismatchError("\n".join(wrong))
+    return found
+
+
+def _fits(parties: list[dict[str, Any]], layouts: list[Layout]) -> list[Fit]:
+    """How each replica's tensors are made. Raises `MismatchError` with all replicas to which what is sent is no fit."""
+    found: dict[Any, Fit] = {}
+    wrong: dict[Any, str] = {}
+    keys = [(id(layout), party["rules"]) for party, layout in zip(parties[1:], layouts[1:], strict=True)]
+    for key, party, layout in zip(keys, parties[1:], layouts[1:], strict=True):
+        if key in found:
+            continue
+        name = f"replica {party['name']!r}"
+        try:
+            rules = rules_from_text(parties[0]["rules"]) + rules_from_text(party["rules"])
+            found[key] = fit(layouts[0], layout, rules, name)
+        except MismatchError as problem:
+            wrong.setdefault(key, str(problem))
+        except UsageError as problem:
+            raise UsageError(f"for {name}: {problem}") from None
+    if wrong:
+        raise MismatchError("\n".join(wrong.values()))
+    return [found[key] for key in keys]
 
 
 class Lineup:
@@ -43,16 +78,8 @@ class Lineup:
         self.here = one_host(self.who)
         self.backend: str = message["backend"]
         self.bucket: int = message["bucket"]
-        texts = message["texts"]
-        layouts = [_layout(tuple(texts[key] for key in party["layouts"])) for party in self.parties]
-        fits: list[Fit] = []
-        known: dict[Any, Fit] = {}
-        for party, layout in zip(self.parties[1:], layouts[1:], strict=True):
-            key = id(layout), party["rules"]
-            if key not in known:
-                rules = rules_from_text(self.parties[0]["rules"]) + rules_from_text(party["rules"])
-                known[key] = fit(layouts[0], layout, rules, f"replica {party['name']!r}")
-            fits.append(known[key])
+        layouts = _layouts(self.parties, message["texts"])
+        fits = _fits(self.parties, layouts)
         forward = "direct" if self.here else "auto"
         self.plan = make_plan(layouts[0], layouts[1:], fits, self.bucket, forward)
         self.senders = layouts[0].world_size

@@ -76,7 +76,7 @@ class _Tcp:
             host, port = parts.hostname, parts.port
         except ValueError:
             host, port = None, None
-        if not host or port is None or parts.path.strip("/") or parts.query or parts.username:
+        if not host or port is None or any((parts.path.strip("/"), parts.query, parts.fragment, parts.username)):
             raise UsageError(f"address {address!r}: expected tcp://host:port, such as tcp://127.0.0.1:29600")
         self.host, self.port = host, port
 
@@ -120,15 +120,15 @@ class _File(_Noted):
 
     def __init__(self, address: str) -> None:
         self.address = address
-        parts = urlsplit(address)
-        self.path = unquote(parts.path)
-        if parts.netloc not in ("", "localhost") or not self.path or self.path.endswith("/"):
+        host, slash, path = address.removeprefix("file://").partition("/")
+        self.path = unquote(slash + path)
+        if host not in ("", "localhost") or not self.path or self.path.endswith("/") or "\0" in self.path:
             raise UsageError(f"address {address!r}: expected file:///path, with the path of a file")
 
     def publish(self, note: Note) -> None:
-        os.makedirs(os.path.dirname(self.path) or "/", exist_ok=True)
         fresh = f"{self.path}.{os.getpid()}.{secrets.token_hex(4)}"
         try:
+            os.makedirs(os.path.dirname(self.path) or "/", exist_ok=True)
             fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "w") as file:
                 file.write(note.to_text())
@@ -202,7 +202,7 @@ def place_at(address: Any) -> Place:
             return _Tcp(address)
         if address.startswith("file://"):
             return _File(address)
-    elif all(hasattr(address, name) for name in ("set", "get", "check")):
+    elif not isinstance(address, type) and all(hasattr(address, name) for name in ("set", "get", "check")):
         return _Store(address)
     raise UsageError(f"unknown address {address!r}: {_FORMS}")
 

@@ -11,7 +11,15 @@ from typing import Any, TypeVar, cast
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono import errors
-from unisono.errors import CollectiveTimeout, CorruptionError, MismatchError, PeerLostError, UnisonoError, UpdateError
+from unisono.errors import (
+    CollectiveTimeout,
+    CorruptionError,
+    MismatchError,
+    PeerLostError,
+    UnisonoError,
+    UpdateError,
+    kind_and_text,
+)
 from unisono.runtime.loops import CHECKSUM, loops, wanted
 from unisono.transport.process import OwnThread
 from unisono.weights.lineup import Lineup, left, make_group
@@ -117,7 +125,7 @@ class Participant(ABC):
         except BaseException as error:
             if not getattr(error, "from_lead", False):
                 self.report_failure(number, error)
-                error.add_note(f"version {version} was given up, {self.kept()}")
+                error.add_note(self._outcome(version))
             raise
         finally:
             if moved:
@@ -146,7 +154,7 @@ class Participant(ABC):
             return self.checked(message)
         if failure is None or late:
             raise self.late(number, version)
-        raise marked(UpdateError(f"{failure}; version {version} was given up, {self.kept()}"))
+        raise marked(UpdateError(f"{failure}; {self._outcome(version)}"))
 
     def checked(self, message: Message) -> Message:
         """The message. Raises `SenderLeft` for the sender's goodbye."""
@@ -169,14 +177,17 @@ class Participant(ABC):
         if not text:
             text = f"sender rank 0 ({self.lead}) does not answer"
             text += f": {self.lead.activity()}" if self.lead is not None else ""
-        given = f"; version {version} was given up" if version is not None else ""
-        error = CollectiveTimeout(f"{text}{given}; {self.kept()}")
-        return marked(error)
+        return marked(CollectiveTimeout(f"{text}; {self._outcome(version)}"))
 
     def _lead_lost(self, end: Exception, version: int) -> str:
         words = str(end) if isinstance(end, SenderLeft) else self.lead.end() if self.lead else str(end)
         who = f"sender rank 0 ({self.lead})"
-        return f"{who}: {words or 'it has closed'}; version {version} was given up, {self.kept()}"
+        return f"{who}: {words or 'it has closed'}; {self._outcome(version)}"
+
+    def _outcome(self, version: int | None) -> str:
+        """Words on the version given up (None, -1: it had no number) and the one that stays."""
+        unnumbered = version is None or version < 0
+        return self.kept() if unnumbered else f"version {version} was given up, {self.kept()}"
 
     def _fit(self, message: Message, number: int, seconds: float) -> None:
         self.leave_group()
@@ -270,7 +281,7 @@ class Participant(ABC):
         kinds = (MismatchError, CorruptionError)
         kind = next((each.__name__ for each in kinds if isinstance(error, each)), "UpdateError")
         plain = isinstance(error, MismatchError)
-        text = getattr(error, "for_others", None) or f"raised {type(error).__name__}: {error}{self.doing()}"
+        text = getattr(error, "for_others", None) or f"raised {kind_and_text(error)}{self.doing()}"
         with suppress(Broken):
             self.send("failed", number=number, lineup=0, error=kind, text=str(error) if plain else text, plain=plain)
 

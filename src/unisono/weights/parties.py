@@ -7,7 +7,7 @@ from typing import Any
 from unisono.units import name_ranks
 from unisono.weights.wire import Connection, Message, Who
 
-__all__ = ["Attempt", "Member", "Party", "read_hello"]
+__all__ = ["Attempt", "Member", "Party", "pushes_at_odds", "read_hello"]
 
 PROTOCOL = 1
 _READING = 1.0  # s: how long a connection may take to end after its process
@@ -56,6 +56,8 @@ class Party:
     shows: int | None = None
     lost: str = ""
     """How a rank of it was lost; it can take part no more."""
+    odds: str = ""
+    """What its ranks were given differently."""
 
     def __str__(self) -> str:
         return "sender" if self.sender else f"replica {self.name!r}"
@@ -69,6 +71,14 @@ class Party:
     def ranks(self) -> list[Member]:
         """Its members by rank."""
         return [self.members[rank] for rank in sorted(self.members)]
+
+    def compare(self, given: dict[str, Any]) -> None:
+        """Notes in ``odds`` what a rank that joins was given otherwise than the first."""
+        for what in ("rules", "mapped"):
+            own = getattr(self, what)
+            if given[what] != own:
+                found = {next(iter(self.members), 0): own, given["rank"]: given[what]}
+                self.odds = _odds(f"the ranks of {self} were made with different {what}", found, "make them alike")
 
     def absence(self) -> str:
         """Words on ranks that are not there."""
@@ -94,6 +104,8 @@ class Attempt:
     """What each of their ranks has taken."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """Errors after the decision: kind and text."""
+    odds: str = ""
+    """What the ranks of a side were given differently: it is given up once all are there to read that."""
     suspicion: tuple[float, str] | None = None
     """A failure of the group, whose cause may be known by then."""
     began: float = field(default_factory=time.monotonic)
@@ -121,6 +133,25 @@ class Attempt:
     def key(self) -> list[tuple[str, int, str]]:
         """Equal for two updates that the same processes can do by the same plan."""
         return [(member.party.instance, member.rank, member.signature) for member in self.members]
+
+
+_ALIKE = ("rules", "delta", "bucket", "checksum", "lost", "backend")  # of a sender, the same on all its ranks
+
+
+def pushes_at_odds(pushes: dict[int, dict[str, Any]]) -> str:
+    """Words on what a sender's ranks passed differently, by rank; empty if they agree."""
+    for what in ("version", *_ALIKE):
+        given = {rank: fields[what] for rank, fields in sorted(pushes.items())}
+        if len(set(given.values())) > 1:
+            if what == "version":
+                return _odds("the ranks of the sender passed different versions to push", given, "pass one")
+            return _odds(f"the ranks of the sender were made with different {what}", given, "make them alike")
+    return ""
+
+
+def _odds(words: str, given: dict[int, Any], remedy: str) -> str:
+    each = ", ".join(f"rank {rank} passed {str(value).strip()}" for rank, value in sorted(given.items()))
+    return f"{words}: {each}; {remedy}"
 
 
 def read_hello(message: Message, knows: Any) -> tuple[dict[str, Any], str]:

@@ -32,6 +32,9 @@ def expand(template: str, found: Sequence[str], pattern: Pattern) -> str:
     Raises UsageError if it has more stars than there are.
     """
     if "\\" in template:
+        asked = max(map(int, re.findall(r"\\(\d)", template)), default=0)
+        if asked > len(found):
+            raise UsageError(f"{template!r} asks for group {asked}, but {show_pattern(pattern)} has {len(found)}")
         return re.sub(r"\\(\d)", lambda m: found[int(m[1]) - 1], template)
     pieces = template.split("*")
     if len(pieces) - 1 > len(found):
@@ -64,12 +67,18 @@ def some(names: Sequence[str], limit: int = 6) -> str:
 
 def show_pattern(pattern: Pattern) -> str:
     """A pattern as it is written in Python."""
-    return f"re.compile({pattern.pattern!r})" if isinstance(pattern, re.Pattern) else f'"{pattern}"'
+    if not isinstance(pattern, re.Pattern):
+        return f'"{pattern}"'
+    flags = pattern.flags & ~re.UNICODE
+    return f"re.compile({pattern.pattern!r}{f', {re.RegexFlag(flags)!r}' if flags else ''})"
 
 
 def pattern_to_json(pattern: Pattern) -> Any:
-    """A pattern in JSON: text, or {"re": expression}."""
-    return {"re": pattern.pattern} if isinstance(pattern, re.Pattern) else pattern
+    """A pattern in JSON: text, or {"re": expression}, with {"flags": number} if it has some."""
+    if not isinstance(pattern, re.Pattern):
+        return pattern
+    flags = pattern.flags & ~re.UNICODE  # which every pattern of text has
+    return {"re": pattern.pattern} | ({"flags": flags} if flags else {})
 
 
 def pattern_from_json(data: Any) -> Pattern:
@@ -77,6 +86,6 @@ def pattern_from_json(data: Any) -> Pattern:
     if isinstance(data, str):
         return data
     try:
-        return re.compile(data["re"])
-    except (TypeError, KeyError, re.error) as problem:
+        return re.compile(data["re"], data.get("flags", 0))
+    except (TypeError, KeyError, AttributeError, ValueError, re.error) as problem:
         raise UsageError(f'a pattern is text or {{"re": expression}}, got {data!r} ({problem})') from None

@@ -8,6 +8,7 @@ from unisono.errors import MismatchError, UsageError
 from unisono.schedule import Redistribution, Schedule, Topology, preset
 from unisono.simulation import Timeline, simulate
 from unisono.verification import Report
+from unisono.weights.arguments import whole_number
 from unisono.weights.bound import bound_of
 from unisono.weights.chunks import Chunk, chunks_of, demand_of
 from unisono.weights.explain import explain
@@ -185,8 +186,7 @@ def make_plan(
     topology: str | Topology = "shared_memory",
 ) -> Plan:
     """Plan an update from layouts and how they fit, which may differ from replica to replica."""
-    if bucket < 1:
-        raise UsageError(f"a bucket needs at least 1 byte, got {bucket}")
+    whole_number(bucket, "bucket", 1)
     if forward not in (*FORWARDS, "auto"):
         raise UsageError(f"unknown forward {forward!r}: expected auto, {', '.join(FORWARDS)}")
     if not receivers:

@@ -15,6 +15,7 @@ import torch
 
 from unisono.errors import CollectiveTimeout, PeerLostError, UsageError
 from unisono.transport.process import OwnThread
+from unisono.weights.arguments import check_version, seconds_of
 from unisono.weights.checksum import show_checksum
 from unisono.weights.joining import Joining
 from unisono.weights.layout import Sharding
@@ -22,7 +23,7 @@ from unisono.weights.participant import Again, SenderLeft
 from unisono.weights.plan import Plan
 from unisono.weights.receiving import Receiving
 from unisono.weights.rules import Rule, rules_to_text
-from unisono.weights.side import Side
+from unisono.weights.side import Side, check_rules, check_sharding
 from unisono.weights.update import Report, Update
 from unisono.weights.wire import Broken, Message
 
@@ -57,14 +58,14 @@ class Receiver:
         mapped: bool = False,
         timeout: float = 60.0,
     ) -> None:
-        if timeout <= 0:
-            raise UsageError(f"timeout={timeout}: expected more than 0 seconds")
+        check_sharding(shard)
+        seconds, rules_text = seconds_of(timeout, zero=False), rules_to_text(check_rules(rules))
         if name is not None and (not isinstance(name, str) or not name or len(name) > 200):
             raise UsageError(f"name={name!r}: expected a text of 1 to 200 characters")
         side = Side(group)
         name, instance = side.of_first((name or _default_name(), secrets.token_hex(8)))
-        self._timeout = timeout
-        self._part = Receiving(engine, shard, name, mapped)
+        self._timeout = seconds
+        self._part = Receiving(engine, shard, name, mapped, side.rank)
         self._joining = Joining(
             address,
             self._part,
@@ -72,7 +73,7 @@ class Receiver:
             instance=instance,
             rank=side.rank,
             world_size=side.world_size,
-            rules=rules_to_text(rules),
+            rules=rules_text,
             mapped=mapped,
         )
         self._pulling = threading.Lock()
@@ -99,13 +100,12 @@ class Receiver:
         and what the engine raises; this replica then keeps what it shows.
         """
         self._check_open()
-        if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
-            raise UsageError(f"version={version!r}: expected an int of at least 0, or None for the next")
+        check_version(version)
+        seconds = self._timeout if timeout is None else seconds_of(timeout)
         if self._part.holds_of.mine and not background:
             raise UsageError(
                 "pull was called inside a hold of this thread, which it would wait for: leave the hold first"
             )
-        seconds = self._timeout if timeout is None else timeout
         if background:
             return Update(lambda: self._pull(version, seconds, waits=False), "pull")
         return self._pull(version, seconds, waits=True)

@@ -1,7 +1,5 @@
 """What a rank of a replica does in an update: fit, move into the engine, check, show."""
 
-import os
-import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +21,7 @@ from unisono.weights.published import check_mappable
 from unisono.weights.target import Arrival, Landing, Target
 from unisono.weights.terms import Terms
 from unisono.weights.update import Report
-from unisono.weights.wire import Message
+from unisono.weights.wire import Message, Who
 
 __all__ = ["Receiving"]
 
@@ -33,14 +31,14 @@ _LOOK = 0.05  # s between two looks at the connection while threads hold
 class Receiving(Participant):
     """A replica's rank."""
 
-    def __init__(self, engine: Any, shard: Sharding | None, name: str, mapped: bool) -> None:
+    def __init__(self, engine: Any, shard: Sharding | None, name: str, mapped: bool, rank: int) -> None:
         """Raises `UsageError` for what is no engine."""
         super().__init__()
         self.engine = as_engine(engine, shard)
         self._module = self.engine if isinstance(self.engine, ModuleEngine) else None
         if mapped and (self._module is None or self._module.in_place):
             raise UsageError("mapped=True shows views of a published copy: give a module, or a ModuleEngine that swaps")
-        self.name = name
+        self.name, self._rank = name, rank
         self.holds_of = Holds()
         self.plan: Plan | None = None
         self._mapped = mapped
@@ -149,9 +147,12 @@ class Receiving(Participant):
         ]
         more = f" and {len(arrival.wrong) - 10} more" if len(arrival.wrong) > 10 else ""
         words = f"found other bits than were sent in {', '.join(listed)}{more}"
-        error = CorruptionError(f"replica {self.name!r} {words}")
+        error = CorruptionError(f"{self._own_words()} {words}")
         error.for_others = words  # type: ignore[attr-defined]
         return error
+
+    def _own_words(self) -> str:
+        return f"replica {self.name!r} rank {self._rank} ({Who.mine()})"
 
     def doing(self) -> str:
         """Words on what this rank was at."""
@@ -299,7 +300,5 @@ class Receiving(Participant):
             listed = ", ".join(
                 f"{n} (checksum {show_checksum(found[n])}, of the version {show_checksum(parts[n])})" for n in wrong
             )
-            raise CorruptionError(
-                f"replica {self.name!r} (pid {os.getpid()} on {socket.gethostname()}) shows version "
-                f"{self.holds_of.version}, but these tensors have been changed since: {listed}"
-            )
+            shown = f"shows version {self.holds_of.version}, but these tensors have been changed since"
+            raise CorruptionError(f"{self._own_words()} {shown}: {listed}")

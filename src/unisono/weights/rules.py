@@ -10,13 +10,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from math import prod
-from operator import index
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from unisono.errors import UsageError
+from unisono.weights.arguments import whole, wholes
 from unisono.weights.layout import dtype_name, dtype_of
 from unisono.weights.patterns import (
     Pattern,
@@ -297,23 +297,28 @@ def fuse(parts: Sequence[Pattern], new: str, dim: int = 0) -> Rule:
     """Tensors joined in this order along `dim`, of any sizes: `fuse(["*.q.weight", "*.k.weight"], "*.qk.weight")`."""
     if isinstance(parts, str) or len(parts) < 1:
         raise UsageError(f"fuse takes a list of patterns, got {parts!r}")
-    return _Fuse(tuple(map(_pattern, parts)), _name(new), dim)
+    return _Fuse(tuple(map(_pattern, parts)), _name(new), whole(dim, "dim"))
 
 
 def split(old: Pattern, new: Sequence[str], dim: int = 0, sizes: Sequence[int] | None = None) -> Rule:
     """A tensor as several along `dim`, in this order: equal parts unless `sizes` (elements of dim) says otherwise."""
     if isinstance(new, str) or len(new) < 1:
         raise UsageError(f"split takes a list of names, got {new!r}")
-    return _Split(_pattern(old), tuple(map(_name, new)), dim, None if sizes is None else tuple(sizes))
+    given = None if sizes is None else wholes(sizes, "sizes")
+    if given is not None and min(given, default=0) < 0:
+        raise UsageError(f"sizes={given}: expected parts of at least 0 elements")
+    return _Split(_pattern(old), tuple(map(_name, new)), whole(dim, "dim"), given)
 
 
 def transpose(pattern: Pattern, dims: Sequence[int] = (1, 0)) -> Rule:
     """Permuted: dim i of the receiver's tensor is dim dims[i] of the sender's."""
-    return _Transpose(_pattern(pattern), tuple(index(dim) for dim in dims))
+    return _Transpose(_pattern(pattern), wholes(dims, "dims"))
 
 
 def cast(pattern: Pattern = "*", dtype: torch.dtype | None = None) -> Rule:
     """Another dtype, by torch's `.to`; None: the receiver's, where both are floating."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise UsageError(f"dtype={dtype!r}: expected one of torch's, such as torch.bfloat16, or None")
     return _Cast(_pattern(pattern), dtype)
 
 
@@ -325,7 +330,7 @@ def quantize(pattern: Pattern, dtype: torch.dtype, scale: str, dim: int | None =
     """
     if dtype not in QMAX:
         raise UsageError(f"quantize to {dtype}: expected one of {', '.join(map(str, QMAX))}")
-    return _Quantize(_pattern(pattern), dtype, _name(scale), dim)
+    return _Quantize(_pattern(pattern), dtype, _name(scale), None if dim is None else whole(dim, "dim"))
 
 
 def tie(first: str, second: Pattern) -> Rule:
@@ -375,11 +380,11 @@ _EXAMPLE = '[["rename", "model.*", "*"]]'
 
 
 def _rule(data: Any) -> Rule:
-    if not isinstance(data, list) or not data or data[0] not in _KINDS:
+    if not isinstance(data, list) or not data or str(data[0]) not in _KINDS:
         raise UsageError(f"not a rule: {data!r}; expected a list that begins with one of {', '.join(_KINDS)}")
     try:
         made: Rule = _KINDS[data[0]](*map(_from_json, data[1:]))
-    except (TypeError, AttributeError) as problem:
+    except (TypeError, AttributeError, UsageError) as problem:
         raise UsageError(f"not a rule: {data!r} ({problem})") from None
     return made
 

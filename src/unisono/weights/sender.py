@@ -13,17 +13,18 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono import errors
-from unisono.errors import UnisonoError, UsageError
+from unisono.errors import UnisonoError, UsageError, kind_and_text
+from unisono.weights.arguments import check_version, seconds_of, whole_number
 from unisono.weights.checksum import show_checksum
 from unisono.weights.coordinator import Coordinator
 from unisono.weights.holdings import Holdings
 from unisono.weights.layout import Sharding
 from unisono.weights.meeting import Listener, Note, connect, place_at
-from unisono.weights.participant import Again
+from unisono.weights.participant import Again, given_up
 from unisono.weights.plan import Plan
 from unisono.weights.rules import Rule, rules_to_text
 from unisono.weights.sending import Sending
-from unisono.weights.side import Side
+from unisono.weights.side import Side, check_rules, check_sharding
 from unisono.weights.update import Report, Update
 from unisono.weights.wire import Broken, Connection, Message, Who
 
@@ -63,28 +64,25 @@ class Sender:
     ) -> None:
         if lost not in ("raise", "drop"):
             raise UsageError(f"lost={lost!r}: expected 'raise' or 'drop'")
-        if receivers < 0 or bucket < 1 or timeout <= 0:
-            raise UsageError(
-                f"receivers={receivers}, bucket={bucket}, timeout={timeout}: expected at least 0, 1 and more than 0"
-            )
+        check_sharding(shard)
         if delta and not checksum:
             raise UsageError("delta=True compares checksums: leave checksum=True")
         if backend != "gloo":
             raise UsageError(f"backend={backend!r}: expected 'gloo', which moves CPU tensors between hosts")
-        place = place_at(address)
-        self._side = group if isinstance(group, Side) else Side(group)
-        self._timeout, self._source = timeout, source
+        receivers, place = whole_number(receivers, "receivers", 0), place_at(address)
+        self._timeout, self._source = seconds_of(timeout, zero=False), source
         self._pushing = threading.RLock()
         self._background: Update | None = None
         self._settings: dict[str, Any] = {
-            "rules": rules_to_text(rules),
+            "rules": rules_to_text(check_rules(rules)),
             "delta": delta,
-            "bucket": bucket,
+            "bucket": whole_number(bucket, "bucket", 1),
             "checksum": checksum,
             "lost": lost,
             "backend": backend,
             "port": 0,
         }
+        self._side = group if isinstance(group, Side) else Side(group)
         self._part = Sending(shard)
         self._coordinator: Coordinator | None = None
         self._store: Any = None
@@ -156,18 +154,17 @@ class Sender:
         until all is decided, the replicas then keep what they show.
         """
         self._check_open()
-        if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
-            raise UsageError(f"version={version!r}: expected an int of at least 0, or None for the next")
+        check_version(version)
+        seconds = self._timeout if timeout is None else seconds_of(timeout)
         if source is not None:
             self._source = source
         if self._background is not None:
             self._background._ended.wait()
-        seconds = self._timeout if timeout is None else timeout
         with self._pushing:
             if not background:
                 return self._push(version, self._source, seconds, 0)
-            holdings = self._part.look(self._source)
-            snapshot, nbytes = self._part.snapshot(holdings)
+            self._look(self._source, version, seconds)
+            snapshot, nbytes = self._part.snapshot(self._part.current)
             self._background = Update(lambda: self._push_locked(version, snapshot, seconds, nbytes), "push")
             return self._background
 
@@ -177,23 +174,30 @@ class Sender:
 
     def _push(self, version: int | None, source: Any, seconds: float, snapshot: int) -> Report:
         part = self._part
-        error: BaseException | None = None
-        try:
-            part.current = source if isinstance(source, Holdings) else part.look(source)
-        except BaseException as problem:
-            if self._side.world_size == 1:
-                raise
-            error = problem
-        self._settings["port"] = self._port()
-        words = f"sender rank {self._side.rank} ({Who.mine()}) raised {type(error).__name__}: {error}" if error else ""
+        self._look(source, version, seconds)
         with torch.inference_mode(False), torch.no_grad():
             try:
-                part.send("push", version=version, timeout=seconds, error=words, **self._settings)
-                if error is not None:
-                    raise error
+                self._announce(version, seconds)
                 return self._led(time.monotonic() + seconds + _BEYOND, snapshot)
             except Broken:
                 raise part.lost() from None
+
+    def _look(self, source: Any, version: int | None, seconds: float) -> None:
+        """Looks at the tensors; the other ranks, whose push waits for this one's, read what that raises."""
+        part = self._part
+        try:
+            part.current = source if isinstance(source, Holdings) else part.look(source)
+        except BaseException as error:
+            if self._side.world_size > 1:
+                words = f"sender rank {self._side.rank} ({Who.mine()}) raised {kind_and_text(error)}"
+                with suppress(Broken):
+                    self._announce(version, seconds, words)
+            raise
+
+    def _announce(self, version: int | None, seconds: float, error: str = "") -> None:
+        """Sends rank 0 that this rank pushes, or what has kept it from that."""
+        self._settings["port"] = self._port()
+        self._part.send("push", version=version, timeout=seconds, error=error, **self._settings)
 
     def _port(self) -> int:
         """Of the store over which the groups of line-ups meet."""
@@ -211,7 +215,7 @@ class Sender:
         while True:
             message = part.next_message(deadline)
             if message.kind == "refused":
-                raise _error_of(message)
+                raise given_up(message, message["version"], part.kept)
             if message.kind == "announce":
                 announced = message
                 try:

@@ -1,12 +1,16 @@
-"""A side: the ranks that make a `Sender` or a `Receiver` together."""
+"""A side: the ranks that make a `Sender` or a `Receiver` together, and what both are given."""
 
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch.distributed as dist
 
 from unisono.errors import UsageError
+from unisono.weights.layout import Shard
+from unisono.weights.rules import Rule
 
-__all__ = ["Side"]
+__all__ = ["Side", "check_rules", "check_sharding"]
 
 
 class Side:
@@ -38,3 +42,23 @@ class Side:
         first = dist.get_global_rank(self._group, 0) if self._group is not None else 0
         dist.broadcast_object_list(found, src=first, group=self._group)
         return found[0]
+
+
+def check_rules(rules: Any) -> tuple[Rule, ...]:
+    """The rules as a tuple."""
+    found = tuple(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else (rules,)
+    wrong = next((rule for rule in found if not isinstance(rule, Rule)), None)
+    if wrong is not None or not isinstance(rules, Iterable):
+        raise UsageError(f"rules={rules!r}: expected a list of rules, such as [rename('model.*', '*')]")
+    return found
+
+
+def check_sharding(shard: Any) -> None:
+    """None, or a mapping of patterns to dims and `Shard`s."""
+    if shard is None:
+        return
+    if isinstance(shard, Mapping) and all(
+        isinstance(key, str | re.Pattern) and isinstance(dim, int | Shard) for key, dim in shard.items()
+    ):
+        return
+    raise UsageError(f"shard={shard!r}: expected a mapping of patterns to dims or Shards, such as {{'*.up.weight': 0}}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from unisono.errors import CollectiveTimeout
 from unisono.transport.process import OwnThread
 from unisono.units import show_count, show_seconds
+from unisono.weights.arguments import seconds_of
 
 __all__ = ["Report", "Update"]
 
@@ -83,7 +84,7 @@ class Update:
     def wait(self, timeout: float | None = None) -> Report:
         """Its report. Raises what ended it, or `CollectiveTimeout` after ``timeout`` seconds; it then goes on."""
         began = time.monotonic()
-        if not self._ended.wait(timeout):
+        if not self._ended.wait(None if timeout is None else seconds_of(timeout)):
             raise CollectiveTimeout(f"the {self._what} has not ended after {time.monotonic() - began:.3g} s")
         self._thread.join()
         if self._error is not None:
