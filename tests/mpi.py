@@ -1,6 +1,6 @@
 """The mpiexecs to test with: those of this environment's wheel and of the path, and those named in ``MPIEXECS``.
 
-The wheels of all MPIs put their mpiexec into one place, so each needs a folder of its own: ``make test-mpi`` makes them,
+The wheels of the MPIs put their mpiexec into one place, each needs a folder of its own: ``make test-mpi`` makes them,
 and names what is in them: ``MPIEXECS=/there/bin/mpiexec:/elsewhere/bin/mpiexec``.
 """
 

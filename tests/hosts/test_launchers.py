@@ -1,4 +1,4 @@
-"""Launchers over several hosts: where the ranks meet is found with nothing set, and groups over hosts are made there."""
+"""Launchers over several hosts: where the ranks meet is found with nothing set, and groups over hosts made there."""
 
 import sys
 from collections.abc import Callable
