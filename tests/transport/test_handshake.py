@@ -24,7 +24,7 @@ HERE = "127.0.0.1"
 def connected(rank: int, size: int, meeting: str, nonce: str, seconds: float = 20.0) -> Any:
     store: Any = dist.FileStore(meeting, size)
     peers = [Peer(f"rank {each}", HERE) for each in range(size)]
-    return connect_gloo(JobStore(store, "mesh"), rank, peers, nonce, seconds, 15.0)
+    return connect_gloo(JobStore(store, "mesh"), rank, peers, nonce, seconds, 15.0, lambda: None)
 
 
 def takes_places(rank: int, world_size: int, meeting: str) -> tuple[int, list[float], bool]:
