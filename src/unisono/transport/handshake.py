@@ -26,7 +26,7 @@ from unisono.transport.mesh import FOREVER, Connected, gist
 from unisono.transport.process import OwnThread
 from unisono.transport.segment import StoreLike
 
-__all__ = ["Peer", "Stores", "check_transport", "connect_gloo"]
+__all__ = ["Peer", "Stores", "check_transport", "connect_gloo", "make_gloo"]
 
 _CONNECTING = 60.0  # s that ranks which are all there may take to connect
 _ATTEMPTS = 3  # that share this time
@@ -116,6 +116,24 @@ def connect_gloo(
     finally:
         late.cancel()
     raise PeerLostError(f"the ranks can not be connected over {own}: {found}; {peers[rank].words} {missing()}")
+
+
+def make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """torch's ProcessGroupGloo as torch makes it, whose sockets take no connection once its ranks are connected.
+
+    Its connections are not proved.
+    """
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    names, before = os.environ.get("GLOO_SOCKET_IFNAME", ""), listeners()
+    made: Any = ProcessGroupGloo  # torch's stubs lack lazy_init, with which ranks would connect later
+    devices = [made.create_device(interface=name, lazy_init=False) for name in names.split(",") if name]
+    options._devices = devices or [made.create_default_device(lazy_init=False)]
+    options._threads = 2 * len(options._devices)
+    listening = listeners() - before
+    gloo = ProcessGroupGloo(store, rank, size, options)
+    refuse_all(listening)
+    return gloo
 
 
 class _Attempt:
