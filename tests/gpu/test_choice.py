@@ -59,6 +59,7 @@ ONE = Facts("a", "GPU", 132, ("a", "b"), ("a", "b"), "", True)
 def test_kernels_run_where_all_gpus_are_peers() -> None:
     two = replace(ONE, uuid="b")
     assert no_kernels([ONE, two]) == ""
+    assert no_kernels([ONE, two], over_hosts=True) == "the GPUs are on several hosts"
     assert "CUDA_VISIBLE_DEVICES hides them" in no_kernels([ONE, replace(two, visible=("b",))])
     assert "can not map the memory of a peer" in no_kernels([replace(ONE, peers=("a",)), two])
     assert "pip install unisono[gpu]" in no_kernels(

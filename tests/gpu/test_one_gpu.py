@@ -85,9 +85,7 @@ def test_values(collective: str, schedule: str, n: int) -> None:
         for in_place in (False, True) if collective == "all_reduce" else (False,):
             call = GpuCall(collective, dtype, count, "SUM" if reduces else "", root, schedule)
             xs, outs, wanted = tensors(call, n, k, in_place)
-            torch.cuda.synchronize()
-            world(n).run(call, xs, outs)
-            torch.cuda.synchronize()
+            world(n).run_whole(call, xs, outs)
             assert world(n).failures() == [""] * n
             assert wrong(outs, wanted) == 0, call
 
@@ -101,9 +99,7 @@ def test_reduce_ops_give_the_bits_of_cpus(op: str) -> None:
             if op in ("MIN", "MAX") and DTYPES[dtype].is_floating_point:
                 xs[1][17] = float("nan")
                 wanted = [rank_order(xs, op)] * 3
-            torch.cuda.synchronize()
-            world(3).run(call, xs, outs)
-            torch.cuda.synchronize()
+            world(3).run_whole(call, xs, outs)
             for out, want in zip(outs, wanted, strict=True):
                 assert torch.equal(out.nan_to_num(123.0), want.nan_to_num(123.0)), call
 
@@ -156,9 +152,7 @@ def test_graphs_replay() -> None:
     n, here = 4, World(4)
     call = GpuCall("all_reduce", "bfloat16", 4096, "SUM", 0, "one_shot")
     xs, outs, wanted = tensors(call, n, 1)
-    torch.cuda.synchronize()
-    here.run(call, xs, outs)
-    torch.cuda.synchronize()
+    here.run_whole(call, xs, outs)
     graph, main = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph, stream=main):
         for stream in here.streams:
@@ -182,9 +176,7 @@ def test_graphs_replay() -> None:
 def test_other_headers_end_the_kernels_of_all_ranks(schedule: str) -> None:
     here, call = World(4), GpuCall("all_reduce", "float32", 100_000, "SUM", 0, schedule)
     xs, outs, _ = tensors(call, 4, 1)
-    torch.cuda.synchronize()
-    here.run(call, xs, outs)
-    torch.cuda.synchronize()
+    here.run_whole(call, xs, outs)
     assert here.failures() == [""] * 4
     begin = time.perf_counter()
     here.run(call, xs, outs, headers=[7, 7, 9, 7])
@@ -201,9 +193,7 @@ def test_other_headers_end_the_kernels_of_all_ranks(schedule: str) -> None:
 def test_an_absent_rank_ends_the_others_at_the_limit() -> None:
     here, call = World(4, limit=0.1), GpuCall("all_reduce", "float32", 5000, "SUM", 0, "one_shot")
     xs, outs, _ = tensors(call, 4, 1)
-    torch.cuda.synchronize()
-    here.run(call, xs, outs)
-    torch.cuda.synchronize()
+    here.run_whole(call, xs, outs)
     begin = time.perf_counter()
     here.run(call, xs, outs, absent=[2])
     torch.cuda.synchronize()
@@ -222,9 +212,7 @@ def test_an_absent_rank_ends_the_others_at_the_limit() -> None:
 def test_the_host_ends_kernels_that_wait() -> None:
     here, call = World(2, limit=100.0), GpuCall("all_reduce", "float32", 5000, "SUM", 0, "one_shot")
     xs, outs, _ = tensors(call, 2, 1)
-    torch.cuda.synchronize()
-    here.run(call, xs, outs)
-    torch.cuda.synchronize()
+    here.run_whole(call, xs, outs)
     begin = time.perf_counter()
     threading.Timer(0.2, here.spaces[0].end_kernels).start()
     here.run(call, xs, outs, absent=[1])

@@ -68,6 +68,12 @@ class World:
                     torch.cuda._sleep(delays[rank])  # type: ignore[no-untyped-call]
             launch(self.streams[rank].cuda_stream, xs[rank].data_ptr(), outs[rank].data_ptr())
 
+    def run_whole(self, call: GpuCall, xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        """As `run`, from a GPU at rest to one at rest; calls of its kind are loaded then."""
+        torch.cuda.synchronize()
+        self.run(call, xs, outs)
+        torch.cuda.synchronize()
+
     def prepared(self, rank: int, call: GpuCall, header: int, xs: Any, outs: Any) -> Launched:
         """The launch of a rank, kept."""
         key = (rank, call, header, (xs[rank].data_ptr() | outs[rank].data_ptr()) % 16 == 0)

@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 
 import unisono
+from backend.test_hosts import on_hosts
 from hangs.job import Fault, Job, attempt, init, tell
 from ranks import ranks
 from unisono.backend.survivors import Survivors
+from unisono.transport import handshake
 
 HOST = os.uname().nodename
 
@@ -120,6 +122,30 @@ def test_a_rank_dies_in_the_shrink() -> None:
     for rank, lines in texts.items():
         assert results[rank] == [[True, line] for line in lines]
     assert results[0] is results[1] is results[4] is None
+
+
+def dies_as_hosts_connect(rank: int, world_size: int, meeting: str, victims: list[int]) -> list[Any]:
+    """In each call of shrink a rank kills itself as it is about to be connected; the others wait for it in Gloo."""
+    found: list[Any] = []
+    with on_hosts(rank, (3, 2)):
+        init(meeting, rank, world_size)
+        for victim in victims:
+            total()
+            if dist.get_rank() == victim:
+                handshake._Attempt._run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+            began = time.monotonic()
+            unisono.shrink()
+            found.append([time.monotonic() - began < 2.0 + os.getloadavg()[0], *total()])
+    return found
+
+
+def test_a_rank_dies_as_hosts_connect_anew(tmp_path: Path) -> None:
+    """One of the other host; then that which serves the new store."""
+    with Job(dies_as_hosts_connect, 5, f"{tmp_path}/meeting", [3, 0], group=False) as job:
+        results = job.results(60)
+    assert results[0] is results[3] is None
+    assert results[1] == [[True, 1, 4, 4.0], [True, 0, 3, 3.0]]
+    assert results[4] == [[True, 3, 4, 4.0], [True, 2, 3, 3.0]]
 
 
 def late(rank: int, world_size: int, meeting: str) -> list[Any]:

@@ -1,12 +1,17 @@
 """The guard of calls on GPUs, which needs no GPU: headers in shared memory, compared without a wait."""
 
+import os
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from backend.test_hosts import on_hosts
+from hangs.job import Fault, Job, attempt, init
 from ranks import ranks
 from unisono.errors import MismatchError, UnisonoError
 from unisono.runtime.call import Call
@@ -88,6 +93,58 @@ def late(rank: int, world_size: int) -> str:
     finally:
         dist.barrier()
     return ""
+
+
+def over_hosts(rank: int, world_size: int, meeting: str) -> tuple[int, str, str]:
+    """Three ranks on two hosts: equal calls; then rank 2, alone on its host, is late; then it calls something else."""
+    with on_hosts(rank, (2, 1)):
+        init(meeting, rank, world_size)
+        equal = equal_calls(rank, world_size)
+        lateness = late(rank, world_size)
+        if rank == 2:
+            guard().issued(call(4))
+        dist.barrier()
+        fault = attempt(lambda: guard().issued(call(5, "MAX" if rank == 2 else "SUM")))
+        deadline = time.monotonic() + 5.0
+        while not fault.kind and time.monotonic() < deadline:
+            time.sleep(0.01)
+            fault = attempt(lambda: guard().check(10.0))
+        dist.barrier()
+        dist.destroy_process_group()
+    return equal, lateness, f"{fault.kind}: {fault.text}"
+
+
+def test_calls_of_ranks_on_several_hosts_are_compared(tmp_path: Path) -> None:
+    found = ranks(3, group=False).run(over_hosts, str(tmp_path / "meeting"))
+    for rank, (equal, lateness, words) in enumerate(found):
+        assert equal == 300
+        assert ("rank 2 missing (arrived: 0, 1)" in lateness) == (rank != 2)
+        assert words.startswith("MismatchError: the ranks of the default group disagree about call no. 302 on GPUs")
+        assert "all_reduce(float32 [5], MAX)" in words
+
+
+def test_a_lost_rank_of_another_host_is_named(tmp_path: Path) -> None:
+    with Job(loses_rank_2, 3, f"{tmp_path}/meeting", group=False) as job:
+        first, second, _ = job.results()
+    for fault in (first, second):
+        fault.says(
+            "PeerLostError", r"call no. 2 of the default group on GPUs, can not end", r"rank 2 \(pid \d+ on host1\)"
+        )
+
+
+def loses_rank_2(rank: int, world_size: int, meeting: str) -> Fault:
+    with on_hosts(rank, (2, 1)):
+        init(meeting, rank, world_size)
+        guard().issued(call(4))
+        dist.barrier()
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        guard().issued(call(4))
+        found = attempt(lambda: None)
+        while not found.kind:
+            time.sleep(0.05)
+            found = attempt(lambda: guard().check(20.0))
+        return found
 
 
 def fresh(n: int, fn: Any, *args: Any) -> list[Any]:

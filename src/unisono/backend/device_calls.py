@@ -113,7 +113,7 @@ class DeviceCalls:
                 "nccl", PrefixStore("nccl/", store), group.rank, group.global_ranks, self._timeout, self._name,
                 self.device,
             )  # fmt: skip
-            why = no_kernels(found)
+            why = no_kernels(found, over_hosts=group.segment is not None and group.segment.elsewhere is not None)
             if not why:
                 os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
                 space = symmetric_workspace(self._name, self.device)

@@ -70,8 +70,10 @@ def exchanged(
     return found
 
 
-def no_kernels(found: Sequence[Facts]) -> str:
+def no_kernels(found: Sequence[Facts], over_hosts: bool = False) -> str:
     """Why a group runs no kernels; empty if it does. The same on all ranks, since the facts are."""
+    if over_hosts:
+        return "the GPUs are on several hosts"
     members = {facts.uuid for facts in found}
     if not all(facts.kernels for facts in found):
         return "they are switched off"

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from unisono.backend.cuda_calls import CANONICAL
 from unisono.errors import UsageError
+from unisono.transport.handshake import make_gloo
 
 __all__ = ["Inner"]
 
@@ -83,8 +84,6 @@ def _nccl(store: Any, rank: int, global_ranks: list[int], timeout: timedelta, na
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    from torch._C._distributed_c10d import ProcessGroupGloo
-
-    backend = ProcessGroupGloo(store, rank, size, timeout)
+    backend = make_gloo(store, rank, size, timeout)
     backend._set_sequence_number_for_group()
     return backend

@@ -154,7 +154,9 @@ class OverHosts:
             # Where the store is on this host, another one has found the way to it.
             address = address_for_peers(self._members.store.host(), self.hosts.places[self.hosts.remote[0]].address)
             peers[self._rank] = peers[self._rank]._replace(address=address)
-            connected = connect_gloo(store, self._rank, peers, segment.nonce, timeout, silence)
+            connected = connect_gloo(
+                store, self._rank, peers, segment.nonce, timeout, silence, self._members.check_claim
+            )
         self._network = Network(segment, self.hosts, self._global_ranks, connected)
 
     def start(self, serve: Callable[[Network], None]) -> None:

@@ -23,12 +23,15 @@ from unisono.backend.membership import Membership
 from unisono.backend.survivors import Survivors, Table
 from unisono.errors import PeerLostError, UnisonoError, UsageError, first_line
 from unisono.runtime.task import reentry_error
+from unisono.transport.keepalive import keep_alive, sockets
+from unisono.transport.process import OwnThread
 from unisono.units import name_ranks
 
 __all__ = ["shrink"]
 
 _BIRTH = 5.0  # s that ranks which have agreed may take to make their group
 _CONNECT = 2.0  # s that a connection to the new store may take
+_PAUSE = 0.02  # s between two looks whether the others have proposed anew
 _LEAVING = 1.0  # s that the old groups may take, all together, to send what is left to other hosts
 
 
@@ -194,20 +197,23 @@ class _Birth:
         members.survivors, group.timeout = None, old.timeout
 
     def _connect(self, first: int, host: str, port: str) -> Any:
-        """The new store, of rank ``first``. A plain connection comes first: torch's store logs pages where it fails."""
+        """The new store, of rank ``first``, in a thread: torch goes on trying where that rank has died meanwhile."""
         if first == self._old.rank:
             return self._server
-        try:
-            socket.create_connection((host, int(port)), _CONNECT).close()
-            store = TCPStore(host, int(port), None, False, timedelta(seconds=_CONNECT), wait_for_workers=False)
-            store.set_timeout(timedelta(seconds=_BIRTH))
-            return store
-        except (OSError, RuntimeError) as error:
+        assert self.survivors is not None
+        found: list[Any] = []
+        thread = OwnThread(target=lambda: found.append(_opened(host, int(port))), name="unisono connects", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_PAUSE)
+            self.survivors.check()
+        if isinstance(found[0], Exception):
             name = self._old.global_ranks[first]
             raise PeerLostError(
                 f"the store that rank {name} serves for the ranks that are left, at {host}, port {port}, can not be "
-                f"reached ({first_line(error)}); ports above 1023 must be open between the hosts"
-            ) from error
+                f"reached ({first_line(found[0])}); ports above 1023 must be open between the hosts"
+            ) from found[0]
+        return found[0]
 
     def _discard(self) -> None:
         if self._group is not None:
@@ -246,6 +252,21 @@ class _Birth:
                 names, timeout, backend, options, use_local_synchronization=True, group_desc=description, **order
             )
         return made
+
+
+def _opened(host: str, port: int) -> Any:
+    """A store, or why it can not be reached. A plain connection comes first: torch's store logs pages where it fails.
+
+    A host that is cut off later ends the calls under way: by itself the store would wait for ever.
+    """
+    try:
+        socket.create_connection((host, port), _CONNECT).close()
+        store = TCPStore(host, port, None, False, timedelta(seconds=_CONNECT), wait_for_workers=False)
+        store.set_timeout(timedelta(seconds=_BIRTH))
+        keep_alive(sockets(port), _BIRTH)
+        return store
+    except (OSError, RuntimeError) as error:
+        return error
 
 
 def _leave(old: Group, default: bool, survivors: Survivors) -> None:

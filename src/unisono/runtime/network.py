@@ -22,7 +22,7 @@ from unisono.transport.segment import Segment
 
 __all__ = ["MEETING", "MEETING_DATA", "MEETING_ROOM", "RING_BYTES", "RING_COUNTS", "Network"]
 
-MEETING, MEETING_DATA, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER, _SHRINKING = range(9)
+MEETING, MEETING_DATA, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER, _SHRINKING, _HEADER = range(10)
 """Kinds of frames."""
 _MEETINGS, _MESSAGES = 1, 2
 MEETING_ROOM, _MESSAGE_ROOM = 1 << 20, 16 << 10
@@ -37,6 +37,7 @@ _SILENT = [os.strerror(n) for n in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.E
 _OTHER_CORES = 1  # the mark of a set of cores that no rank of this host has
 _RANK = struct.Struct("<i")
 _STATE = struct.Struct("<iQ")  # state, meetings begun
+_NUMBER = struct.Struct("<Q")
 
 
 class _Ended(NamedTuple):
@@ -60,6 +61,7 @@ class Network:
         self.deliver_meeting: _Land = lambda peer, body: None
         self.deliver_data: _Land = lambda peer, body: None
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
+        self.deliver_header: Callable[[int, int, bytes], None] = lambda peer, number, header: None
         self.unsent: Callable[[], bool] = lambda: False
         """True if this rank has sent messages that are not on their way yet."""
         self._issued: dict[int, int] = {}  # by rank: collectives, as it has answered
@@ -74,8 +76,9 @@ class Network:
         self._mesh = Mesh(connected, self._lost)
         room = MEETING_ROOM + len(hosts.local) * (segment.layout.header + segment.layout.OUTBOX + segment.layout.TEXT)
         self.meetings = {peer: self._mesh.channel(peer, _MEETINGS, room, self._meeting) for peer in hosts.counterparts}
+        room = max(_MESSAGE_ROOM, _NUMBER.size + segment.layout.header)
         self.messages: dict[int, Channel] = {
-            peer: self._mesh.channel(peer, _MESSAGES, _MESSAGE_ROOM, self._message) for peer in hosts.remote
+            peer: self._mesh.channel(peer, _MESSAGES, room, self._message) for peer in hosts.remote
         }
         self.questions = Questions(_MESSAGE_ROOM, self._sender(_QUESTION), self._sender(_ANSWER))
         longs = segment.longs
@@ -109,6 +112,8 @@ class Network:
             self._end(peer, state, bytes(body[_STATE.size :]).decode(), met)
             if state == LEFT:
                 self.messages[peer].send(_RECEIPT, ())
+        elif kind == _HEADER:
+            self.deliver_header(peer, _NUMBER.unpack_from(body)[0], bytes(body[_NUMBER.size :]))
         elif kind == _SHRINKING:
             self._shrinking[peer] = bytes(body).decode()
         elif kind == _RECEIPT:
@@ -190,6 +195,12 @@ class Network:
             if self.gone(peer) is None:
                 channel.send(_SHRINKING, (text.encode(),))
 
+    def publish_header(self, number: int, header: bytes) -> None:
+        """Publishes the header of this rank's call ``number`` on GPUs: to one rank of each other host, for all."""
+        for host in range(len(self.hosts.hosts)):
+            if host != self.hosts.mine:
+                self.messages[self.hosts.proxy(self.hosts.rank, host)].send(_HEADER, (_NUMBER.pack(number), header))
+
     def address(self, rank: int) -> str:
         """The address of a rank's host on the way to the others."""
         return self.hosts.places[rank].address
@@ -260,7 +271,7 @@ class Network:
         self._segment.elsewhere = None
         self.questions.close()
         self.unsent = bool
-        del self.deliver_meeting, self.deliver_data, self.deliver_message
+        del self.deliver_meeting, self.deliver_data, self.deliver_message, self.deliver_header
 
     def disown(self) -> None:
         """In a forked child: the connections are the parent's."""

@@ -26,7 +26,7 @@ from unisono.transport.mesh import FOREVER, Connected, gist
 from unisono.transport.process import OwnThread
 from unisono.transport.segment import StoreLike
 
-__all__ = ["Peer", "Stores", "check_transport", "connect_gloo"]
+__all__ = ["Peer", "Stores", "check_transport", "connect_gloo", "make_gloo"]
 
 _CONNECTING = 60.0  # s that ranks which are all there may take to connect
 _ATTEMPTS = 3  # that share this time
@@ -68,13 +68,14 @@ def check_transport() -> None:
 
 
 def connect_gloo(
-    store: Stores, rank: int, peers: Sequence[Peer], nonce: str, timeout: float, limit: float
-) -> Connected:
+    store: Stores, rank: int, peers: Sequence[Peer], nonce: str, timeout: float, limit: float,
+    check: Callable[[], None],
+) -> Connected:  # fmt: skip
     """Connects ``rank`` with the others; ``peers`` are all ranks, this one too, in order.
 
     ``nonce``: known to nobody who can not read the store. Logs a line after some seconds, and raises `PeerLostError` if
     not all are connected within ``timeout`` seconds, or within 60. ``limit``: seconds after which a host that does not
-    answer is lost.
+    answer is lost. ``check``: called while this waits; it raises what makes waiting vain.
     """
     before = sockets()
 
@@ -107,7 +108,7 @@ def connect_gloo(
     try:
         for number in range(_ATTEMPTS):
             deadline = time.monotonic() + min(timeout, _CONNECTING) / _ATTEMPTS
-            found = _Attempt(store.under(str(number)), rank, len(peers), nonce, deadline).connect(own, limit)
+            found = _Attempt(store.under(str(number)), rank, len(peers), nonce, deadline, check).connect(own, limit)
             if isinstance(found, Connected):
                 return found
             if any(each in found.lower() for each in _NO_WAY):
@@ -117,19 +118,54 @@ def connect_gloo(
     raise PeerLostError(f"the ranks can not be connected over {own}: {found}; {peers[rank].words} {missing()}")
 
 
+def make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """torch's ProcessGroupGloo as torch makes it, whose sockets take no connection once its ranks are connected.
+
+    Its connections are not proved.
+    """
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    names, before = os.environ.get("GLOO_SOCKET_IFNAME", ""), listeners()
+    made: Any = ProcessGroupGloo  # torch's stubs lack lazy_init, with which ranks would connect later
+    devices = [made.create_device(interface=name, lazy_init=False) for name in names.split(",") if name]
+    options._devices = devices or [made.create_default_device(lazy_init=False)]
+    options._threads = 2 * len(options._devices)
+    listening = listeners() - before
+    gloo = ProcessGroupGloo(store, rank, size, options)
+    refuse_all(listening)
+    return gloo
+
+
 class _Attempt:
     """One rank's part in connecting a group once."""
 
-    def __init__(self, store: Stores, rank: int, size: int, nonce: str, deadline: float) -> None:
+    def __init__(
+        self, store: Stores, rank: int, size: int, nonce: str, deadline: float, check: Callable[[], None]
+    ) -> None:  # fmt: skip
         self._store, self._rank, self._size, self._key = store, rank, size, nonce.encode()
-        self._deadline = deadline
+        self._deadline, self._check = deadline, check
         self._peers = [peer for peer in range(size) if peer != rank]
         self._gloo: Any = None
         self._words = ""
 
     def connect(self, address: str, limit: float) -> Connected | str:
         """The connections, which all ranks have proved; or what went wrong, on this rank or another."""
-        before, listening = sockets(), listeners()
+        before, listening, proved = sockets(), listeners(), False
+        try:
+            words = self._prove(address)
+            proved = not words
+        finally:
+            made = sockets() - before
+            refuse_all(listeners() - listening)
+            if not proved:
+                shut_down(made)
+        if words:
+            return words
+        keep_alive(made, limit)
+        return Connected(self._gloo, lambda: shut_down(made))
+
+    def _prove(self, address: str) -> str:
+        """Connects and waits until all ranks have proved their connections; returns what went wrong."""
         thread = OwnThread(target=self._run, args=(address,), name="unisono connects", daemon=True)
         thread.start()
         if not self._until(lambda: not thread.is_alive() or self._store.check(["failed"])):
@@ -138,16 +174,9 @@ class _Attempt:
             self._words = self._store.get("failed").decode()
         if self._words:
             self._store.set("failed", self._words)
-        else:
-            self._store.add("proved", 1)
-            self._words = self._agreed()
-        made = sockets() - before
-        refuse_all(listeners() - listening)
-        if self._words:
-            shut_down(made)
             return self._words
-        keep_alive(made, limit)
-        return Connected(self._gloo, lambda: shut_down(made))
+        self._store.add("proved", 1)
+        return self._agreed()
 
     def _run(self, address: str) -> None:
         """Connects with all other ranks, and exchanges words with them."""
@@ -159,7 +188,8 @@ class _Attempt:
         }
         try:
             options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-            gloo: Any = ProcessGroupGloo(self._store.plain("gloo"), self._rank, self._size, options)
+            store = self._store.plain("gloo").clone()  # its own connection: Gloo waits in it
+            gloo: Any = ProcessGroupGloo(store, self._rank, self._size, options)
             works = [gloo.recv([tensor], peer, 0) for peer, tensor in come.items()]
             works += [gloo.send([tensor], peer, 0) for peer, tensor in sent.items()]
             for work in works:
@@ -187,6 +217,8 @@ class _Attempt:
         while not true():
             if time.monotonic() > self._deadline:
                 return False
+            if pause >= _PAUSE:
+                self._check()
             time.sleep(pause)
             pause = min(1.5 * pause, _PAUSE)
         return True

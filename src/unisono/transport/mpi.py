@@ -8,6 +8,7 @@ meets one of another group or of the program's. Every rank must have been starte
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,8 +19,10 @@ __all__ = ["MpiMessages", "connect_mpi", "load_mpi"]
 
 _SHORT, _LONG = 20e-6, 1e-3  # s between two polls
 _BUSY = 0.02  # s after a message, or a send, until polls are rarer
+_ENDING = 0.5  # s that receives which are cancelled may take to end
 _ALONE = "alone"
 _mpi = threading.RLock()  # a library that serializes threads is enough
+_abandoned: list[object] = []  # what MPI may still read or write
 
 
 def load_mpi(needed: str, without: str = "") -> Any:
@@ -69,16 +72,17 @@ def connect_mpi(store: Any, rank: int, size: int) -> "MpiMessages":
 
 
 class _Message:
-    """A message under way; `wait` returns once its buffer may be used."""
+    """A message under way; `wait` returns once its buffer may be used. ``comes``: it is received."""
 
-    def __init__(self, tensor: Any) -> None:
-        self.tensor, self.error = tensor, ""
+    def __init__(self, tensor: Any, comes: bool) -> None:
+        self.tensor, self.comes, self.error = tensor, comes, ""
         self._over = threading.Event()
 
     def end(self, error: str = "") -> None:
-        """Lets those go who wait for it."""
-        self.error = error
-        self._over.set()
+        """Lets those go who wait for it, once."""
+        if not self._over.is_set():
+            self.error = error
+            self._over.set()
 
     def wait(self, limit: timedelta) -> None:
         """Raises `RuntimeError` if it failed, or is not complete within a limit."""
@@ -108,10 +112,10 @@ class MpiMessages:
 
     def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> _Message:
         """Receives into one flat tensor of bytes, as many as come at most."""
-        return self._begin(self._comm.Irecv, tensors[0], peer, tag)
+        return self._begin(self._comm.Irecv, tensors[0], peer, tag, comes=True)
 
-    def _begin(self, how: Any, tensor: Any, peer: int, tag: int) -> _Message:
-        message = _Message(tensor)
+    def _begin(self, how: Any, tensor: Any, peer: int, tag: int, comes: bool = False) -> _Message:
+        message = _Message(tensor, comes)
         try:
             with _mpi:
                 request = how([tensor.numpy(), self._mpi.BYTE], peer, tag)
@@ -131,20 +135,33 @@ class MpiMessages:
 
     def _run(self) -> None:
         while not self._ended:
-            while self._begun:
-                request, message = self._begun.pop(0)
-                self._requests.append(request)
-                self._messages.append(message)
+            self._take_begun()
             if self._poll():
                 self._hurry = time.monotonic() + _BUSY
             else:
                 time.sleep(_SHORT if time.monotonic() < self._hurry else _LONG)
-        with _mpi:
-            for request in self._requests:
-                request.Cancel()
-                request.Free()
+        self._end_all()
+
+    def _take_begun(self) -> None:
+        while self._begun:
+            request, message = self._begun.pop(0)
+            self._requests.append(request)
+            self._messages.append(message)
+
+    def _end_all(self) -> None:
+        """Ends every message; a receive that is cancelled is under way until MPI has ended it, too."""
+        self._take_begun()
         for message in self._messages:
             message.end("Connection closed")
+        with _mpi, suppress(self._mpi.Exception):
+            for request, message in zip(self._requests, self._messages, strict=True):
+                if message.comes:
+                    request.Cancel()
+        deadline = time.monotonic() + _ENDING
+        while any(message.comes for message in self._messages) and time.monotonic() < deadline:
+            if not self._poll():
+                time.sleep(_SHORT)
+        _abandoned.extend(zip(self._requests, self._messages, strict=True))
 
     def _poll(self) -> bool:
         """Ends the messages that are complete; returns whether there were any."""

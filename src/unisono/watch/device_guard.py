@@ -3,7 +3,8 @@
 Before a call is launched its rank writes the header into shared memory, numbered, and compares it with those of the
 peers that are as far. So of two ranks whose calls differ the later one raises before it launches anything; the earlier
 one, whose GPU waits by then, learns it at its next call or from its watcher (backend/device_watcher.py), which also
-looks for lost and late peers by `check`. A rank keeps its last headers only: of ranks further apart than that the
+looks for lost and late peers by `check`. Over hosts a header goes to each other host, into the memory there, on its way
+while the call is; nothing waits for it. A rank keeps its last headers only: of ranks further apart than that the
 checksum over all earlier headers, which every header carries, is compared at the next number that both have.
 """
 
@@ -17,6 +18,7 @@ from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
 from unisono.runtime.call import SIGNATURE, Call, Site, call_site, site_text
 from unisono.runtime.header import Header, read_header
 from unisono.runtime.monitor import Monitor
+from unisono.runtime.network import Network
 from unisono.transport import futex
 from unisono.transport.board import Board
 from unisono.transport.layout import DEVICE_ISSUED
@@ -27,6 +29,7 @@ __all__ = ["DeviceGuard"]
 
 _SUMS = struct.Struct("<Q")
 _KEPT = 2048  # headers kept for reuse
+_ON_ITS_WAY = 0.05  # s: a header may come after the news that its rank has left, for they come by two ranks
 
 
 class DeviceGuard:
@@ -44,6 +47,8 @@ class DeviceGuard:
         self._headers: dict[Call, bytes] = {}
         self._mine: deque[tuple[int, Call, bytes, float]] = deque(maxlen=self._depth)
         self._sum = 0
+        if isinstance(network := board.segment.elsewhere, Network):
+            network.deliver_header = self._publish
         self.number = 0
         """Calls that this rank has issued."""
 
@@ -58,13 +63,9 @@ class DeviceGuard:
         data = header + _SUMS.pack(self._sum)
         number = self.number = self.number + 1
         self._mine.append((number, call, data, time.monotonic()))
-        word, at = self._place(self._rank, number)
-        longs = self._segment.longs
-        longs[word] = 0
-        futex.release()
-        self._segment.raw[at : at + self._header] = data
-        futex.release()
-        longs[word] = longs[self._issued_at[self._rank]] = number
+        self._publish(self._rank, number, data)
+        if self._segment.elsewhere is not None:
+            self._segment.elsewhere.publish_header(number, data)
         self.compare()
 
     def compare(self) -> None:
@@ -98,6 +99,8 @@ class DeviceGuard:
         call, since = found[1], found[3]
         what = f"{call.describe(self._global_ranks)}, call no. {number} of {self._label} on GPUs,"
         losses = self._monitor.losses(missing)
+        if losses and self._segment.elsewhere is not None:
+            time.sleep(_ON_ITS_WAY)
         missing = [peer for peer in missing if self._published(peer) < number]
         if losses and missing:
             raise self._monitor.lost(f"{what} can not end", losses)
@@ -117,6 +120,16 @@ class DeviceGuard:
         return CollectiveTimeout(f"a call of {self._label} on GPUs did not end: rank {name} did not arrive")
 
     # Headers in shared memory
+
+    def _publish(self, rank: int, number: int, data: bytes) -> None:
+        """Lays down the header of a rank's call ``number``: this one's, or one that has come from another host."""
+        word, at = self._place(rank, number)
+        longs = self._segment.longs
+        longs[word] = 0
+        futex.release()
+        self._segment.raw[at : at + self._header] = data
+        futex.release()
+        longs[word] = longs[self._issued_at[rank]] = number
 
     def _place(self, rank: int, number: int) -> tuple[int, int]:
         """Of a header: its number among the words, its first byte."""

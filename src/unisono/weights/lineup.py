@@ -9,11 +9,11 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from unisono.backend.private import private_group
 from unisono.errors import MismatchError, UsageError
+from unisono.transport.handshake import make_gloo
 from unisono.weights.fit import Fit, fit
 from unisono.weights.layout import Layout, merge
 from unisono.weights.plan import make_plan
@@ -138,7 +138,7 @@ def make_group(lineup: Lineup, store: Any, seconds: float) -> Any:
         return private_group(prefixed, lineup.rank, [who.identity for who in lineup.who], name, seconds)
     if lineup.backend != "gloo":
         raise UsageError(f"backend={lineup.backend!r}: between hosts only gloo serves tensors of the CPU")
-    return dist.ProcessGroupGloo(prefixed, lineup.rank, size, timedelta(seconds=seconds))
+    return make_gloo(prefixed, lineup.rank, size, timedelta(seconds=seconds))
 
 
 def left(deadline: float) -> float:

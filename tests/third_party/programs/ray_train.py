@@ -1,4 +1,7 @@
-"""A user's program: Ray Train's TorchTrainer on a local cluster. Arguments: backend, file for the values."""
+"""A user's program: Ray Train's TorchTrainer on a local cluster, or on that of RAY_ADDRESS.
+
+Arguments: backend, file for the values.
+"""
 
 import os
 import sys
@@ -28,17 +31,20 @@ def work(config: dict[str, str]) -> None:
             optimizer.step()
         mean = loss.detach().clone()
         dist.all_reduce(mean)
+        hosts = [""] * dist.get_world_size()
+        dist.all_gather_object(hosts, os.uname().nodename)
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if train.get_context().get_world_rank() == 0:
-                state = {"weights": model.module.state_dict(), "group": type(dist.group.WORLD).__name__}
+                state = {"weights": model.module.state_dict(), "group": type(dist.group.WORLD).__name__, "hosts": hosts}
                 torch.save(state, f"{folder}/state.pt")
                 checkpoint = train.Checkpoint.from_directory(folder)
             train.report({"loss": mean.item(), "epoch": epoch}, checkpoint=checkpoint)
 
 
 def main(backend: str, out: str) -> None:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    cores = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 2}
+    ray.init(**cores, include_dashboard=False, log_to_driver=False, configure_logging=False)
     result = TorchTrainer(
         work,
         torch_config=TorchConfig(backend=backend),
