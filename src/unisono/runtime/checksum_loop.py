@@ -2,16 +2,24 @@
 definition of the sums). Needs numba; kept like other loops.
 """
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
 from numba.np.numpy_support import carray
 
-from unisono.transport.atomics import inner, pointer
+from unisono.transport.atomics import inner, intrinsic, pointer, types
 from unisono.transport.native import copy
 
 __all__ = ["checksum_loops"]
+
+
+_alloca: Any = cgutils.alloca_once
+_function: Any = cgutils.get_or_insert_function
+_for_range: Any = cgutils.for_range
 
 
 def _mixed(number: Any) -> Any:
@@ -44,6 +52,111 @@ def _pairs_copied(source: int, target: int, weights_at: int, count: int) -> Any:
     return total
 
 
+_LINE, _PAIR = ir.VectorType(ir.IntType(64), 8), ir.IntType(64)
+
+
+def _past_caches(builder: Any, value: Any, address: Any, nbytes: int) -> None:
+    """Stores a value at a multiple of its size, past the caches: the line need not be read, nor be had for that."""
+    store = builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=nbytes)
+    store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+
+
+@intrinsic
+def _store_past(context: Any, address: Any, value: Any) -> Any:
+    """Stores a word of 32 or 64 bits past the caches."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _past_caches(builder, args[1], args[0], value.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.none(types.intp, value), build
+
+
+@intrinsic
+def _settle(context: Any) -> Any:
+    """What was stored past the caches is seen by others before what is stored from here on."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if platform.machine() == "x86_64":
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(_function(builder.module, kind, "llvm.x86.sse.sfence"), [])
+        return context.get_dummy_value()
+
+    return types.none(), build
+
+
+def _lines(summing: bool) -> Any:
+    """`lines(source, target, weights, count)`: copies lines of 64 bytes past the caches, and sums them, if so."""
+
+    @intrinsic
+    def lines(context: Any, source: Any, target: Any, weights: Any, count: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            total = _alloca(builder, _LINE)
+            builder.store(ir.Constant(_LINE, [0] * 8), total)
+            low, high = (ir.Constant(_LINE, [word] * 8) for word in (0xFFFFFFFF, 32))
+
+            def load(start: Any, offset: Any) -> Any:
+                return builder.load(builder.inttoptr(builder.add(start, offset), _LINE.as_pointer()), align=1)
+
+            with _for_range(builder, args[3], intp=_PAIR) as loop:
+                offset = builder.shl(loop.index, ir.Constant(_PAIR, 6))
+                line = load(args[0], offset)
+                _past_caches(builder, line, builder.add(args[1], offset), 64)
+                if summing:
+                    both = load(args[2], offset)
+                    first = builder.mul(builder.and_(line, low), builder.and_(both, low))
+                    second = builder.mul(builder.lshr(line, high), builder.lshr(both, high))
+                    builder.store(builder.add(builder.load(total), builder.add(first, second)), total)
+            kind = ir.FunctionType(_PAIR, [_LINE])
+            return builder.call(_function(builder.module, kind, "llvm.vector.reduce.add.v8i64"), [builder.load(total)])
+
+        return types.uint64(types.intp, types.intp, types.intp, types.intp), build
+
+    return lines
+
+
+def _streamed(summing: bool) -> Callable[..., Any]:
+    """`streamed(source, target, weights_at, count)`: words copied past the caches, the target aligned to them."""
+    lines = _lines(summing)
+
+    def one_word(source: int, target: int, weights_at: int) -> Any:
+        word = carray(pointer(source), 1, np.uint32)[0]
+        _store_past(target, word)
+        return np.uint64(word) * np.uint64(carray(pointer(weights_at), 1, np.uint32)[0]) if summing else np.uint64(0)
+
+    def some_pairs(source: int, target: int, weights_at: int, count: int) -> Any:
+        units, low, high = carray(pointer(source), count, np.uint64), np.uint64(0xFFFFFFFF), np.uint64(32)
+        weights, total = carray(pointer(weights_at), count, np.uint64), np.uint64(0)
+        for i in range(count):
+            two = units[i]
+            _store_past(target + 8 * i, two)
+            if summing:
+                both = weights[i]
+                total += (two & low) * (both & low) + (two >> high) * (both >> high)
+        return total
+
+    word, pairs = inner(one_word), inner(some_pairs)
+
+    def streamed(source: int, target: int, weights_at: int, count: int) -> Any:
+        total, end = np.uint64(0), target + 4 * count
+        if target & 4 and target < end:
+            total += word(source, target, weights_at)
+            source, target, weights_at = source + 4, target + 4, weights_at + 4
+        head = min((-target & 63) >> 3, (end - target) >> 3)
+        total += pairs(source, target, weights_at, head)
+        source, target, weights_at = source + 8 * head, target + 8 * head, weights_at + 8 * head
+        whole = (end - target) >> 6
+        total += lines(source, target, weights_at, whole)
+        source, target, weights_at = source + 64 * whole, target + 64 * whole, weights_at + 64 * whole
+        tail = (end - target) >> 3
+        total += pairs(source, target, weights_at, tail)
+        if (end - target) & 4:
+            total += word(source + 8 * tail, target + 8 * tail, weights_at + 8 * tail)
+        return total
+
+    return inner(streamed)
+
+
 def _edge(address: int, weights_at: int, first: int, count: int) -> Any:
     """The weighted sum of `count` bytes, of which the first is the `first`-th of its 4096."""
     units, weights = carray(pointer(address), count, np.uint8), carray(pointer(weights_at), 1024, np.uint32)
@@ -60,28 +173,33 @@ def _edge(address: int, weights_at: int, first: int, count: int) -> Any:
 
 
 def _sum_of() -> Callable[..., Any]:
-    """`sum_of(source, target, first, count, weights)`: of bytes that follow each other in memory and in the whole.
+    """`sum_of(source, target, first, count, weights, past)`: of bytes that follow each other here and in the whole.
 
     They are copied on the way, unless target is -1.
     """
     mixed, pairs, copied, edge = inner(_mixed), inner(_pairs), inner(_pairs_copied), inner(_edge)
+    streamed = _streamed(summing=True)
 
-    def sum_of(source: int, target: int, first: int, count: int, weights: int) -> Any:
+    def sum_of(source: int, target: int, first: int, count: int, weights: int, past: int) -> Any:
         total = np.uint64(0)
         while count > 0:
             start = first & 4095
             length = min(4096 - start, count)
-            head = min(-start & 7, length)
-            whole = (length - head) >> 3
-            tail = length - head - 8 * whole
+            head = min(-start & 3, length)
+            streams = past and (target + head) & 3 == 0
+            whole = (length - head) & (-4 if streams else -8)
+            tail = length - head - whole
             part = edge(source, weights, start, head) if head else np.uint64(0)
             if tail:
                 part += edge(source + length - tail, weights, start + length - tail, tail)
             if target == -1:
-                part += pairs(source + head, weights + start + head, whole)
+                part += pairs(source + head, weights + start + head, whole >> 3)
             else:
                 copy(target, source, head)
-                part += copied(source + head, target + head, weights + start + head, whole)
+                if streams:
+                    part += streamed(source + head, target + head, weights + start + head, whole >> 2)
+                else:
+                    part += copied(source + head, target + head, weights + start + head, whole >> 3)
                 copy(target + length - tail, source + length - tail, tail)
                 target += length
             total += part * mixed(first >> 12)
@@ -93,15 +211,29 @@ def _sum_of() -> Callable[..., Any]:
     return inner(sum_of)
 
 
+def _copied_past() -> Callable[..., Any]:
+    """`copied_past(source, target, nbytes)`: copies past the caches, but for what is not aligned."""
+    streamed = _streamed(summing=False)
+
+    def copied_past(source: int, target: int, nbytes: int) -> None:
+        head = min(-target & 3, nbytes)
+        whole = (nbytes - head) & -4
+        copy(target, source, head)
+        streamed(source + head, target + head, 0, whole >> 2)
+        copy(target + head + whole, source + head + whole, nbytes - head - whole)
+
+    return inner(copied_past)
+
+
 def checksum_loops() -> dict[str, Callable[..., int]]:
-    """`moves(table, rows, source, target, weights, sums)`: addresses of the rows, and those that a row's count from.
+    """`moves(table, rows, source, target, weights, sums, past)`: addresses of the rows, and those that a row's count from.
 
     target: -1 to sum alone, where the source is. weights: of the 1024 32-bit weights, 0 to copy alone. sums: a row's
-    sum is added to the 64-bit word that the row names.
+    sum is added to the 64-bit word that the row names. past: 1 to store past the caches.
     """
-    sum_of = _sum_of()
+    sum_of, copied_past = _sum_of(), _copied_past()
 
-    def moves(table: int, rows: int, source: int, target: int, weights: int, sums: int) -> Any:
+    def moves(table: int, rows: int, source: int, target: int, weights: int, sums: int, past: int) -> Any:
         """See above."""
         rows_of = carray(pointer(table), (rows, 21), np.int64)
         for i in range(rows):
@@ -114,13 +246,17 @@ def checksum_loops() -> dict[str, Callable[..., int]]:
                             there = target + r[1] + a * r[7] + b * r[11] + c * r[15] + d * r[19]
                             first = r[3] + a * r[8] + b * r[12] + c * r[16] + d * r[20]
                             if target == -1:
-                                total += sum_of(here, -1, first, r[2], weights)
+                                total += sum_of(here, -1, first, r[2], weights, 0)
                             elif weights:
-                                total += sum_of(here, there, first, r[2], weights)
+                                total += sum_of(here, there, first, r[2], weights, past)
+                            elif past:
+                                copied_past(here, there, r[2])
                             else:
                                 copy(there, here, r[2])
             if weights:
                 carray(pointer(sums + r[4]), 1, np.uint64)[0] += total
+        if past:
+            _settle()
         return 0
 
     return {"moves": moves}
