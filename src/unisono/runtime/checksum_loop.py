@@ -52,7 +52,7 @@ def _pairs_copied(source: int, target: int, weights_at: int, count: int) -> Any:
     return total
 
 
-_LINE, _PAIR = ir.VectorType(ir.IntType(64), 8), ir.IntType(64)
+_PAIR = ir.IntType(64)
 
 
 def _past_caches(builder: Any, value: Any, address: Any, nbytes: int) -> None:
@@ -63,13 +63,13 @@ def _past_caches(builder: Any, value: Any, address: Any, nbytes: int) -> None:
 
 @intrinsic
 def _store_past(context: Any, address: Any, value: Any) -> Any:
-    """Stores a word of 32 or 64 bits past the caches."""
+    """Stores a word of 32 bits past the caches."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _past_caches(builder, args[1], args[0], value.bitwidth // 8)
+        _past_caches(builder, args[1], args[0], 4)
         return context.get_dummy_value()
 
-    return types.none(types.intp, value), build
+    return types.none(types.intp, types.uint32), build
 
 
 @intrinsic
@@ -85,73 +85,75 @@ def _settle(context: Any) -> Any:
     return types.none(), build
 
 
-def _lines(summing: bool) -> Any:
-    """`lines(source, target, weights, count)`: copies lines of 64 bytes past the caches, and sums them, if so."""
+def _units(width: int, summing: bool) -> Any:
+    """`units(source, target, weights, count)`: copies ``width`` pairs past the caches, so often, and sums them, if so.
+
+    The target is aligned to as many bytes.
+    """
+    kind: Any = ir.VectorType(_PAIR, width)
+    low, high = (ir.Constant(kind, [word] * width) for word in (0xFFFFFFFF, 32))
 
     @intrinsic
-    def lines(context: Any, source: Any, target: Any, weights: Any, count: Any) -> Any:
+    def units(context: Any, source: Any, target: Any, weights: Any, count: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            total = _alloca(builder, _LINE)
-            builder.store(ir.Constant(_LINE, [0] * 8), total)
-            low, high = (ir.Constant(_LINE, [word] * 8) for word in (0xFFFFFFFF, 32))
+            total = _alloca(builder, kind)
+            builder.store(ir.Constant(kind, [0] * width), total)
 
             def load(start: Any, offset: Any) -> Any:
-                return builder.load(builder.inttoptr(builder.add(start, offset), _LINE.as_pointer()), align=1)
+                return builder.load(builder.inttoptr(builder.add(start, offset), kind.as_pointer()), align=1)
 
             with _for_range(builder, args[3], intp=_PAIR) as loop:
-                offset = builder.shl(loop.index, ir.Constant(_PAIR, 6))
-                line = load(args[0], offset)
-                _past_caches(builder, line, builder.add(args[1], offset), 64)
+                offset = builder.mul(loop.index, ir.Constant(_PAIR, 8 * width))
+                unit = load(args[0], offset)
+                _past_caches(builder, unit, builder.add(args[1], offset), 8 * width)
                 if summing:
                     both = load(args[2], offset)
-                    first = builder.mul(builder.and_(line, low), builder.and_(both, low))
-                    second = builder.mul(builder.lshr(line, high), builder.lshr(both, high))
+                    first = builder.mul(builder.and_(unit, low), builder.and_(both, low))
+                    second = builder.mul(builder.lshr(unit, high), builder.lshr(both, high))
                     builder.store(builder.add(builder.load(total), builder.add(first, second)), total)
-            kind = ir.FunctionType(_PAIR, [_LINE])
-            return builder.call(_function(builder.module, kind, "llvm.vector.reduce.add.v8i64"), [builder.load(total)])
+            reduce = ir.FunctionType(_PAIR, [kind])
+            found = _function(builder.module, reduce, f"llvm.vector.reduce.add.v{width}i64")
+            return builder.call(found, [builder.load(total)])
 
         return types.uint64(types.intp, types.intp, types.intp, types.intp), build
 
-    return lines
+    return units
 
 
 def _streamed(summing: bool) -> Callable[..., Any]:
     """`streamed(source, target, weights_at, count)`: words copied past the caches, the target aligned to them."""
-    lines = _lines(summing)
+    pairs, quads, lines = _units(1, summing), _units(2, summing), _units(8, summing)
 
     def one_word(source: int, target: int, weights_at: int) -> Any:
         word = carray(pointer(source), 1, np.uint32)[0]
         _store_past(target, word)
         return np.uint64(word) * np.uint64(carray(pointer(weights_at), 1, np.uint32)[0]) if summing else np.uint64(0)
 
-    def some_pairs(source: int, target: int, weights_at: int, count: int) -> Any:
-        units, low, high = carray(pointer(source), count, np.uint64), np.uint64(0xFFFFFFFF), np.uint64(32)
-        weights, total = carray(pointer(weights_at), count, np.uint64), np.uint64(0)
-        for i in range(count):
-            two = units[i]
-            _store_past(target + 8 * i, two)
-            if summing:
-                both = weights[i]
-                total += (two & low) * (both & low) + (two >> high) * (both >> high)
-        return total
-
-    word, pairs = inner(one_word), inner(some_pairs)
+    word = inner(one_word)
 
     def streamed(source: int, target: int, weights_at: int, count: int) -> Any:
-        total, end = np.uint64(0), target + 4 * count
+        total, end, weights = np.uint64(0), target + 4 * count, weights_at - target
+        ahead = source - target
         if target & 4 and target < end:
-            total += word(source, target, weights_at)
-            source, target, weights_at = source + 4, target + 4, weights_at + 4
-        head = min((-target & 63) >> 3, (end - target) >> 3)
-        total += pairs(source, target, weights_at, head)
-        source, target, weights_at = source + 8 * head, target + 8 * head, weights_at + 8 * head
+            total += word(target + ahead, target, target + weights)
+            target += 4
+        if target & 8 and target + 8 <= end:
+            total += pairs(target + ahead, target, target + weights, 1)
+            target += 8
+        head = min((-target & 63) >> 4, (end - target) >> 4)
+        total += quads(target + ahead, target, target + weights, head)
+        target += 16 * head
         whole = (end - target) >> 6
-        total += lines(source, target, weights_at, whole)
-        source, target, weights_at = source + 64 * whole, target + 64 * whole, weights_at + 64 * whole
-        tail = (end - target) >> 3
-        total += pairs(source, target, weights_at, tail)
-        if (end - target) & 4:
-            total += word(source + 8 * tail, target + 8 * tail, weights_at + 8 * tail)
+        total += lines(target + ahead, target, target + weights, whole)
+        target += 64 * whole
+        tail = (end - target) >> 4
+        total += quads(target + ahead, target, target + weights, tail)
+        target += 16 * tail
+        if end - target >= 8:
+            total += pairs(target + ahead, target, target + weights, 1)
+            target += 8
+        if target < end:
+            total += word(target + ahead, target, target + weights)
         return total
 
     return inner(streamed)
