@@ -43,7 +43,7 @@ class Landing(NamedTuple):
     summing: checksums are taken as they land, for nobody is asked to `load` them; ``load`` is then not called.
     """
 
-    tensors: Mapping[str, Tensor]
+    tensors: dict[str, Tensor]
     key: MemoryKey
     summing: bool
 
@@ -269,7 +269,7 @@ class Reader:
         terms: Terms,
     ) -> None:
         self._target, self._live, self._load, self._terms = target, live, load, terms
-        self._tensors: dict[str, Tensor] = dict(landing.tensors) if landing is not None else {}
+        self._tensors = landing.tensors if landing is not None else {}
         self._bound = target.bind(landing) if landing is not None else None
         self._summing = landing is not None and landing.summing
         self._tables = False
