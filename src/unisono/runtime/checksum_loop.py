@@ -20,6 +20,7 @@ __all__ = ["checksum_loops"]
 _alloca: Any = cgutils.alloca_once
 _function: Any = cgutils.get_or_insert_function
 _for_range: Any = cgutils.for_range
+_I64: Any = ir.IntType(64)
 
 
 def _mixed(number: Any) -> Any:
@@ -30,51 +31,9 @@ def _mixed(number: Any) -> Any:
     return (z ^ (z >> np.uint64(31))) | np.uint64(1)
 
 
-def _pairs(address: int, weights_at: int, count: int) -> Any:
-    """The weighted sum of `count` pairs of words; a weight holds those of both."""
-    units, weights = carray(pointer(address), count, np.uint64), carray(pointer(weights_at), count, np.uint64)
-    low, high, total = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0)
-    for i in range(count):
-        two, both = units[i], weights[i]
-        total += (two & low) * (both & low) + (two >> high) * (both >> high)
-    return total
-
-
-def _pairs_copied(source: int, target: int, weights_at: int, count: int) -> Any:
-    """The same of pairs that it copies: the CPU multiplies while it waits for memory."""
-    units, out = carray(pointer(source), count, np.uint64), carray(pointer(target), count, np.uint64)
-    weights = carray(pointer(weights_at), count, np.uint64)
-    low, high, total = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0)
-    for i in range(count):
-        two, both = units[i], weights[i]
-        out[i] = two
-        total += (two & low) * (both & low) + (two >> high) * (both >> high)
-    return total
-
-
-_PAIR = ir.IntType(64)
-
-
-def _past_caches(builder: Any, value: Any, address: Any, nbytes: int) -> None:
-    """Stores a value at a multiple of its size, past the caches: the line need not be read, nor be had for that."""
-    store = builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=nbytes)
-    store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
-
-
-@intrinsic
-def _store_past(context: Any, address: Any, value: Any) -> Any:
-    """Stores a word of 32 bits past the caches."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _past_caches(builder, args[1], args[0], 4)
-        return context.get_dummy_value()
-
-    return types.none(types.intp, types.uint32), build
-
-
 @intrinsic
 def _settle(context: Any) -> Any:
-    """What was stored past the caches is seen by others before what is stored from here on."""
+    """Others see what was stored past the caches before what is stored from here on."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if platform.machine() == "x86_64":
@@ -85,93 +44,85 @@ def _settle(context: Any) -> Any:
     return types.none(), build
 
 
-def _units(width: int, summing: bool) -> Any:
-    """`units(source, target, weights, count)`: copies ``width`` pairs past the caches, so often, and sums them, if so.
+def _words(count: int, summing: bool, storing: str) -> Any:
+    """`words(source, target, weights, times)`: ``count`` words of 32 bits, so many times; returns their weighted sum.
 
-    The target is aligned to as many bytes.
+    storing: "": they are not copied. "kept": copied by way of the caches. "past": past these, so that a line is neither
+    read before it is written nor taken from another core that has read it; the target is aligned to ``count`` words.
     """
-    kind: Any = ir.VectorType(_PAIR, width)
-    low, high = (ir.Constant(kind, [word] * width) for word in (0xFFFFFFFF, 32))
+    kind: Any = ir.VectorType(ir.IntType(32), count)
+    wide: Any = ir.VectorType(_I64, count)
+    whole: Any = kind if count > 2 else ir.IntType(32 * count)
 
     @intrinsic
-    def units(context: Any, source: Any, target: Any, weights: Any, count: Any) -> Any:
+    def words(context: Any, source: Any, target: Any, weights: Any, times: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            total = _alloca(builder, kind)
-            builder.store(ir.Constant(kind, [0] * width), total)
-
-            def load(start: Any, offset: Any) -> Any:
-                return builder.load(builder.inttoptr(builder.add(start, offset), kind.as_pointer()), align=1)
-
-            with _for_range(builder, args[3], intp=_PAIR) as loop:
-                offset = builder.mul(loop.index, ir.Constant(_PAIR, 8 * width))
-                unit = load(args[0], offset)
-                _past_caches(builder, unit, builder.add(args[1], offset), 8 * width)
+            total = _alloca(builder, wide)
+            builder.store(ir.Constant(wide, [0] * count), total)
+            with _for_range(builder, args[3], intp=_I64) as loop:
+                offset = builder.mul(loop.index, ir.Constant(_I64, 4 * count))
+                here, there, weight = (
+                    builder.inttoptr(builder.add(start, offset), pointed.as_pointer())
+                    for start, pointed in zip(args[:3], (kind, whole, kind), strict=True)
+                )
+                unit = builder.load(here, align=1)
+                if storing:
+                    align = 4 * count if storing == "past" else 1
+                    store = builder.store(builder.bitcast(unit, whole), there, align=align)
+                    if storing == "past":
+                        one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+                        store.set_metadata("nontemporal", one)
                 if summing:
-                    both = load(args[2], offset)
-                    first = builder.mul(builder.and_(unit, low), builder.and_(both, low))
-                    second = builder.mul(builder.lshr(unit, high), builder.lshr(both, high))
-                    builder.store(builder.add(builder.load(total), builder.add(first, second)), total)
-            reduce = ir.FunctionType(_PAIR, [kind])
-            found = _function(builder.module, reduce, f"llvm.vector.reduce.add.v{width}i64")
-            return builder.call(found, [builder.load(total)])
+                    product = builder.mul(builder.zext(unit, wide), builder.zext(builder.load(weight, align=1), wide))
+                    builder.store(builder.add(builder.load(total), product), total)
+            reduce = _function(builder.module, ir.FunctionType(_I64, [wide]), f"llvm.vector.reduce.add.v{count}i64")
+            return builder.call(reduce, [builder.load(total)])
 
         return types.uint64(types.intp, types.intp, types.intp, types.intp), build
 
-    return units
+    return words
 
 
-def _streamed(summing: bool) -> Callable[..., Any]:
-    """`streamed(source, target, weights_at, count)`: words copied past the caches, the target aligned to them."""
-    pairs, quads, lines = _units(1, summing), _units(2, summing), _units(8, summing)
+def _run(summing: bool, storing: str) -> Callable[..., Any]:
+    """`run(source, target, weights_at, count)`: words that follow each other; see `_words`. Past: aligned to words."""
+    one, two, four, sixteen = (_words(count, summing, storing) for count in (1, 2, 4, 16))
+    past = storing == "past"
 
-    def one_word(source: int, target: int, weights_at: int) -> Any:
-        word = carray(pointer(source), 1, np.uint32)[0]
-        _store_past(target, word)
-        return np.uint64(word) * np.uint64(carray(pointer(weights_at), 1, np.uint32)[0]) if summing else np.uint64(0)
-
-    word = inner(one_word)
-
-    def streamed(source: int, target: int, weights_at: int, count: int) -> Any:
-        total, end, weights = np.uint64(0), target + 4 * count, weights_at - target
-        ahead = source - target
-        if target & 4 and target < end:
-            total += word(target + ahead, target, target + weights)
-            target += 4
-        if target & 8 and target + 8 <= end:
-            total += pairs(target + ahead, target, target + weights, 1)
-            target += 8
-        head = min((-target & 63) >> 4, (end - target) >> 4)
-        total += quads(target + ahead, target, target + weights, head)
-        target += 16 * head
-        whole = (end - target) >> 6
-        total += lines(target + ahead, target, target + weights, whole)
-        target += 64 * whole
-        tail = (end - target) >> 4
-        total += quads(target + ahead, target, target + weights, tail)
-        target += 16 * tail
-        if end - target >= 8:
-            total += pairs(target + ahead, target, target + weights, 1)
-            target += 8
-        if target < end:
-            total += word(target + ahead, target, target + weights)
+    def run(source: int, target: int, weights_at: int, count: int) -> Any:
+        total, end, there, weights = np.uint64(0), source + 4 * count, target - source, weights_at - source
+        if past and target & 4 and source < end:
+            total += one(source, source + there, source + weights, 1)
+            source += 4
+        if past and (source + there) & 8 and source + 8 <= end:
+            total += two(source, source + there, source + weights, 1)
+            source += 8
+        if past:
+            times = min((-(source + there) & 63) >> 4, (end - source) >> 4)
+            total += four(source, source + there, source + weights, times)
+            source += 16 * times
+        times = (end - source) >> 6
+        total += sixteen(source, source + there, source + weights, times)
+        source += 64 * times
+        times = (end - source) >> 4
+        total += four(source, source + there, source + weights, times)
+        source += 16 * times
+        if end - source >= 8:
+            total += two(source, source + there, source + weights, 1)
+            source += 8
+        if source < end:
+            total += one(source, source + there, source + weights, 1)
         return total
 
-    return inner(streamed)
+    return inner(run)
 
 
 def _edge(address: int, weights_at: int, first: int, count: int) -> Any:
-    """The weighted sum of `count` bytes, of which the first is the `first`-th of its 4096."""
+    """The weighted sum of `count` bytes of one word, of which the first is the `first`-th of its 4096."""
     units, weights = carray(pointer(address), count, np.uint8), carray(pointer(weights_at), 1024, np.uint32)
-    total, i = np.uint64(0), 0
-    while i < count:
-        at = first + i
-        if at & 3 or count - i < 4:
-            total += (np.uint64(units[i]) << np.uint64(8 * (at & 3))) * np.uint64(weights[at >> 2])
-            i += 1
-        else:
-            total += np.uint64(carray(pointer(address + i), 1, np.uint32)[0]) * np.uint64(weights[at >> 2])
-            i += 4
-    return total
+    total = np.uint64(0)
+    for i in range(count):
+        total += np.uint64(units[i]) << np.uint64(8 * ((first + i) & 3))
+    return total * np.uint64(weights[first >> 2])
 
 
 def _sum_of() -> Callable[..., Any]:
@@ -179,8 +130,8 @@ def _sum_of() -> Callable[..., Any]:
 
     They are copied on the way, unless target is -1.
     """
-    mixed, pairs, copied, edge = inner(_mixed), inner(_pairs), inner(_pairs_copied), inner(_edge)
-    streamed = _streamed(summing=True)
+    mixed, edge = inner(_mixed), inner(_edge)
+    summed, kept, past_caches = _run(True, ""), _run(True, "kept"), _run(True, "past")
 
     def sum_of(source: int, target: int, first: int, count: int, weights: int, past: int) -> Any:
         total = np.uint64(0)
@@ -188,20 +139,19 @@ def _sum_of() -> Callable[..., Any]:
             start = first & 4095
             length = min(4096 - start, count)
             head = min(-start & 3, length)
-            streams = past and (target + head) & 3 == 0
-            whole = (length - head) & (-4 if streams else -8)
-            tail = length - head - whole
+            whole = (length - head) >> 2
+            tail = length - head - 4 * whole
             part = edge(source, weights, start, head) if head else np.uint64(0)
             if tail:
                 part += edge(source + length - tail, weights, start + length - tail, tail)
             if target == -1:
-                part += pairs(source + head, weights + start + head, whole >> 3)
+                part += summed(source + head, 0, weights + start + head, whole)
             else:
                 copy(target, source, head)
-                if streams:
-                    part += streamed(source + head, target + head, weights + start + head, whole >> 2)
+                if past and (target + head) & 3 == 0:
+                    part += past_caches(source + head, target + head, weights + start + head, whole)
                 else:
-                    part += copied(source + head, target + head, weights + start + head, whole >> 3)
+                    part += kept(source + head, target + head, weights + start + head, whole)
                 copy(target + length - tail, source + length - tail, tail)
                 target += length
             total += part * mixed(first >> 12)
@@ -215,20 +165,20 @@ def _sum_of() -> Callable[..., Any]:
 
 def _copied_past() -> Callable[..., Any]:
     """`copied_past(source, target, nbytes)`: copies past the caches, but for what is not aligned."""
-    streamed = _streamed(summing=False)
+    past_caches = _run(False, "past")
 
     def copied_past(source: int, target: int, nbytes: int) -> None:
         head = min(-target & 3, nbytes)
         whole = (nbytes - head) & -4
         copy(target, source, head)
-        streamed(source + head, target + head, 0, whole >> 2)
+        past_caches(source + head, target + head, 0, whole >> 2)
         copy(target + head + whole, source + head + whole, nbytes - head - whole)
 
     return inner(copied_past)
 
 
 def checksum_loops() -> dict[str, Callable[..., int]]:
-    """`moves(table, rows, source, target, weights, sums, past)`: addresses of the rows, and those that a row's count from.
+    """`moves(table, rows, source, target, weights, sums, past)`: the table of rows, and where its addresses count from.
 
     target: -1 to sum alone, where the source is. weights: of the 1024 32-bit weights, 0 to copy alone. sums: a row's
     sum is added to the 64-bit word that the row names. past: 1 to store past the caches.

@@ -156,8 +156,8 @@ class ModuleEngine:
         if len(names) == len(live) == len(standby) and (self.mapped or len(self._ours) == len(live)):
             for tensor, memory in zip(own.values(), standby.values(), strict=True):  # both in the model's order
                 tensor.data = memory
-            before = holdings.exchanged(Memory(standby, self.standby_key))
-            self.standby, self._pointers = ({}, ()) if self.mapped else before
+            had = holdings.exchanged(Memory(standby, self.standby_key))
+            self.standby, self._pointers = ({}, ()) if self.mapped else had
             self._ours.update(names)
             return
         for name in names:
