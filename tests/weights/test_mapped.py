@@ -45,16 +45,16 @@ def mapped(rank: int, world_size: int, folder: str) -> Any:
         receiver.pull()
         found += [wrong(model, 4), copies("p"), receiver.checksums()]
     wait_for(folder, "closed")
-    return [*found, wrong(model, 4), copies("s")]
+    return [*found, wrong(model, 4), copies("s"), copies("p")]
 
 
 def test_replicas_share_one_copy(tmp_path: Path) -> None:
     sender, plain, one, two = ranks(4, group=False).run(mapped, str(tmp_path))
     assert sender[:3] == [[1, 2, 3, 4], 2, 0]
     sums = sender[3]
-    assert plain == [[], [], [], [], 0, sums, [], 0]
-    assert one == [[], [], [], ["CorruptionError", True], [], 1, sums, [], 0]
-    assert two == [[], [], [], [], 1, sums, [], 0]
+    assert plain == [[], [], [], [], 0, sums, [], 0, 0]
+    assert one == [[], [], [], ["CorruptionError", True], [], 2, sums, [], 0, 1]  # the other is the next version's
+    assert two == [[], [], [], [], 2, sums, [], 0, 1]
 
 
 def not_mappable(rank: int, world_size: int, folder: str) -> Any:

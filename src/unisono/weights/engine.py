@@ -57,7 +57,7 @@ class ModuleEngine:
         self._holdings = Holdings()
         self._alone: set[str] = set()
         self._ours: set[str] = set()  # names whose memory this engine has made
-        self._loaded: dict[str, None] = {}
+        self._loaded: list[str] = []
         self._pointers: tuple[int, ...] = ()  # of the standby's tensors, if they are known
 
     @property
@@ -108,7 +108,8 @@ class ModuleEngine:
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """These are to be shown next: views of a published copy, which is let go with the version after it."""
-        self.mapped, self.standby, self._pointers = True, dict(tensors), ()
+        self.standby = {name: tensors[name] for name in self._holdings.local if name in tensors}
+        self.mapped, self._pointers = True, ()
 
     @property
     def free(self) -> set[str]:
@@ -122,7 +123,7 @@ class ModuleEngine:
 
     def prepare(self, names: Collection[str]) -> None:
         """Makes `standby` hold these names, which lie in this order."""
-        if all(map(self.standby.__contains__, names)):
+        if len(self.standby) == len(self._holdings.local) or all(map(self.standby.__contains__, names)):
             return
         local = self._holdings.local
         with torch.inference_mode(False):
@@ -134,16 +135,16 @@ class ModuleEngine:
 
     def arrived(self, names: Iterable[str]) -> None:
         """These names were loaded, whatever a subclass does in `load`; called by the `Receiver`."""
-        self._loaded.update(dict.fromkeys(names))
+        self._loaded += names
 
     def commit(self, version: int | None) -> None:
         """Shows what was loaded, or forgets it."""
-        loaded, self._loaded = self._loaded, {}
+        loaded, self._loaded = self._loaded, []
         if version is None or self.in_place:
             return
         with torch.inference_mode(False), torch.no_grad():
-            copied = loaded.keys() - self._alone
-            self._exchange([name for name in loaded if name not in copied] if copied else list(loaded))
+            copied = set() if self._alone.issuperset(loaded) else set(loaded) - self._alone
+            self._exchange([name for name in loaded if name not in copied] if copied else loaded)
             for name in copied:
                 self._holdings.local[name].copy_(self.standby[name])
 
@@ -152,10 +153,12 @@ class ModuleEngine:
         holdings = self._holdings
         assert holdings.layout is not None
         own, live, standby = holdings.own, holdings.local, self.standby
-        if len(names) == len(live) == len(standby) == len(self._ours) and not self.mapped:
+        if len(names) == len(live) == len(standby) and (self.mapped or len(self._ours) == len(live)):
             for tensor, memory in zip(own.values(), standby.values(), strict=True):  # both in the model's order
                 tensor.data = memory
-            self.standby, self._pointers = holdings.exchanged(Memory(standby, self.standby_key))
+            had = holdings.exchanged(Memory(standby, self.standby_key))
+            self.standby, self._pointers = ({}, ()) if self.mapped else had
+            self._ours.update(names)
             return
         for name in names:
             own[name].data = standby[name]

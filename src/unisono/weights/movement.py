@@ -30,6 +30,7 @@ from unisono.weights.windows import WINDOW, Window, windows_of
 __all__ = ["Movement", "rounds"]
 
 _LEAST = 64 << 10  # bytes of a window that are worth a meeting
+_CACHED = 4 << 20  # bytes of an update that are better left in caches
 
 
 class Movement:
@@ -42,6 +43,8 @@ class Movement:
         limit = min(limit, max(2 * lineup.bucket // SLOTS, _LEAST)) if limit == WINDOW else limit
         self.lineup, self.plan, self.group, self.rank = lineup, lineup.plan, group, lineup.rank
         self.windows = self._windows(limit, lambda replica: replica not in lineup.mapped)
+        self.past = sum(chunk.nbytes for chunk in self.plan.chunks) > _CACHED
+        """True for more bytes than caches hold: they are stored past them."""
         self.source = Source(self, self.windows[self.rank], self.memory) if lineup.sends else None
         self.publishing = Publishing(self, self._windows(limit, lineup.mapped.__contains__)) if lineup.mapped else None
         self.tables: dict[int, Numbers] = {}

@@ -168,12 +168,13 @@ class Packer(_Bound):
         self._scales = dict(scales or {})
         super().__init__(moves, {**tensors, **self._scales}, sums)
 
-    def pack(self, chunk: Tensor, sums: int = 0) -> None:
+    def pack(self, chunk: Tensor, sums: int = 0, past: bool = False) -> None:
         """Write the bytes of the chunk into `chunk`, uint8, of `nbytes` or more.
 
-        sums: the address from which the words of sums count, to which those of what was written are added.
+        sums: the address from which the words of sums count, to which those of what was written are added. past: as
+        `Rows.move` has it.
         """
-        self._table.move(0, chunk.data_ptr(), sums)
+        self._table.move(0, chunk.data_ptr(), sums, past)
         self._pack_loose(chunk, sums)
 
     def sum(self, chunk: Tensor, sums: int) -> None:
@@ -200,12 +201,13 @@ class Unpacker(_Bound):
                 "it, use a copy (.contiguous())"
             )
 
-    def unpack(self, chunk: Tensor, sums: int = 0) -> None:
+    def unpack(self, chunk: Tensor, sums: int = 0, past: bool = False) -> None:
         """Read the bytes of the chunk, uint8, into the tensors.
 
-        sums: the address from which the words of sums count, to which those of what has landed are added.
+        sums: the address from which the words of sums count, to which those of what has landed are added. past: as
+        `Rows.move` has it.
         """
-        self._table.move(chunk.data_ptr(), 0, sums)
+        self._table.move(chunk.data_ptr(), 0, sums, past)
         for move, view, summed in self._loose:
             view.copy_(_block_of(move, chunk))
             if sums:

@@ -67,22 +67,30 @@ def check_mappable(
 class File:
     """A memory file, mapped: shared by those who write or check it, privately by those who show it.
 
-    A shared mapping is kept for the next version that the file takes: pages are found once. A private one is new.
+    Mappings are kept for the next version that the file takes.
     """
 
     @outside_inference
     def __init__(self, fd: int, nbytes: int, nonce: int, shared: bool) -> None:
         self.fd, self.nonce = fd, nonce
         flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | MAP_NORESERVE
-        self.bytes = torch.frombuffer(mmap.mmap(fd, nbytes, flags), dtype=torch.uint8)
+        self._memory = mmap.mmap(fd, nbytes, flags)
+        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._tensors: dict[str, Tensor] = {}
 
+    def again(self) -> "File":
+        """The same with what the file has now, whatever was written to a private mapping."""
+        self._memory.madvise(mmap.MADV_DONTNEED)
+        return self
+
+    @outside_inference
     def tensors(self, places: Mapping[str, Place]) -> dict[str, Tensor]:
-        """The tensors in the file."""
-        made = {}
-        for name, (start, shape, dtype) in places.items():
-            nbytes = prod(shape) * dtype.itemsize
-            made[name] = self.bytes[start : start + nbytes].view(dtype).view(shape)
-        return made
+        """The tensors in the file, always the same ones."""
+        if not self._tensors:
+            for name, (start, shape, dtype) in places.items():
+                nbytes = prod(shape) * dtype.itemsize
+                self._tensors[name] = self.bytes[start : start + nbytes].view(dtype).view(shape)
+        return self._tensors
 
 
 class Copies:
@@ -91,6 +99,7 @@ class Copies:
     def __init__(self, fit: Fit) -> None:
         self.places, self.nbytes = places_in(fit)
         self._made: dict[int, File] = {}
+        self._private: dict[int, File] = {}
         self._shown: dict[int, set[int]] = {}  # by nonce: the ranks that map it, or once did and have not let go
 
     def next(self, ranks: Sequence[int], shown: Mapping[int, int]) -> File:
@@ -116,7 +125,7 @@ class Copies:
         return self._made[nonce]
 
     def open(self, who: Who, fd: int, nonce: int, writes: bool) -> File:
-        """The file that the first sender has made: for a rank that ``writes`` the one mapping, else a private one.
+        """The file that the first sender has made: for a rank that ``writes`` the shared mapping, else the private one.
 
         Raises `OSError` or `ValueError` if that is gone.
         """
@@ -129,12 +138,20 @@ class Copies:
                 os.close(own)
                 raise
             while len(self._made) >= _MOST:
-                os.close(self._made.pop(next(iter(self._made))).fd)
+                oldest = next(iter(self._made))
+                os.close(self._made.pop(oldest).fd)
+                self._private.pop(oldest, None)
             self._made[nonce] = known
-        return known if writes else File(known.fd, self.nbytes, nonce, shared=False)
+        if writes:
+            return known
+        if nonce in self._private:
+            return self._private[nonce].again()
+        made = self._private[nonce] = File(known.fd, self.nbytes, nonce, shared=False)
+        return made
 
     def close(self) -> None:
         """Lets the files go; those that are mapped elsewhere stay there."""
         for file in self._made.values():
             os.close(file.fd)
         self._made.clear()
+        self._private.clear()

@@ -62,7 +62,8 @@ class Publishing:
         else:
             packers = self._bound.of(key, lambda: self._bind(tensors, scales))
         for window, kind, packer, first in packers:
-            packer.pack(files[kind].bytes, source.sums_of(window) if first and terms.checksum else 0)
+            sums = source.sums_of(window) if first and terms.checksum else 0
+            packer.pack(files[kind].bytes, sums, movement.past)
         movement.meet(terms)
 
     def _bind(self, tensors: Mapping[str, Tensor], scales: Any) -> "list[tuple[Window, int, Packer, bool]]":

@@ -103,20 +103,23 @@ class Rows:
     def __len__(self) -> int:
         return len(self.table)
 
-    def move(self, source: int, target: int, sums: int = 0) -> None:
-        """Copies all runs between addresses that count from these; ``sums``: of what has landed, added there."""
-        self._take(source, target, sums, bool(sums))
+    def move(self, source: int, target: int, sums: int = 0, past: bool = False) -> None:
+        """Copies all runs between addresses that count from these; ``sums``: of what has landed, added there.
+
+        past: past the caches, as is best for more than they hold.
+        """
+        self._take(source, target, sums, bool(sums), past)
 
     def sum(self, source: int, sums: int) -> None:
         """Adds the sums of all runs where the source is."""
-        self._take(source, -1, sums, True)
+        self._take(source, -1, sums, True, False)
 
-    def _take(self, source: int, target: int, sums: int, summing: bool) -> None:
+    def _take(self, source: int, target: int, sums: int, summing: bool, past: bool) -> None:
         if not len(self.table):
             return
         if _compiled(self.nbytes):
             weights = _WEIGHTS_AT if summing else 0
-            loops.of(CHECKSUM)["moves"](self._address, len(self.table), source, target, weights, sums)
+            loops.of(CHECKSUM)["moves"](self._address, len(self.table), source, target, weights, sums, int(past))
             return
         if target != -1 and (self.table[:, 5::4] == 1).all():
             for here, there, run in self.table[:, :3].tolist():

@@ -133,7 +133,7 @@ class Source:
     def pack(self, window: Window, packing: Packing, bucket: Tensor, summing: bool) -> int:
         """Packs what of a window goes through the bucket, without gaps; returns how many bytes that is."""
         packer = packing.of(window, self.table[window.first : window.stop, 0] == PACKED)
-        packer.pack(bucket, self.sums_of(window) if summing else 0)
+        packer.pack(bucket, self.sums_of(window) if summing else 0, self._movement.past)
         return packer.nbytes
 
     def sum_all(self, packing: Packing) -> None:

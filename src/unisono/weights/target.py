@@ -43,7 +43,7 @@ class Landing(NamedTuple):
     summing: checksums are taken as they land, for nobody is asked to `load` them; ``load`` is then not called.
     """
 
-    tensors: Mapping[str, Tensor]
+    tensors: dict[str, Tensor]
     key: MemoryKey
     summing: bool
 
@@ -61,7 +61,7 @@ class Target:
     """What a rank that receives does in a line-up."""
 
     def __init__(self, movement: Movement) -> None:
-        self._movement = movement
+        self.movement = movement
         lineup, plan, rank = movement.lineup, movement.plan, movement.rank
         self.names = list(plan.fits[lineup.replica].tensors)
         """The replica's tensors that arrive, on whichever of its ranks."""
@@ -134,7 +134,7 @@ class Target:
         Without a landing each tensor has memory of its own until it is loaded. ``live``: what serves, for those parts
         of a tensor that are unchanged.
         """
-        movement = self._movement
+        movement = self.movement
         movement.scales({})
         if movement.publishing is not None:
             movement.publishing.attend(terms)
@@ -147,7 +147,7 @@ class Target:
         self, load: Callable[[dict[str, Tensor]], None], terms: Terms, every: bool
     ) -> tuple[Arrival, dict[str, Tensor], int]:
         """Maps the published copy; returns its tensors and number too. ``every``: checks all, not a share of them."""
-        movement, publishing = self._movement, self._movement.publishing
+        movement, publishing = self.movement, self.movement.publishing
         assert publishing is not None
         movement.scales({})
         file = publishing.fetch(terms)
@@ -166,7 +166,7 @@ class Target:
 
     def present(self) -> dict[Key, NDArray[np.bool_]]:
         """Which items of each window were not left out."""
-        tables = self._movement.tables
+        tables = self.movement.tables
         return {key: tables[key[0]][window.first : window.stop, 0] != UNCHANGED for key, window in self.windows.items()}
 
     def come(self) -> tuple[list[str], list[str]]:
@@ -183,11 +183,11 @@ class Target:
     def places(self, key: Key) -> NDArray[np.int64]:
         """Where the items of a window lie."""
         window = self.windows[key]
-        return self._movement.tables[key[0]][window.first : window.stop, 0]
+        return self.movement.tables[key[0]][window.first : window.stop, 0]
 
     def heap(self, source: int) -> Tensor:
         """All shared tensors of a source, as bytes."""
-        return self._movement.heaps[source]
+        return self.movement.heaps[source]
 
     def bind(self, landing: Landing) -> Binding:
         """The windows bound to memory."""
@@ -206,7 +206,7 @@ class Target:
     def moves(self, key: Key) -> list[Move]:
         """Where the items of a window lie in this rank's tensors."""
         if not self._moves:  # once for all updates of the line-up: a chunk has many windows
-            plan, rank = self._movement.plan, self._movement.rank
+            plan, rank = self.movement.plan, self.movement.rank
             of = {chunk: plan.moves(rank, chunk) for chunk in {window.chunk for window in self.windows.values()}}
             for each, window in self.windows.items():
                 self._moves[each] = [cut_move(of[window.chunk][item.piece], item) for item in window.items]
@@ -214,12 +214,12 @@ class Target:
 
     def checker(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> Checker:
         """The checksums of this rank's parts of some tensors."""
-        own = self._movement.lineup.own
+        own = self.movement.lineup.own
         return Checker(own_blocks(self.layout, own, {name: tensors[name] for name in names}))
 
     def own_shape(self, name: str) -> tuple[int, ...]:
         """The shape of this rank's part of a tensor."""
-        boxes = self.layout[name].parts[self._movement.lineup.own]
+        boxes = self.layout[name].parts[self.movement.lineup.own]
         ends = [tuple(a + n for a, n in zip(box.at, box.shape, strict=True)) for box in boxes]
         return tuple(map(max, zip(*ends, strict=True)))
 
@@ -269,7 +269,7 @@ class Reader:
         terms: Terms,
     ) -> None:
         self._target, self._live, self._load, self._terms = target, live, load, terms
-        self._tensors: dict[str, Tensor] = dict(landing.tensors) if landing is not None else {}
+        self._tensors = landing.tensors if landing is not None else {}
         self._bound = target.bind(landing) if landing is not None else None
         self._summing = landing is not None and landing.summing
         self._tables = False
@@ -310,7 +310,7 @@ class Reader:
             known = places.tobytes(), target.unpacker([move._replace(start=at) for move, at in here], tensors)
             if self._bound is not None:
                 self._bound.placed[key] = known
-        known[1].unpack(target.heap(key[0]), self._sums)
+        known[1].unpack(target.heap(key[0]), self._sums, target.movement.past)
         self.moved += (
             window.nbytes
             if (places >= 0).all()
@@ -325,7 +325,7 @@ class Reader:
             unpacker = self._bound.unpackers[key] if self._bound else self._unpacker(key, None)
         else:
             unpacker = self._unpacker(key, packed)
-        unpacker.unpack(chunk, self._sums)
+        unpacker.unpack(chunk, self._sums, target.movement.past)
         self.moved += unpacker.nbytes
         self._complete(key)
 

@@ -29,8 +29,8 @@ __all__ = [
 PACKED, UNCHANGED = -1, -2
 _KEPT = 2  # bindings: to the model and to a snapshot, or to two standbys
 
-SLOTS = 8
-"""Parts of a bucket, used in turn: a line that another core has just read is slow to write again."""
+SLOTS = 16
+"""Parts of a bucket, used in turn: half of them are packed while the others are read."""
 T = TypeVar("T")
 Numbers = NDArray[np.int64]
 Key = tuple[int, ...]
