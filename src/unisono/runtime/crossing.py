@@ -23,7 +23,7 @@ from unisono.runtime.in_use import InUse
 from unisono.runtime.network import MEETING, MEETING_DATA, MEETING_ROOM, Network
 from unisono.runtime.outbox import LATER, NOTHING, Outboxes, Spans
 from unisono.runtime.prepared import Prepared
-from unisono.runtime.staging import Position, Staging
+from unisono.runtime.staging import FIRST, SPAN, Position, Staging, Step
 from unisono.transport import futex
 from unisono.transport.board import Board
 from unisono.transport.layout import CALL, COMPLETED, COMPLETED_AT, HEADER, ISSUED, MEETINGS
@@ -33,8 +33,6 @@ __all__ = ["Crossing"]
 _HEAD = struct.Struct("<QQII")  # meeting, the call's first; whether ranks that sleep are woken; ranks in the frame
 _RANK = struct.Struct("<IIIIQQ")  # rank; bytes of header and text; spans; calls issued, completed
 _ALONE = struct.Struct("<QQII")  # meeting, the call's first; how much later it is due; spans
-_SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
-_FIRST: tuple[Position, Position] = (0, -1), (0, 0)  # before the first meeting of a call
 _KEPT = 4096
 _TOGETHER = 128 << 10
 """Bytes of a frame for all ranks of a host; what is longer goes by the connections of all of them."""
@@ -54,11 +52,14 @@ class Crossing:
         self._segment, self._hosts = board.segment, network.hosts
         self._view = memoryview(board.segment.raw)
         hosts = self._hosts
+        others = [host for host in range(len(hosts.hosts)) if host != hosts.mine]
+        self._to = {host: network.meetings[hosts.proxy(board.rank, host)] for host in others}
+        self._begun = {peer: board.segment.field(peer, MEETINGS) for peer in hosts.remote}
         self._outboxes = Outboxes(board.segment, board.rank, hosts.local, len(hosts.hosts))
         self._share = _TOGETHER // max(map(len, hosts.hosts))  # bytes that a rank may have in a host's frame
         self._sent_at = self._passed = -1  # the meetings for which this rank has sent, and that it found complete last
         self._before: Position = (0, -1)  # the meeting that it has sent for, of the call under way
-        self._parts: list[tuple[Position, Position]] = []  # by meeting of that call: it and the one before it
+        self._step: Step | None = None  # what that meeting takes, if pieces overlap and it is not the call's first
         self._turn = threading.Condition()
         self._stands_at = self._first = -1  # the meeting whose frames are let in, the first one of its call
         self._landed: set[tuple[int, int]] = set()  # meetings of that call and hosts whose frames have come
@@ -83,8 +84,11 @@ class Crossing:
             if self._undecided and meeting > first:
                 self._expect_next(prepared, first)
             self._undecided = False
-            self._stand_at(meeting, first)
-            self._send(prepared, meeting, words)
+            if meeting == first or self._step is None:
+                self._stand_at(meeting, first)
+                self._send(prepared, meeting, words)
+            else:
+                self._send_step(self._step, meeting, first, prepared.staged.late)
             self._sent_at = meeting
         self._board.note()
         if self._unsettled is not None and self._unsettled():
@@ -94,7 +98,6 @@ class Crossing:
         if self._passed != meeting:
             self._passed = meeting
             if meeting == first:
-                self._parts = [_FIRST]
                 headers = self._board.headers_of(meeting & 1) if prepared.guarded else b""
                 self._undecided = headers != prepared.expected  # the guard has to see them first
             if not self._undecided:
@@ -107,6 +110,8 @@ class Crossing:
 
     def _stand_at(self, meeting: int, first: int) -> None:
         """Lets the frames of a meeting in; ``first``: that of its call."""
+        if self._stands_at >= meeting and self._first >= first:
+            return
         with self._turn:
             if first > self._first:
                 self._first = first
@@ -132,17 +137,13 @@ class Crossing:
         spans, out, waits = self._plan(prepared, table, (0, -1) if begins else self._before, now, first & 1)
         self._before = now
         before, self._leaving = self._leaving, InUse()
-        alone, wakes = bool(table.late) and not begins, False
         for host, found in enumerate(spans):
-            if (out[host] == LATER and _fits_alone(found)) or (alone and found):
-                self._send_alone(host, (meeting, first, table.late), found)
+            if out[host] == LATER and _fits_alone(found):
+                self._send_alone(host, meeting, found)
             elif found and out[host] == NOTHING:
                 self._send_data(host, found)
-        if not alone:
-            self._outboxes.publish(meeting, waits, out)
-            wakes = self._outboxes.complete(meeting) and self._send_frames(
-                (meeting, first), prepared.guarded and begins, words
-            )
+        self._outboxes.publish(meeting, waits, out)
+        wakes = self._outboxes.complete(meeting) and self._send_frames(meeting, first, prepared.guarded, words)
         # That half of the staging memory is written again after this meeting.
         mark = partial(self._board.arrive, meeting, wakes)
         if waits:
@@ -162,7 +163,7 @@ class Crossing:
             spans, begins = self._staging.spans(prepared, table, before, now, parity), before == (0, -1)
             out: list[Spans | int] = []
             for host, found in enumerate(spans):
-                goes = host != self._hosts.mine and (begins or (bool(found) and not table.late))
+                goes = host != self._hosts.mine and (begins or bool(found))
                 fits = self._fits(found)
                 out.append(found if goes and fits else LATER if goes and begins else NOTHING)
             later = not table.late and (LATER in out or self._comes_later(prepared, parity))
@@ -174,32 +175,35 @@ class Crossing:
         """True if they go in the frame of this host."""
         return len(spans) <= self._outboxes.most_spans and sum(nbytes for _, nbytes in spans) <= self._share
 
-    def _send_alone(self, host: int, when: tuple[int, int, int], spans: Spans) -> None:
-        """Sends a frame of this rank's own; ``when``: see `_ALONE`."""
-        channel = self._network.meetings[self._hosts.proxy(self._board.rank, host)]
+    def _send_step(self, step: Step, meeting: int, first: int, late: int) -> None:
+        """Sends what this rank has for other hosts at a later meeting of overlapping pieces, and arrives there."""
+        for host, count, described, slices in step.sends:
+            head = _ALONE.pack(meeting, first, late, count)
+            self._to[host].send(MEETING_DATA, [head, described, *(self._view[each] for each in slices)])
+        self._board.arrive(meeting)
+
+    def _send_alone(self, host: int, meeting: int, spans: Spans) -> None:
+        """Sends what this rank has for a host at the first meeting of a call in a frame of its own."""
         data = (self._view[at : at + nbytes] for at, nbytes in spans)
-        channel.send(MEETING_DATA, [_ALONE.pack(*when, len(spans)), *(_SPAN.pack(*span) for span in spans), *data])
+        head = _ALONE.pack(meeting, meeting, 0, len(spans))
+        self._to[host].send(MEETING_DATA, [head, *(SPAN.pack(*span) for span in spans), *data])
 
     def _send_data(self, host: int, spans: Spans) -> None:
         self._leaving.add()
-        channel = self._network.meetings[self._hosts.proxy(self._board.rank, host)]
-        channel.send_data([self._segment.bytes[at : at + nbytes] for at, nbytes in spans], self._leaving.done)
+        self._to[host].send_data([self._segment.bytes[at : at + nbytes] for at, nbytes in spans], self._leaving.done)
 
-    def _send_frames(self, when: tuple[int, int], guarded: bool, words: bool) -> bool:
-        """Sends what all ranks of this host have published; returns whether ranks that sleep have to see it.
-
-        ``when``: see `_HEAD`.
-        """
+    def _send_frames(self, meeting: int, first: int, guarded: bool, words: bool) -> bool:
+        """Sends what all ranks of this host have published; returns whether ranks that sleep have to see it."""
         waits, every = self._outboxes.read()
         for host in range(len(self._hosts.hosts)):
             parts: list[bytes | memoryview] = [b""]
             count = 0
             for rank, out in every.items():
                 if out[host] != NOTHING:
-                    parts += self._part(rank, out[host], when[0], guarded, words)
+                    parts += self._part(rank, out[host], meeting, guarded and meeting == first, words)
                     count += 1
             if count:
-                parts[0] = _HEAD.pack(*when, waits, count)
+                parts[0] = _HEAD.pack(meeting, first, waits, count)
                 receiver = self._hosts.receiver(host, self._hosts.mine)
                 self._network.meetings[receiver].send(MEETING, parts)
         return waits
@@ -218,12 +222,12 @@ class Crossing:
         counts = segment.longs[segment.field(rank, ISSUED)], segment.longs[segment.field(rank, COMPLETED)]
         return [
             _RANK.pack(rank, len(header), len(text), len(own), *counts), header, text,
-            *(_SPAN.pack(*span) for span in own), *(self._view[at : at + nbytes] for at, nbytes in own),
+            *(SPAN.pack(*span) for span in own), *(self._view[at : at + nbytes] for at, nbytes in own),
         ]  # fmt: skip
 
     def _comes_later(self, prepared: Prepared, parity: int) -> bool:
         """True if a rank whose proxy this is has data for this host's ranks that no frame holds, at a first meeting."""
-        theirs = (self._from(prepared, peer, _FIRST, parity) for peer in self._hosts.proxied)
+        theirs = (self._from(prepared, peer, FIRST, parity) for peer in self._hosts.proxied)
         return not all(map(self._fits, theirs))
 
     def _from(self, prepared: Prepared, peer: int, part: tuple[Position, Position], parity: int) -> Spans:
@@ -244,7 +248,7 @@ class Crossing:
         if prepared.agrees(headers):
             for peer in self._hosts.proxied:
                 theirs = self._staging.table_of(prepared, peer, headers)
-                found = self._staging.spans(prepared, theirs, *_FIRST, meeting & 1)[mine]
+                found = self._staging.spans(prepared, theirs, *FIRST, meeting & 1)[mine]
                 if not theirs.late and not self._fits(found):
                     coming.add()
                     if _fits_alone(found):
@@ -262,23 +266,30 @@ class Crossing:
     def _expect_next(self, prepared: Prepared, meeting: int) -> None:
         """Posts what is to come for the next meeting of the program; for the first one of the next program, frames."""
         table, first = prepared.staged, self._control.position[0]
+        if table.late:
+            self._expect_step(prepared, meeting, first)
+            return
         then = self._staging.following(table, self._before)
+        self._step = None
         self._stand_at(meeting + 1, first if then is not None else meeting + 1)
         if then is None:
             return
-        self._parts.append((self._before, then))
-        number = meeting + 1 - first - table.late  # of the meeting whose data is due
         for peer in self._hosts.proxied:
-            spans: Spans = []
-            if number >= 0:
-                spans = self._from(prepared, peer, self._parts[number], first & 1)
-            arrive = partial(self._arrive_for, peer, meeting + 1)
-            if not spans or (number == 0 and self._fits(spans)):
-                arrive()
-            elif number == 0:
-                self._await(peer, first, arrive)
-            elif not self._fits(spans) and not table.late:
-                self._expect_data(peer, spans, arrive)
+            spans = self._from(prepared, peer, (self._before, then), first & 1)
+            if not spans:
+                self._arrive_for(peer, meeting + 1)
+            elif not self._fits(spans):
+                self._expect_data(peer, spans, partial(self._arrive_for, peer, meeting + 1))
+
+    def _expect_step(self, prepared: Prepared, meeting: int, first: int) -> None:
+        """Lets the data of the next meeting of overlapping pieces in, and arrives there for ranks that are not due."""
+        self._step = step = self._staging.step(prepared, meeting + 1 - first, first & 1, self._fits)
+        self._stand_at(meeting + 1, first if step is not None else meeting + 1)
+        if step is not None:
+            for peer in step.absent:
+                self._arrive_for(peer, meeting + 1)
+            for peer in step.begun:
+                self._await(peer, first, partial(self._arrive_for, peer, meeting + 1))
 
     def _expect_data(self, peer: int, spans: Spans, done: Callable[[], None]) -> None:
         tensors = [self._segment.bytes[at : at + nbytes] for at, nbytes in spans]
@@ -286,7 +297,7 @@ class Crossing:
 
     def _arrive_for(self, peer: int, meeting: int, wakes: bool = False) -> None:
         """Arrives at a meeting in the place of a rank whose data is there."""
-        self._segment.longs[self._segment.field(peer, MEETINGS)] = meeting + 1
+        self._segment.longs[self._begun[peer]] = meeting + 1
         self._board.arrive(meeting, wakes)
 
     # Receiving
@@ -361,8 +372,8 @@ class Crossing:
 
     def _write(self, rank: int, body: memoryview, at: int, count: int) -> int:
         """Writes spans, and the data behind them, to staging memory; returns where it ends."""
-        layout, spans = self._segment.layout, [_SPAN.unpack_from(body, at + k * _SPAN.size) for k in range(count)]
-        at += count * _SPAN.size
+        layout, spans = self._segment.layout, [SPAN.unpack_from(body, at + k * SPAN.size) for k in range(count)]
+        at += count * SPAN.size
         for offset, nbytes in spans:
             if not layout.stages <= offset <= offset + nbytes <= layout.device_numbers:
                 raise RuntimeError(f"rank {rank} sent {nbytes} bytes for offset {offset}, outside of staging memory")
@@ -379,4 +390,4 @@ class Crossing:
 
 def _fits_alone(spans: Spans) -> bool:
     """True if they go in a frame of one rank."""
-    return sum(nbytes + _SPAN.size for _, nbytes in spans) <= MEETING_ROOM
+    return sum(nbytes + SPAN.size for _, nbytes in spans) <= MEETING_ROOM

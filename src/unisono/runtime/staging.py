@@ -3,6 +3,10 @@
 Positions are (iteration, number in the body) of a meeting; (0, -1) is before the first one.
 """
 
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
 from unisono.program.bind import Table
 from unisono.program.meetings import following, passed
 from unisono.program.slots import slot_readers
@@ -11,10 +15,26 @@ from unisono.runtime.prepared import Prepared
 from unisono.transport.host import HostMap
 from unisono.transport.segment import Segment
 
-__all__ = ["Staging"]
+__all__ = ["FIRST", "SPAN", "Position", "Staging", "Step"]
 
 _KEPT = 4096
+SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
 Position = tuple[int, int]
+FIRST: tuple[Position, Position] = (0, -1), (0, 0)
+"""The part of a program before its first meeting."""
+
+
+class Step(NamedTuple):
+    """What a meeting of overlapping pieces, after the first one, takes over hosts.
+
+    ``sends``: by host for which this rank has data, the bytes that describe its spans and where they begin and end.
+    ``absent``: ranks whose proxy this is and of which nothing is due; ``begun``: those whose data of the first meeting
+    is due, in frames of their own.
+    """
+
+    sends: tuple[tuple[int, int, bytes, tuple[slice, ...]], ...]
+    absent: tuple[int, ...]
+    begun: tuple[int, ...]
 
 
 class Staging:
@@ -25,6 +45,7 @@ class Staging:
         self._found: dict[tuple[int, ...], tuple[Table, list[Spans]]] = {}
         self._nexts: dict[tuple[int, ...], tuple[Table, Position | None]] = {}
         self._tables: dict[tuple[int, int, bytes], tuple[Table, Table]] = {}
+        self._steps: dict[tuple[int, int, int], tuple[Table, Step | None]] = {}
 
     def spans(self, prepared: Prepared, table: Table, before: Position, now: Position, parity: int) -> list[Spans]:
         """By host, what the rank of ``table`` stages between two meetings, and ranks there read.
@@ -76,3 +97,41 @@ class Staging:
                 self._tables.clear()
             found = self._tables[key] = (table, prepared.staged_of(peer, sized))
         return found[1]
+
+    def step(self, prepared: Prepared, number: int, parity: int, fits: Callable[[Spans], bool]) -> Step | None:
+        """What meeting ``number`` of a call whose pieces overlap takes; None if it has no such meeting.
+
+        ``fits``: whether spans go in the frame of a host.
+        """
+        table = prepared.staged
+        key = (id(table), number, parity)
+        found = self._steps.get(key)
+        if found is None:
+            if len(self._steps) >= _KEPT:
+                self._steps.clear()
+            made = self._step(prepared, number, parity, fits) if number < table.meetings else None
+            found = self._steps[key] = (table, made)
+        return found[1]
+
+    def _step(self, prepared: Prepared, number: int, parity: int, fits: Callable[[Spans], bool]) -> Step:
+        table, due, sends, absent, begun = prepared.staged, number - prepared.staged.late, [], [], []
+        for host, spans in enumerate(self.spans(prepared, table, *_part(table, number), parity)):
+            if spans:
+                slices = tuple(slice(at, at + nbytes) for at, nbytes in spans)
+                sends.append((host, len(spans), b"".join(SPAN.pack(*span) for span in spans), slices))
+        for peer in self._hosts.proxied:
+            spans = []
+            if due >= 0:
+                theirs = self.table_of(prepared, peer)
+                spans = self.spans(prepared, theirs, *_part(theirs, due), parity)[self._hosts.mine]
+            if not spans or (due == 0 and fits(spans)):
+                absent.append(peer)
+            elif due == 0:
+                begun.append(peer)
+        return Step(tuple(sends), tuple(absent), tuple(begun))
+
+
+def _part(table: Table, number: int) -> tuple[Position, Position]:
+    """The part of a program of overlapping pieces before a meeting: the one before, and itself."""
+    before, now = divmod(number - 1, table.meets), divmod(number, table.meets)
+    return (before, now) if number else FIRST
