@@ -22,7 +22,9 @@ table has the areas three times running (even, odd, even), so that the parity of
 holding no meeting number, serves every call of its kind.
 
 `mailbox` and `direct` programs are *folded*: piece p is combined in the iteration after the one it was staged in, so
-that a piece takes one meeting less than the program has.
+that a piece takes one meeting less than the program has. `staged` programs of several pieces are *overlapped* over
+hosts (slots.py): every part of the program works on another piece, one meeting for all, and an iteration does that for
+`WINDOWS` pieces in a row, each with a window of the staging memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,8 +34,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.program.bases import Bases
 from unisono.program.lower import Unfit
 from unisono.program.program import Place, Program, Row
+from unisono.program.slots import LATE, WINDOWS, Overlap
 
 __all__ = [
     "COPY", "DST", "DST_AT", "DST_STEP", "INTO", "KIND", "LAG", "LEFT", "LINE", "MEET", "MOST", "NARROW", "PART",
@@ -46,59 +50,7 @@ COPY, SUM, PART, INTO, MEET, WIDEN, NARROW = range(7)
 LINE = 64
 _NAMES = ("COPY", "SUM", "PART", "INTO", "MEET", "WIDEN", "NARROW")
 _FOLDED = ("mailbox", "direct", "pushed")
-
-
-@dataclass(frozen=True)
-class Bases:
-    """Indices into the table of base addresses of a rank among ``size``."""
-
-    size: int
-
-    def input(self, block: int = 0) -> int:
-        """The user's input, or one tensor of several."""
-        return block
-
-    def output(self, block: int = 0) -> int:
-        """The user's output, or one tensor of several."""
-        return self.size + block
-
-    @property
-    def temp(self) -> int:
-        """Memory of this rank alone."""
-        return 2 * self.size
-
-    def peer_input(self, rank: int) -> int:
-        """The input of ``rank``, where it is mapped."""
-        return 2 * self.size + 1 + rank
-
-    def peer_output(self, rank: int) -> int:
-        """The output of ``rank``, where it is mapped."""
-        return 3 * self.size + 1 + rank
-
-    @property
-    def stages(self) -> int:
-        """From here on the parity of the iteration counts."""
-        return 4 * self.size + 1
-
-    def stage(self, rank: int, other: int) -> int:
-        """The staging memory of ``rank``: the half of the iteration's first meeting (``other`` 0), or the other."""
-        return self.stages + other * self.size + rank
-
-    @property
-    def length(self) -> int:
-        """Words of the table."""
-        return 7 * self.size + 1
-
-    def name(self, index: int) -> str:
-        """As a table's text has it."""
-        n = self.size
-        if index >= self.stages:
-            other, rank = divmod(index - self.stages, n)
-            return f"STAGE[{rank}].{('now', 'other')[other & 1]}"
-        if index == self.temp:
-            return "TEMP"
-        kind, at = divmod(index if index < 2 * n else index - 1, n)
-        return f"{('IN', 'OUT', 'PEER_IN', 'PEER_OUT')[kind]}[{at}]"
+_OVERLAPPED = 3  # meetings of overlapping pieces that are worth one between pieces that do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +78,8 @@ class Table:
 
     ``part``: bytes of a chunk, at most, that go in one piece; ``temp_nbytes``: of temporary memory; ``itemsize`` and
     ``wide``: bytes of an element in the user's memory, and in staging and temporary memory. ``stage_writes``: what goes
-    to staging memory, in the order of the rows, for those who send it on to other hosts.
+    to staging memory, in the order of the rows, for those who send it on to other hosts. ``late``: meetings after the
+    one it is sent at that those hosts may do without it.
     """
 
     program: Program
@@ -137,6 +90,7 @@ class Table:
     itemsize: int
     wide: int
     stage_writes: tuple[StageWrite, ...] = ()
+    late: int = 0
 
     @property
     def size(self) -> int:
@@ -201,6 +155,7 @@ def bind(
     listed: tuple[bool, bool] = (False, False),
     uneven: bool = False,
     crosses: bool = False,
+    overlap: Overlap | None = None,
 ) -> Table:
     """The table of a program for blocks of ``nbytes``; for placements over shared memory.
 
@@ -209,13 +164,13 @@ def bind(
     program keeps partial sums in another dtype than the user's, whose elements have ``itemsize`` bytes. ``listed``:
     whether input and output are a tensor per block. ``uneven``: the sizes of other ranks' blocks may change, and what
     this rank does before the first meeting must not depend on them. ``crosses``: whether `Table.stage_writes` is
-    wanted. Raises `Unfit` if a slot would have no room.
+    wanted. ``overlap``: how pieces overlap where there are several. Raises `Unfit` if a slot would have no room.
     """
     if not program.partial:
         wide = itemsize
     elif wide not in (0, itemsize) and program.placement in ("direct", "pushed"):
         raise Unfit(f"{program.name} would keep partial sums in the users' tensors, whose dtype rounds them: staged")
-    made = _Binding(program, nbytes, area, cap, itemsize, wide or itemsize, listed, uneven)
+    made = _Binding(program, nbytes, area, cap, itemsize, wide or itemsize, listed, uneven, overlap)
     table = made.table()
     return replace(table, stage_writes=tuple(made.stage_writes())) if crosses else table
 
@@ -225,7 +180,7 @@ class _Binding:
 
     def __init__(
         self, program: Program, nbytes: Sequence[int], area: int, cap: int, itemsize: int, wide: int,
-        listed: tuple[bool, bool], uneven: bool,
+        listed: tuple[bool, bool], uneven: bool, overlap: Overlap | None,
     ) -> None:  # fmt: skip
         self.program, self.c, self.rank = program, program.collective, program.rank
         self.sizes, self.listed, self.uneven = list(nbytes), listed, uneven
@@ -236,9 +191,21 @@ class _Binding:
         limit = min(cap, area // slots * itemsize // wide) // LINE * LINE
         if limit < LINE:
             raise Unfit(f"{program.name}: {slots} chunks do not fit {area} bytes of staging memory; use fewer chunks")
-        self._cut(limit)
         self._first = [sum(program.slots[:step]) for step in range(len(program.slots))]
         self._offsets: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self.overlap, self._window = None, area // (WINDOWS // 2) // LINE * LINE
+        less = min(limit, self._window // overlap.slots * itemsize // wide // LINE * LINE) if overlap else 0
+        if overlap is None or less < LINE:
+            self._cut(limit)
+            return
+        self._cut(less if uneven else limit)
+        most = self.pieces * len(program.slots) * _OVERLAPPED
+        if self.pieces > 1:
+            self._cut(less)
+            if uneven or self.pieces + overlap.lags[-1] <= most:
+                self.overlap = overlap
+            else:
+                self._cut(limit)
 
     def _cut(self, limit: int) -> None:
         """Pieces: one window of the tensor after the other where nobody owns a chunk, else of every chunk."""
@@ -264,19 +231,36 @@ class _Binding:
 
     # Places
 
-    def place(self, at: Place, lagging: bool) -> list[int]:
+    def place(self, at: Place, lag: int, turn: int) -> list[int]:
         """Base, offset, and how far it moves from piece to piece."""
         space, index, rank = at.space, at.index, at.rank if at.rank >= 0 else self.rank
         if space == "temp":
             return [self.bases.temp, index * self._slot(), 0]
         if space == "stage":
-            step = max(s for s, first in enumerate(self._first) if first <= index)
-            other = int(lagging) if self.folded else step & 1
-            return [self.bases.stage(rank, other), (index - self._first[step]) * self._slot(), 0]
+            return self._staged(index, rank, lag, turn)
         block, start = self._offset(space, index, rank)
+        start += self._later(lag, turn) * self.step
         if rank != self.rank:
-            return [(self.bases.peer_input if space == "in" else self.bases.peer_output)(rank), start, self.step]
-        return [(self.bases.input if space == "in" else self.bases.output)(block), start, self.step]
+            return [(self.bases.peer_input if space == "in" else self.bases.peer_output)(rank), start, self._stride]
+        return [(self.bases.input if space == "in" else self.bases.output)(block), start, self._stride]
+
+    def _staged(self, slot: int, rank: int, lag: int, turn: int) -> list[int]:
+        step = max(step for step, first in enumerate(self._first) if first <= slot)
+        if self.overlap is None:
+            other = lag & 1 if self.folded else step & 1
+            return [self.bases.stage(rank, other), (slot - self._first[step]) * self._slot(), 0]
+        met = turn - (lag - self.overlap.lags[step])  # the meeting at which it is staged, from the iteration's first on
+        at = (met // 2 % (WINDOWS // 2)) * self._window + self.overlap.places[rank, slot] * self._slot()
+        return [self.bases.stage(rank, met & 1), at, 0]
+
+    @property
+    def _stride(self) -> int:
+        """How far a place moves from iteration to iteration."""
+        return self.step if self.overlap is None else WINDOWS * self.step
+
+    def _later(self, lag: int, turn: int) -> int:
+        """How many pieces the rows of a turn are ahead of the first piece of an iteration, `lag` / `WINDOWS` ago."""
+        return 0 if self.overlap is None else (turn - lag) % WINDOWS
 
     def _slot(self) -> int:
         return self.part * self.wide // self.itemsize
@@ -303,64 +287,84 @@ class _Binding:
     def table(self) -> Table:
         """The rows, in the order of the body."""
         rows: list[list[int]] = []
-        for row, lag, beyond in self._body():
-            rows += self._words(row, lag, beyond)
+        for row, lag, beyond, turn in self._body():
+            rows += self._words(row, lag, beyond, turn)
         rows = _merged(rows, self.pieces == 1 and not self.uneven)
         words = np.array(rows, np.int64).reshape(-1, WORDS)
-        temps = self.program.temps * self._slot()
-        return Table(self.program, words, self.pieces, self.part, temps, self.itemsize, self.wide)
+        temps, late = self.program.temps * self._slot(), LATE - 1 if self.overlap is not None else 0
+        return Table(self.program, words, self._iterations, self.part, temps, self.itemsize, self.wide, late=late)
 
-    def _body(self) -> list[tuple[Row, int, int]]:
-        """Rows with their lags, and the iterations beyond the number of pieces that a meeting takes place in."""
-        if not self.folded:
-            return [(row, 0, 0) for row in self.program.rows]
-        segments: list[list[Row]] = [[]]
+    @property
+    def _iterations(self) -> int:
+        return self.pieces if self.overlap is None else -(-self.pieces // WINDOWS)
+
+    def _body(self) -> list[tuple[Row, int, int, int]]:
+        """Rows with their lags, the iterations beyond the number of pieces that a meeting takes place in, and turns."""
+        if not self.folded and self.overlap is None:
+            return [(row, 0, 0, 0) for row in self.program.rows]
+        parts: list[list[Row]] = [[]]
         meets: list[Row] = []
         for row in self.program.rows:
             if row.kind == "meet":
                 meets.append(row)
-                segments.append([])
+                parts.append([])
             else:
-                segments[-1].append(row)
+                parts[-1].append(row)
+        body: list[tuple[Row, int, int, int]] = []
+        if self.overlap is not None:
+            meetings = self.pieces + self.overlap.lags[-1] - 1
+            for turn in range(WINDOWS):
+                for part, lag in zip(parts, self.overlap.lags, strict=True):
+                    body += [(row, lag, 0, turn) for row in part]
+                body.append((meets[0], 0, -(-(meetings - turn) // WINDOWS) - self._iterations, turn))
+            return body
         last = len(meets) - 1  # the last meeting of a piece is the first of the next one
-        body = [(row, 0, 0) for row in segments[0]] + [(row, 1, 0) for row in segments[last]]
-        body += [(meets[0], 0, 1), *((row, 1, 0) for row in segments[last + 1])]
+        body = [(row, 0, 0, 0) for row in parts[0]] + [(row, 1, 0, 0) for row in parts[last]]
+        body += [(meets[0], 0, 1, 0), *((row, 1, 0, 0) for row in parts[last + 1])]
         for number in range(1, last):
-            body += [(row, 0, 0) for row in segments[number]] + [(meets[number], 0, 0)]
+            body += [(row, 0, 0, 0) for row in parts[number]] + [(meets[number], 0, 0, 0)]
         return body
 
     def stage_writes(self) -> Iterator[StageWrite]:
         """The writes of the body to staging memory."""
         meets = 0
-        for row, lag, _ in self._body():
+        for row, lag, _, turn in self._body():
             meets += row.kind == "meet"
             for at in row.to:
                 if at.space == "stage":
                     rank = at.rank if at.rank >= 0 else self.rank
-                    base, offset, _ = self.place(at, lag > 0)
-                    sizes = (self.lefts[row.chunk], self.step, self.part)
-                    left, shrink, most = (x * self.wide // self.itemsize for x in sizes)
+                    base, offset, _ = self.place(at, lag, turn)
+                    left, shrink, most = (x * self.wide // self.itemsize for x in self._much(row, lag, turn))
                     other = (base - self.bases.stages) // self.c.world_size
-                    yield StageWrite(meets, lag, rank, at.index, other, offset, left, shrink, most)
+                    yield StageWrite(meets, self._lag(lag, turn), rank, at.index, other, offset, left, shrink, most)
 
-    def _words(self, row: Row, lag: int, beyond: int) -> list[list[int]]:
+    def _lag(self, lag: int, turn: int) -> int:
+        """In iterations."""
+        return lag if self.overlap is None else -((turn - lag) // WINDOWS)
+
+    def _much(self, row: Row, lag: int, turn: int) -> tuple[int, int, int]:
+        """Bytes of a row's chunk that are left in an iteration's first piece, as in the words LEFT, SHRINK, MOST."""
+        return self.lefts[row.chunk] - self._later(lag, turn) * self.step, self._stride, self.part
+
+    def _words(self, row: Row, lag: int, beyond: int, turn: int) -> list[list[int]]:
         if row.kind == "meet":
             return [[MEET, 0, 0, 0, 0, 0, 0, beyond, 0, 0, 0, row.step]]
-        left, shrink, most = self.lefts[row.chunk], self.step, self.part
-        to = [self.place(at, lag > 0) for at in row.to]
-        parts = [self.place(at, lag > 0) for at in row.parts]
+        left, shrink, most = self._much(row, lag, turn)
+        to = [self.place(at, lag, turn) for at in row.to]
+        parts = [self.place(at, lag, turn) for at in row.parts]
+        end = [self._lag(lag, turn), row.step]
         if row.kind == "sum":
-            words = [[SUM, 0, 0, 0, len(parts), len(to), int(row.complete), left, shrink, most, lag, row.step]]
+            words = [[SUM, 0, 0, 0, len(parts), len(to), int(row.complete), left, shrink, most, *end]]
             for at, where in zip(row.parts, parts, strict=True):
-                words.append([PART, 0, 0, 0, *where, int(self._is_wide(at)), 0, 0, lag, row.step])
+                words.append([PART, 0, 0, 0, *where, int(self._is_wide(at)), 0, 0, *end])
             for at, where in zip(row.to, to, strict=True):
-                words.append([INTO, *where, 0, 0, 0, int(self._is_wide(at)), 0, 0, lag, row.step])
+                words.append([INTO, *where, 0, 0, 0, int(self._is_wide(at)), 0, 0, *end])
             return words
         widths = self._is_wide(row.to[0]), self._is_wide(row.parts[0])
         kind = {(True, False): WIDEN, (False, True): NARROW}.get(widths, COPY)
         if widths == (True, True):
             left, shrink, most = (x * self.wide // self.itemsize for x in (left, shrink, most))
-        return [[kind, *to[0], *parts[0], left, shrink, most, lag, row.step]]
+        return [[kind, *to[0], *parts[0], left, shrink, most, *end]]
 
 
 def _up(nbytes: int, unit: int = LINE) -> int:

@@ -1,11 +1,36 @@
-"""The readers of staging memory, over all ranks of a schedule. Never imports torch."""
+"""The readers of staging memory, over all ranks of a schedule, and what of them allows pieces to overlap.
 
+Never imports torch.
+"""
+
+from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.program.lower import lower
 from unisono.schedule import Schedule
 
-__all__ = ["slot_readers"]
+__all__ = ["LATE", "WINDOWS", "Overlap", "overlap_of", "slot_readers"]
+
+LATE = 3
+"""Meetings from one that sends to other hosts to the one after which these read what came: that many pieces are under
+way at a time. An odd number: what is read after the last meeting of a call lies in the half of staging memory that the
+first meeting of the next call does not use."""
+WINDOWS = 4
+"""Parts of staging memory that an overlapping program uses in turn, one a meeting: two in each half. What was staged is
+read before `LATE` more meetings, so that it is overwritten after it was read."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How the pieces of a program overlap: a piece runs every part of the program in another iteration.
+
+    ``lags``: iterations by which the rows before each meeting, and those after the last, are behind the first ones.
+    ``places``: by (rank, slot), the number of a slot in a window; ``slots``: how many a window has.
+    """
+
+    lags: tuple[int, ...]
+    places: dict[tuple[int, int], int]
+    slots: int
 
 
 @lru_cache(maxsize=256)
@@ -18,3 +43,38 @@ def slot_readers(schedule: Schedule, placement: str, deterministic: bool = False
                 if place.space == "stage":
                     found.setdefault((place.rank if place.rank >= 0 else rank, place.index), set()).add(rank)
     return found
+
+
+@lru_cache(maxsize=256)
+def overlap_of(
+    schedule: Schedule, placement: str, deterministic: bool, hosts: tuple[tuple[int, ...], ...]
+) -> Overlap | None:
+    """How pieces overlap where ranks are on several ``hosts``; None if they can not.
+
+    They can if nothing is kept from one part of the program to the next but what is staged, which is read in the very
+    next part.
+    """
+    programs = [lower(schedule, rank, placement, deterministic) for rank in range(schedule.world_size)]
+    if placement != "staged" or any(program.temps for program in programs):
+        return None
+    host = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}
+    slots, used = programs[0].slots, {}
+    steps = [step for step, count in enumerate(slots) for _ in range(count)]
+    delays = [1] * len(slots)
+    for program in programs:
+        part = 0
+        for row in program.rows:
+            part += row.kind == "meet"
+            for place in row.parts:
+                if place.space == "stage":
+                    owner, step = place.rank if place.rank >= 0 else program.rank, steps[place.index]
+                    if step != part - 1:
+                        return None
+                    used[owner, place.index] = 0
+                    if host[owner] != host[program.rank]:
+                        delays[step] = LATE
+    places: dict[tuple[int, int], int] = {}
+    for rank, slot in sorted(used):
+        places[rank, slot] = sum(owner == rank for owner, _ in places)
+    lags = [sum(delays[:step]) for step in range(len(delays) + 1)]
+    return Overlap(tuple(lags), places, max(places.values(), default=0) + 1)

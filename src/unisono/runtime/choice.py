@@ -7,6 +7,7 @@ from math import sqrt
 
 from unisono.algorithms import build
 from unisono.program import best_staged, default, lower
+from unisono.program.bind import LINE
 from unisono.program.lower import Unfit
 from unisono.schedule import Schedule, preset
 from unisono.selection import Measured, Selector
@@ -17,13 +18,13 @@ MEASURED = "measured"
 """Compared by the guard before all else if measurements choose."""
 DEFAULT = "default"
 """The name of the table's choice among the algorithms that `unisono tune` measures."""
-_MEETING, _ROOM, _STAGED, _MOST_PIECES = 128 << 10, 1 << 20, 1 << 20, 32
+_MEETING, _ROOM, _STAGED = 128 << 10, 1 << 20, 1 << 20
 """Over hosts: bytes that a link carries in the time that a meeting takes beside its data, about alike for 1 Gbit/s and
 0.1 ms as for 100 Mbit/s and 10 ms; what it sends at a first meeting without another round trip (crossing.py); what
-it stages at once; pieces."""
-_PIECE, _BURST = _MEETING // 2, 1.5
-"""Measured over both links (benchmarks/over_hosts): what a meeting costs among pieces, which cross while others are
-summed; how much longer bytes take that all cross before any is summed."""
+it stages at once."""
+_PIECE, _BURST = _MEETING // 16, 1.5
+"""Measured over both links (benchmarks/over_hosts): what a meeting costs among pieces that overlap; how much longer
+bytes take that all cross before any is summed."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")
 
 
@@ -68,17 +69,18 @@ def by_hosts(
         return by_default(collective, nbytes, world_size, root, oversubscribed)
     local, count, pieces = max(map(len, hosts)), len(hosts), -(-nbytes // _STAGED) or 1
     raw = nbytes * local * (world_size - local) / world_size  # from a host, of the parts that others sum
-    chunks = max(1, min(_MOST_PIECES, max(round(sqrt(count * nbytes / _MEETING)), nbytes // (_STAGED * local))))
+    parts = max(1, round(sqrt((count - 1) * nbytes / _PIECE)))  # of the partial sums that go from host to host
     costs = {
         "one_shot": _cost(pieces, local, (world_size - min(map(len, hosts))) * nbytes),
         "two_phase": _cost(pieces, local, _BURST * raw) + _MEETING + _BURST * nbytes * local * (count - 1) / world_size,
-        "prefix": (chunks + count) * (_PIECE + nbytes / chunks),
+        "prefix": (count + 1) * _MEETING + parts * _PIECE + nbytes * (1 + (count - 1) / parts),
     }
     name = min(costs, key=lambda each: costs[each])
     if name == "two_phase":
         return Choice(build(name, collective, world_size, root), "mailbox")
     if name == "prefix":
-        return Choice(build(name, collective, world_size, root, chunks, hosts=hosts), "staged")
+        made = build(name, collective, world_size, root, hosts=hosts)
+        return Choice(made, "staged", cap=-(-nbytes // (parts * made.collective.num_chunks * LINE)) * LINE)
     return Choice(build(name if collective == "all_reduce" else "star", collective, world_size, root), "staged")
 
 

@@ -18,23 +18,21 @@ from collections.abc import Callable
 from functools import partial
 
 from unisono.program.bind import KIND, MEET, WORDS, Table
-from unisono.program.meetings import following, passed
-from unisono.program.slots import slot_readers
 from unisono.runtime.control import Control
 from unisono.runtime.in_use import InUse
 from unisono.runtime.network import MEETING, MEETING_DATA, MEETING_ROOM, Network
-from unisono.runtime.outbox import LATER, NOTHING, Outboxes, Spans, joined
+from unisono.runtime.outbox import LATER, NOTHING, Outboxes, Spans
 from unisono.runtime.prepared import Prepared
+from unisono.runtime.staging import FIRST, SPAN, Position, Staging, Step
 from unisono.transport import futex
 from unisono.transport.board import Board
 from unisono.transport.layout import CALL, COMPLETED, COMPLETED_AT, HEADER, ISSUED, MEETINGS
 
 __all__ = ["Crossing"]
 
-_HEAD = struct.Struct("<QII")  # meeting; whether ranks that sleep are woken; ranks in the frame
+_HEAD = struct.Struct("<QQII")  # meeting, the call's first; whether ranks that sleep are woken; ranks in the frame
 _RANK = struct.Struct("<IIIIQQ")  # rank; bytes of header and text; spans; calls issued, completed
-_ALONE = struct.Struct("<QI")  # meeting; spans
-_SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
+_ALONE = struct.Struct("<QQII")  # meeting, the call's first; how much later it is due; spans
 _KEPT = 4096
 _TOGETHER = 128 << 10
 """Bytes of a frame for all ranks of a host; what is longer goes by the connections of all of them."""
@@ -54,21 +52,25 @@ class Crossing:
         self._segment, self._hosts = board.segment, network.hosts
         self._view = memoryview(board.segment.raw)
         hosts = self._hosts
+        others = [host for host in range(len(hosts.hosts)) if host != hosts.mine]
+        self._to = {host: network.meetings[hosts.proxy(board.rank, host)] for host in others}
+        self._begun = {peer: board.segment.field(peer, MEETINGS) for peer in hosts.remote}
         self._outboxes = Outboxes(board.segment, board.rank, hosts.local, len(hosts.hosts))
         self._share = _TOGETHER // max(map(len, hosts.hosts))  # bytes that a rank may have in a host's frame
         self._sent_at = self._passed = -1  # the meetings for which this rank has sent, and that it found complete last
-        self._before = (0, -1)  # iteration and meeting of the body that it has sent for, of the call under way
+        self._before: Position = (0, -1)  # the meeting that it has sent for, of the call under way
+        self._step: Step | None = None  # what that meeting takes, if pieces overlap and it is not the call's first
         self._turn = threading.Condition()
-        self._stands_at = -1
-        self._landed = [-1] * len(hosts.hosts)  # the meetings whose frames have come
-        self._data_landed: dict[int, int] = {}  # by rank: the meeting whose own frame has come
+        self._stands_at = self._first = -1  # the meeting whose frames are let in, the first one of its call
+        self._landed: set[tuple[int, int]] = set()  # meetings of that call and hosts whose frames have come
+        self._early: dict[int, list[int]] = {}  # by meeting: ranks whose data has come before it
+        self._data_landed: dict[int, int] = {}  # by rank: the first meeting whose own frame has come
         self._awaited: dict[int, Callable[[], None]] = {}  # by rank: what to call when it comes
+        self._undecided = False  # whether the call under way may end at its first meeting, as one that differs
         self._leaving = InUse()  # staging memory that is sent from since the last meeting
         self._unsettled: Callable[[], bool] | None = None  # what is left to do at a meeting once ranks agree
-        self._found: dict[tuple[int, ...], tuple[Table, list[Spans]]] = {}
         self._plans: dict[tuple[int, ...], tuple[Table, tuple[list[Spans], tuple[Spans | int, ...], bool]]] = {}
-        self._nexts: dict[tuple[int, ...], tuple[Table, tuple[int, int] | None]] = {}
-        self._tables: dict[tuple[int, int, bytes], tuple[Table, Table]] = {}
+        self._staging = Staging(board.segment, hosts, board.size)
         network.deliver_meeting, network.deliver_data = self._land, self._land_data
         network.closing.append(self._close)
 
@@ -77,10 +79,16 @@ class Crossing:
 
         ``words``: this rank's text on a call that differs goes with it.
         """
-        meeting = self._board.position[0]
+        meeting, first = self._board.position[0], self._control.position[0]
         if self._sent_at != meeting:
-            self._stand_at(meeting)
-            self._send(prepared, meeting, words)
+            if self._undecided and meeting > first:
+                self._expect_next(prepared, first)
+            self._undecided = False
+            if meeting == first or self._step is None:
+                self._stand_at(meeting, first)
+                self._send(prepared, meeting, words)
+            else:
+                self._send_step(self._step, meeting, first, prepared.staged.late)
             self._sent_at = meeting
         self._board.note()
         if self._unsettled is not None and self._unsettled():
@@ -89,22 +97,35 @@ class Crossing:
             return False
         if self._passed != meeting:
             self._passed = meeting
-            self._expect_next(prepared, meeting)
+            if meeting == first:
+                headers = self._board.headers_of(meeting & 1) if prepared.guarded else b""
+                self._undecided = headers != prepared.expected  # the guard has to see them first
+            if not self._undecided:
+                self._expect_next(prepared, meeting)
         return True
 
     def passes(self, prepared: Prepared) -> bool:
         """True unless the interpreter waits at a meeting that is not complete."""
         return not self._control.arrived or self.cross(prepared)
 
-    def _stand_at(self, meeting: int) -> None:
-        """Lets the frames of a meeting in."""
+    def _stand_at(self, meeting: int, first: int) -> None:
+        """Lets the frames of a meeting in; ``first``: that of its call."""
+        if self._stands_at >= meeting and self._first >= first:
+            return
         with self._turn:
+            if first > self._first:
+                self._first = first
+                self._landed.clear()
+                self._early.clear()
             self._stands_at = max(meeting, self._stands_at)
+            here = self._early.pop(meeting, ())
             self._turn.notify_all()
+        for rank in here:
+            self._arrive_for(rank, meeting)
 
     def _close(self, deadline: float) -> None:
         """Lets waiting frames go: they are dropped."""
-        self._stand_at(1 << 62)
+        self._stand_at(1 << 62, 1 << 62)
 
     # Sending
 
@@ -122,16 +143,16 @@ class Crossing:
             elif found and out[host] == NOTHING:
                 self._send_data(host, found)
         self._outboxes.publish(meeting, waits, out)
-        wakes = self._outboxes.complete(meeting) and self._send_frames(meeting, prepared.guarded and begins, words)
+        wakes = self._outboxes.complete(meeting) and self._send_frames(meeting, first, prepared.guarded, words)
         # That half of the staging memory is written again after this meeting.
         mark = partial(self._board.arrive, meeting, wakes)
         if waits:
-            self._unsettled = partial(self._settle, prepared, table, spans, before, mark)
+            self._unsettled = partial(self._settle, prepared, spans, before, mark)
         else:
             before.afterwards(mark)
 
     def _plan(
-        self, prepared: Prepared, table: Table, before: tuple[int, int], now: tuple[int, int], parity: int
+        self, prepared: Prepared, table: Table, before: Position, now: Position, parity: int
     ) -> tuple[list[Spans], tuple[Spans | int, ...], bool]:
         """By host, what this rank has staged and what its outbox shall have; whether it waits until all ranks agree."""
         key = (id(table), *before, *now, parity)
@@ -139,13 +160,14 @@ class Crossing:
         if kept is None:
             if len(self._plans) >= _KEPT:
                 self._plans.clear()
-            spans, begins = self._spans(prepared, table, before, now, parity), before == (0, -1)
+            spans, begins = self._staging.spans(prepared, table, before, now, parity), before == (0, -1)
             out: list[Spans | int] = []
             for host, found in enumerate(spans):
                 goes = host != self._hosts.mine and (begins or bool(found))
                 fits = self._fits(found)
                 out.append(found if goes and fits else LATER if goes and begins else NOTHING)
-            waits = begins and (bool(prepared.call.sends) or LATER in out or self._comes_later(prepared, table, parity))
+            later = not table.late and (LATER in out or self._comes_later(prepared, parity))
+            waits = begins and (bool(prepared.call.sends) or later)
             kept = self._plans[key] = (table, (spans, tuple(out), waits))
         return kept[1]
 
@@ -153,18 +175,24 @@ class Crossing:
         """True if they go in the frame of this host."""
         return len(spans) <= self._outboxes.most_spans and sum(nbytes for _, nbytes in spans) <= self._share
 
+    def _send_step(self, step: Step, meeting: int, first: int, late: int) -> None:
+        """Sends what this rank has for other hosts at a later meeting of overlapping pieces, and arrives there."""
+        for host, count, described, slices in step.sends:
+            head = _ALONE.pack(meeting, first, late, count)
+            self._to[host].send(MEETING_DATA, [head, described, *(self._view[each] for each in slices)])
+        self._board.arrive(meeting)
+
     def _send_alone(self, host: int, meeting: int, spans: Spans) -> None:
-        """Sends a frame of this rank's own."""
-        channel = self._network.meetings[self._hosts.proxy(self._board.rank, host)]
+        """Sends what this rank has for a host at the first meeting of a call in a frame of its own."""
         data = (self._view[at : at + nbytes] for at, nbytes in spans)
-        channel.send(MEETING_DATA, [_ALONE.pack(meeting, len(spans)), *(_SPAN.pack(*span) for span in spans), *data])
+        head = _ALONE.pack(meeting, meeting, 0, len(spans))
+        self._to[host].send(MEETING_DATA, [head, *(SPAN.pack(*span) for span in spans), *data])
 
     def _send_data(self, host: int, spans: Spans) -> None:
         self._leaving.add()
-        channel = self._network.meetings[self._hosts.proxy(self._board.rank, host)]
-        channel.send_data([self._segment.bytes[at : at + nbytes] for at, nbytes in spans], self._leaving.done)
+        self._to[host].send_data([self._segment.bytes[at : at + nbytes] for at, nbytes in spans], self._leaving.done)
 
-    def _send_frames(self, meeting: int, guarded: bool, words: bool) -> bool:
+    def _send_frames(self, meeting: int, first: int, guarded: bool, words: bool) -> bool:
         """Sends what all ranks of this host have published; returns whether ranks that sleep have to see it."""
         waits, every = self._outboxes.read()
         for host in range(len(self._hosts.hosts)):
@@ -172,15 +200,15 @@ class Crossing:
             count = 0
             for rank, out in every.items():
                 if out[host] != NOTHING:
-                    parts += self._parts(rank, out[host], meeting, guarded, words)
+                    parts += self._part(rank, out[host], meeting, guarded and meeting == first, words)
                     count += 1
             if count:
-                parts[0] = _HEAD.pack(meeting, waits, count)
+                parts[0] = _HEAD.pack(meeting, first, waits, count)
                 receiver = self._hosts.receiver(host, self._hosts.mine)
                 self._network.meetings[receiver].send(MEETING, parts)
         return waits
 
-    def _parts(
+    def _part(
         self, rank: int, spans: Spans | int, meeting: int, guarded: bool, words: bool
     ) -> list[bytes | memoryview]:
         """A rank's part of a frame."""
@@ -194,20 +222,20 @@ class Crossing:
         counts = segment.longs[segment.field(rank, ISSUED)], segment.longs[segment.field(rank, COMPLETED)]
         return [
             _RANK.pack(rank, len(header), len(text), len(own), *counts), header, text,
-            *(_SPAN.pack(*span) for span in own), *(self._view[at : at + nbytes] for at, nbytes in own),
+            *(SPAN.pack(*span) for span in own), *(self._view[at : at + nbytes] for at, nbytes in own),
         ]  # fmt: skip
 
-    def _comes_later(self, prepared: Prepared, table: Table, parity: int) -> bool:
+    def _comes_later(self, prepared: Prepared, parity: int) -> bool:
         """True if a rank whose proxy this is has data for this host's ranks that no frame holds, at a first meeting."""
-        for peer in self._hosts.proxied:
-            theirs = self._table_of(prepared, table, peer)
-            if not self._fits(self._spans(prepared, theirs, (0, -1), (0, 0), parity)[self._hosts.mine]):
-                return True
-        return False
+        theirs = (self._from(prepared, peer, FIRST, parity) for peer in self._hosts.proxied)
+        return not all(map(self._fits, theirs))
 
-    def _settle(
-        self, prepared: Prepared, table: Table, spans: list[Spans], before: InUse, mark: Callable[[], None]
-    ) -> bool:
+    def _from(self, prepared: Prepared, peer: int, part: tuple[Position, Position], parity: int) -> Spans:
+        """What a rank of another host stages for this one between two meetings."""
+        theirs = self._staging.table_of(prepared, peer)
+        return self._staging.spans(prepared, theirs, *part, parity)[self._hosts.mine]
+
+    def _settle(self, prepared: Prepared, spans: list[Spans], before: InUse, mark: Callable[[], None]) -> bool:
         """Once all headers of a first meeting are there and agree, exchanges the data that follows; False until then.
 
         This rank's ``mark`` comes once all of it is there.
@@ -215,16 +243,16 @@ class Crossing:
         if self._board.missing():
             return False
         futex.acquire()
-        coming, mine, parity = InUse(), self._hosts.mine, self._board.position[0] & 1
-        headers = self._board.headers_of(parity) if prepared.guarded else b""
+        coming, mine, meeting = InUse(), self._hosts.mine, self._board.position[0]
+        headers = self._board.headers_of(meeting & 1) if prepared.guarded else b""
         if prepared.agrees(headers):
             for peer in self._hosts.proxied:
-                theirs = self._table_of(prepared, table, peer, headers)
-                found = self._spans(prepared, theirs, (0, -1), (0, 0), parity)[mine]
-                if not self._fits(found):
+                theirs = self._staging.table_of(prepared, peer, headers)
+                found = self._staging.spans(prepared, theirs, *FIRST, meeting & 1)[mine]
+                if not theirs.late and not self._fits(found):
                     coming.add()
                     if _fits_alone(found):
-                        self._await(peer, self._board.position[0], coming.done)
+                        self._await(peer, meeting, coming.done)
                     else:
                         self._expect_data(peer, found, coming.done)
             for host, found in enumerate(spans):
@@ -233,92 +261,55 @@ class Crossing:
         coming.afterwards(partial(before.afterwards, mark))
         return True
 
-    def _spans(
-        self, prepared: Prepared, table: Table, before: tuple[int, int], now: tuple[int, int], parity: int
-    ) -> list[Spans]:
-        """By host, what the rank of ``table`` stages between two meetings, and ranks there read."""
-        key = (id(table), *before, *now, parity)
-        found = self._found.get(key)
-        if found is None:
-            if len(self._found) >= _KEPT:
-                self._found.clear()
-            found = self._found[key] = (table, self._find(prepared, table, before, now, parity))
-        return found[1]
-
-    def _find(
-        self, prepared: Prepared, table: Table, before: tuple[int, int], now: tuple[int, int], parity: int
-    ) -> list[Spans]:
-        layout, size, own = self._segment.layout, self._board.size, self._hosts.of[table.program.rank]
-        readers = slot_readers(prepared.schedule, table.program.placement, table.program.deterministic)
-        found: list[Spans] = [[] for _ in self._hosts.hosts]
-        for iteration, met in passed(before, now, table.meets):
-            for write in table.stage_writes:
-                piece = iteration - write.lag
-                nbytes = min(write.most, write.left - piece * write.shrink)
-                if write.meets != met or not 0 <= piece < table.pieces or nbytes <= 0:
-                    continue
-                half = (parity + iteration * table.meets + write.other) & 1
-                at = layout.stages + (half * size + write.rank) * layout.stage + write.at
-                for host in {self._hosts.of[reader] for reader in readers.get((write.rank, write.index), ())}:
-                    if host != own:
-                        found[host].append((at, nbytes))
-        return [joined(spans) for spans in found]
-
     # What comes next
 
     def _expect_next(self, prepared: Prepared, meeting: int) -> None:
         """Posts what is to come for the next meeting of the program; for the first one of the next program, frames."""
         table, first = prepared.staged, self._control.position[0]
-        then = self._next(table, self._before)
-        if then is not None:
-            for peer in self._hosts.proxied:
-                theirs = self._table_of(prepared, table, peer)
-                spans = self._spans(prepared, theirs, self._before, then, first & 1)[self._hosts.mine]
-                if not spans:
-                    self._arrive_for(peer, meeting + 1)
-                elif not self._fits(spans):
-                    self._expect_data(peer, spans, partial(self._arrive_for, peer, meeting + 1))
-        self._stand_at(meeting + 1)
+        if table.late:
+            self._expect_step(prepared, meeting, first)
+            return
+        then = self._staging.following(table, self._before)
+        self._step = None
+        self._stand_at(meeting + 1, first if then is not None else meeting + 1)
+        if then is None:
+            return
+        for peer in self._hosts.proxied:
+            spans = self._from(prepared, peer, (self._before, then), first & 1)
+            if not spans:
+                self._arrive_for(peer, meeting + 1)
+            elif not self._fits(spans):
+                self._expect_data(peer, spans, partial(self._arrive_for, peer, meeting + 1))
 
-    def _next(self, table: Table, now: tuple[int, int]) -> tuple[int, int] | None:
-        """Iteration and number, in the body, of the meeting after one; None if it is the last."""
-        key = (id(table), *now)
-        found = self._nexts.get(key)
-        if found is None:
-            if len(self._nexts) >= _KEPT:
-                self._nexts.clear()
-            found = self._nexts[key] = (table, following(table, now))
-        return found[1]
+    def _expect_step(self, prepared: Prepared, meeting: int, first: int) -> None:
+        """Lets the data of the next meeting of overlapping pieces in, and arrives there for ranks that are not due."""
+        self._step = step = self._staging.step(prepared, meeting + 1 - first, first & 1, self._fits)
+        self._stand_at(meeting + 1, first if step is not None else meeting + 1)
+        if step is not None:
+            for peer in step.absent:
+                self._arrive_for(peer, meeting + 1)
+            for peer in step.begun:
+                self._await(peer, first, partial(self._arrive_for, peer, meeting + 1))
 
     def _expect_data(self, peer: int, spans: Spans, done: Callable[[], None]) -> None:
         tensors = [self._segment.bytes[at : at + nbytes] for at, nbytes in spans]
         self._network.meetings[peer].expect_data(tensors, done)
 
-    def _table_of(self, prepared: Prepared, table: Table, peer: int, headers: bytes = b"") -> Table:
-        key = (id(table), peer, headers if prepared.call.sends else b"")
-        found = self._tables.get(key)
-        if found is None:
-            if len(self._tables) >= _KEPT:
-                self._tables.clear()
-            found = self._tables[key] = (table, prepared.staged_of(peer, headers))
-        return found[1]
-
     def _arrive_for(self, peer: int, meeting: int, wakes: bool = False) -> None:
         """Arrives at a meeting in the place of a rank whose data is there."""
-        self._segment.longs[self._segment.field(peer, MEETINGS)] = meeting + 1
+        self._segment.longs[self._begun[peer]] = meeting + 1
         self._board.arrive(meeting, wakes)
 
     # Receiving
 
     def _land(self, peer: int, body: memoryview) -> None:
         """Lays down what ``peer`` has sent for the ranks of its host at a meeting, and arrives for them."""
-        meeting, wakes, count = _HEAD.unpack_from(body)
+        meeting, first, wakes, count = _HEAD.unpack_from(body)
         host = self._hosts.of[peer]
         with self._turn:
-            self._turn.wait_for(lambda: self._stands_at >= meeting)
-            if self._stands_at != meeting or self._landed[host] >= meeting:
+            if not self._lets_in(meeting, first) or (meeting, host) in self._landed:
                 return
-            self._landed[host] = meeting
+            self._landed.add((meeting, host))
         at, ranks = _HEAD.size, []
         for _ in range(count):
             rank, *sizes = _RANK.unpack_from(body, at)
@@ -328,6 +319,11 @@ class Crossing:
             ranks.append(rank)
         for rank in ranks:
             self._arrive_for(rank, meeting, bool(wakes) and rank == ranks[-1])
+
+    def _lets_in(self, meeting: int, first: int) -> bool:
+        """Waits until a frame may be laid down; False if its call is over. ``_turn`` is held."""
+        self._turn.wait_for(lambda: self._stands_at >= meeting and self._first >= first)
+        return self._first == first
 
     def _await(self, peer: int, meeting: int, then: Callable[[], None]) -> None:
         """Calls ``then`` once the frame of a rank's own for a meeting is there."""
@@ -340,15 +336,19 @@ class Crossing:
 
     def _land_data(self, peer: int, body: memoryview) -> None:
         """Writes what a rank has sent in a frame of its own."""
-        meeting, count = _ALONE.unpack_from(body)
+        meeting, first, late, count = _ALONE.unpack_from(body)
+        then: Callable[[], None] | None = None
         with self._turn:
-            self._turn.wait_for(lambda: self._stands_at >= meeting)
-            if self._stands_at != meeting:
+            if not self._lets_in(meeting, first):
                 return
-        self._write(peer, body, _ALONE.size, count)
-        with self._turn:
-            self._data_landed[peer] = meeting
-            then = self._awaited.pop(peer, None)
+            self._write(peer, body, _ALONE.size, count)
+            if meeting == first:
+                self._data_landed[peer] = meeting
+                then = self._awaited.pop(peer, None)
+            elif self._stands_at < meeting + late:
+                self._early.setdefault(meeting + late, []).append(peer)
+            else:
+                then = partial(self._arrive_for, peer, meeting + late)
         if then is not None:
             then()
 
@@ -372,8 +372,8 @@ class Crossing:
 
     def _write(self, rank: int, body: memoryview, at: int, count: int) -> int:
         """Writes spans, and the data behind them, to staging memory; returns where it ends."""
-        layout, spans = self._segment.layout, [_SPAN.unpack_from(body, at + k * _SPAN.size) for k in range(count)]
-        at += count * _SPAN.size
+        layout, spans = self._segment.layout, [SPAN.unpack_from(body, at + k * SPAN.size) for k in range(count)]
+        at += count * SPAN.size
         for offset, nbytes in spans:
             if not layout.stages <= offset <= offset + nbytes <= layout.device_numbers:
                 raise RuntimeError(f"rank {rank} sent {nbytes} bytes for offset {offset}, outside of staging memory")
@@ -390,4 +390,4 @@ class Crossing:
 
 def _fits_alone(spans: Spans) -> bool:
     """True if they go in a frame of one rank."""
-    return sum(nbytes + _SPAN.size for _, nbytes in spans) <= MEETING_ROOM
+    return sum(nbytes + SPAN.size for _, nbytes in spans) <= MEETING_ROOM

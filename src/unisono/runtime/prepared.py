@@ -21,6 +21,7 @@ import torch
 from unisono.program import Unfit, bind, lower
 from unisono.program.bind import Table
 from unisono.program.defaults import DIRECT_MOVED
+from unisono.program.slots import overlap_of
 from unisono.runtime import words as w
 from unisono.runtime.call import SIGNATURE, Call, piece_numel
 from unisono.runtime.choice import Choice, by_default
@@ -112,7 +113,7 @@ class Prepared:
 
     __slots__ = (
         "_adapted", "_input_offset", "_kept", "_kind", "_preparer", "_reach", "_sizes", "_words", "address", "call",
-        "nbytes", "root_read", "run",
+        "expected", "nbytes", "root_read", "run",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, preparer: "Preparer", run: Callable[..., int]) -> None:
@@ -129,6 +130,8 @@ class Prepared:
         words[w.LISTED] = kind.listed[0] * w.INPUTS | kind.listed[1] * w.OUTPUTS
         words[w.EXCLUSIVE], words[w.COMPLETES] = kind.exclusive, kind.completes
         self._sizes = kind.sizes
+        self.expected = b""
+        """The headers of all ranks with which the call goes on as it is; none are compared if it is empty."""
         bound, self._kept = preparer.tables(kind, kind.sizes)
         self._write_words(bound)
         if kind.guarded:
@@ -145,6 +148,7 @@ class Prepared:
             self._words[word] = value
 
     def _expect(self, headers: bytes, each: bool) -> None:
+        self.expected = headers if each else headers * self._preparer.size
         expected = np.frombuffer(headers, np.uint8)
         self._kept = (*self._kept, expected)
         self._words[w.HEADER_AT] = _address(expected)
@@ -225,7 +229,7 @@ class Preparer:
         self._board, self._control, self._mode = board, control, wanted()
         self.rank, self.size, self.header_nbytes = board.rank, board.size, board.segment.layout.header
         elsewhere = board.segment.elsewhere
-        self.hosts = elsewhere.ranks_of_hosts if elsewhere is not None else ()
+        self.hosts: tuple[tuple[int, ...], ...] = elsewhere.ranks_of_hosts if elsewhere is not None else ()
         """The ranks of every host, if there are several."""
         self._users: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._binding = threading.RLock()
@@ -311,10 +315,11 @@ class Preparer:
     def staged(self, kind: Kind, sizes: Sequence[int], rank: int) -> Table:
         """The table of the placement that stages, of this rank or, with all sizes known, of another one."""
         choice, (nbytes, uneven, widths) = kind.choice, self._measures(kind, sizes)
-        program = lower(choice.schedule, rank, choice.placement, choice.deterministic)
+        how = choice.schedule, choice.placement, choice.deterministic
+        program = lower(how[0], rank, *how[1:])
         return bind(
             program, nbytes, area=self._board.stage_nbytes, cap=choice.cap, listed=kind.listed, uneven=uneven,
-            crosses=self._board.crosses, **widths,
+            crosses=self._board.crosses, overlap=overlap_of(*how, self.hosts) if self.hosts else None, **widths,
         )  # fmt: skip
 
     def _measures(self, kind: Kind, sizes: Sequence[int]) -> tuple[list[int], bool, dict[str, Any]]:

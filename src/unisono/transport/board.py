@@ -38,6 +38,7 @@ class Board:
             futex.Counter(segment.words, (layout.counters + 64 * k) // 4, segment.address)
             for k in range(layout.COUNTERS)
         ]
+        self._arrivals_at = [segment.address + layout.counters + 64 * k for k in range(layout.COUNTERS)]
         self._longs = segment.longs
         self.stage_nbytes = layout.stage
         self._seen = 0
@@ -65,7 +66,7 @@ class Board:
 
         ``wakes``: ranks that sleep are woken even if others are missing.
         """
-        address = self.segment.address + self.segment.layout.counters + 64 * (meeting & 3)
+        address = self._arrivals_at[meeting & 3]
         if wakes:
             futex.ring(address)
         else:

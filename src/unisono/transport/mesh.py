@@ -26,7 +26,7 @@ from unisono.transport.process import OwnThread
 
 __all__ = ["FOREVER", "Channel", "Connected", "Engine", "Mesh", "Receive", "gist"]
 
-_AHEAD = 3  # receives of a channel that are posted
+_AHEAD = 6  # receives of a channel that are posted
 _HEAD = struct.Struct("<II")  # kind, bytes of the body
 FOREVER = timedelta(days=10_000)
 _ENDING = 2.0  # s that the threads may take to end

@@ -1,0 +1,137 @@
+"""What ranks stage for those of other hosts between two meetings: spans of the segment, found in their tables.
+
+Positions are (iteration, number in the body) of a meeting; (0, -1) is before the first one.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from unisono.program.bind import Table
+from unisono.program.meetings import following, passed
+from unisono.program.slots import slot_readers
+from unisono.runtime.outbox import Spans, joined
+from unisono.runtime.prepared import Prepared
+from unisono.transport.host import HostMap
+from unisono.transport.segment import Segment
+
+__all__ = ["FIRST", "SPAN", "Position", "Staging", "Step"]
+
+_KEPT = 4096
+SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
+Position = tuple[int, int]
+FIRST: tuple[Position, Position] = (0, -1), (0, 0)
+"""The part of a program before its first meeting."""
+
+
+class Step(NamedTuple):
+    """What a meeting of overlapping pieces, after the first one, takes over hosts.
+
+    ``sends``: by host for which this rank has data, the bytes that describe its spans and where they begin and end.
+    ``absent``: ranks whose proxy this is and of which nothing is due; ``begun``: those whose data of the first meeting
+    is due, in frames of their own.
+    """
+
+    sends: tuple[tuple[int, int, bytes, tuple[slice, ...]], ...]
+    absent: tuple[int, ...]
+    begun: tuple[int, ...]
+
+
+class Staging:
+    """The spans of a group of ``size`` ranks in its segment; all that is found is kept for the next call."""
+
+    def __init__(self, segment: Segment, hosts: HostMap, size: int) -> None:
+        self._layout, self._hosts, self._size = segment.layout, hosts, size
+        self._found: dict[tuple[int, ...], tuple[Table, list[Spans]]] = {}
+        self._nexts: dict[tuple[int, ...], tuple[Table, Position | None]] = {}
+        self._tables: dict[tuple[int, int, bytes], tuple[Table, Table]] = {}
+        self._steps: dict[tuple[int, int, int], tuple[Table, Step | None]] = {}
+
+    def spans(self, prepared: Prepared, table: Table, before: Position, now: Position, parity: int) -> list[Spans]:
+        """By host, what the rank of ``table`` stages between two meetings, and ranks there read.
+
+        ``parity``: of the call's first meeting.
+        """
+        key = (id(table), *before, *now, parity)
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _KEPT:
+                self._found.clear()
+            found = self._found[key] = (table, self._find(prepared, table, before, now, parity))
+        return found[1]
+
+    def _find(self, prepared: Prepared, table: Table, before: Position, now: Position, parity: int) -> list[Spans]:
+        layout, size, own = self._layout, self._size, self._hosts.of[table.program.rank]
+        readers = slot_readers(prepared.schedule, table.program.placement, table.program.deterministic)
+        found: list[Spans] = [[] for _ in self._hosts.hosts]
+        for iteration, met in passed(before, now, table.meets):
+            for write in table.stage_writes:
+                piece = iteration - write.lag
+                nbytes = min(write.most, write.left - piece * write.shrink)
+                if write.meets != met or not 0 <= piece < table.pieces or nbytes <= 0:
+                    continue
+                half = (parity + iteration * table.meets + write.other) & 1
+                at = layout.stages + (half * size + write.rank) * layout.stage + write.at
+                for host in {self._hosts.of[reader] for reader in readers.get((write.rank, write.index), ())}:
+                    if host != own:
+                        found[host].append((at, nbytes))
+        return [joined(spans) for spans in found]
+
+    def following(self, table: Table, now: Position) -> Position | None:
+        """The meeting after one; None if it is the last."""
+        key = (id(table), *now)
+        found = self._nexts.get(key)
+        if found is None:
+            if len(self._nexts) >= _KEPT:
+                self._nexts.clear()
+            found = self._nexts[key] = (table, following(table, now))
+        return found[1]
+
+    def table_of(self, prepared: Prepared, peer: int, headers: bytes = b"") -> Table:
+        """The table of a rank, with the sizes that all have agreed on or that the ``headers`` of all give."""
+        table, sized = prepared.staged, headers if prepared.call.sends else b""
+        key = (id(table), peer, sized)
+        found = self._tables.get(key)
+        if found is None:
+            if len(self._tables) >= _KEPT:
+                self._tables.clear()
+            found = self._tables[key] = (table, prepared.staged_of(peer, sized))
+        return found[1]
+
+    def step(self, prepared: Prepared, number: int, parity: int, fits: Callable[[Spans], bool]) -> Step | None:
+        """What meeting ``number`` of a call whose pieces overlap takes; None if it has no such meeting.
+
+        ``fits``: whether spans go in the frame of a host.
+        """
+        table = prepared.staged
+        key = (id(table), number, parity)
+        found = self._steps.get(key)
+        if found is None:
+            if len(self._steps) >= _KEPT:
+                self._steps.clear()
+            made = self._step(prepared, number, parity, fits) if number < table.meetings else None
+            found = self._steps[key] = (table, made)
+        return found[1]
+
+    def _step(self, prepared: Prepared, number: int, parity: int, fits: Callable[[Spans], bool]) -> Step:
+        table, due, sends, absent, begun = prepared.staged, number - prepared.staged.late, [], [], []
+        for host, spans in enumerate(self.spans(prepared, table, *_part(table, number), parity)):
+            if spans:
+                slices = tuple(slice(at, at + nbytes) for at, nbytes in spans)
+                sends.append((host, len(spans), b"".join(SPAN.pack(*span) for span in spans), slices))
+        for peer in self._hosts.proxied:
+            spans = []
+            if due >= 0:
+                theirs = self.table_of(prepared, peer)
+                spans = self.spans(prepared, theirs, *_part(theirs, due), parity)[self._hosts.mine]
+            if not spans or (due == 0 and fits(spans)):
+                absent.append(peer)
+            elif due == 0:
+                begun.append(peer)
+        return Step(tuple(sends), tuple(absent), tuple(begun))
+
+
+def _part(table: Table, number: int) -> tuple[Position, Position]:
+    """The part of a program of overlapping pieces before a meeting: the one before, and itself."""
+    before, now = divmod(number - 1, table.meets), divmod(number, table.meets)
+    return (before, now) if number else FIRST
