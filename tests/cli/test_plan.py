@@ -116,10 +116,10 @@ def test_the_table_of_one_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unisono.cli.programs.TABLE", table)
     lines = CliRunner().invoke(app, ["plan", "--default", "all_reduce"], env={"COLUMNS": "120"}).stdout.splitlines()
     assert lines[:4] == [
-        "collective  up to     cores   schedule   placed   chunks  at most  shared        read",
-        "all_reduce  128KiB/n          one_shot   staged   1",
-        "            any       shared  ring       staged   n       256 KiB",
-        "            any       own     two_phase  mailbox  1                direct >1MiB  >4MiB",
+        "collective  up to     cores  schedule   placed   chunks  at most  shared       read",
+        "all_reduce  128KiB/n         one_shot   staged   1",
+        "            any       fewer  ring       staged   n       256 KiB",
+        "            any       own    two_phase  mailbox  1                direct>1MiB  >4MiB",
     ]
     assert lines[-1] == "Cores: each rank has its own, or there are more ranks than cores."
 

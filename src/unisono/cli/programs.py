@@ -40,7 +40,7 @@ MOST_RANKS = 64
 _MOST_ROWS = 500_000
 _LARGEST = 1 << 60
 """Bytes from which on a limit is none."""
-_CORES = {None: "", True: "shared", False: "own"}
+_CORES = {None: "", True: "fewer", False: "own"}
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _limit(row: Default) -> str:
 
 
 def _shared(row: Default) -> str:
-    return row.directly + (f" {_above(row.directly_above)}" if row.directly_above else "")
+    return row.directly + (_above(row.directly_above) if row.directly_above else "")
 
 
 def _above(nbytes: int) -> str:
