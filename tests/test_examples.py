@@ -6,7 +6,6 @@ import io
 import os
 import re
 import runpy
-import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import agents
+from ports import free_port
 from ranks import ranks
 from unisono.transport import host as hosts
 
@@ -98,12 +98,6 @@ STARTERS = [
 ]
 """Files that start their processes themselves, what they need, what they print, their arguments."""
 SOAKED = [pytest.param("12_survivors.py", "torch", GOES_ON, (), marks=pytest.mark.soak)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def on_ranks_run(rank: int, world_size: int, example: Example, backend: str, port: int) -> str:

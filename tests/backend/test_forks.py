@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from backend.test_leaving import held
-from contract.test_init import free_port
+from ports import free_port
 from ranks import BACKEND, ranks
 
 LIMIT = datetime.timedelta(seconds=20)

@@ -14,8 +14,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from contract.test_init import free_port
 from hangs.job import attempt
+from ports import free_port
 from ranks import BACKEND, ranks
 
 kept: list[Any] = []  # by a program that is done with its groups

@@ -1,7 +1,6 @@
 """Every way to start: env://, tcp://, file://, mp.spawn, a plain Process, and torchrun with an unmodified script."""
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import agents
+from ports import free_port
 from ranks import BACKEND, FORKS, ranks
 
 UNMODIFIED = """
@@ -25,12 +25,6 @@ sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()}: {x.item():
 assert "unisono" not in globals()
 dist.destroy_process_group()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_and_sum(rank: int, world_size: int, how: str, place: str) -> tuple[float, str]:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from docs.blocks import PAGES, ROOT, Block, blocks
 from docs.given import given
+from ports import free_port
 from ranks import ranks
 from unisono.algorithms import registry
 
@@ -36,12 +36,6 @@ def test_what_needs_no_ranks(
             printed = capsys.readouterr().out
             for promised in re.findall(r"# (\[tensor.*)", block.text):
                 assert promised in printed
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def on_ranks_run(rank: int, world_size: int, these: list[Block], ports: list[int], folder: str) -> None:

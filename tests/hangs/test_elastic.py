@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import time
 from multiprocessing.context import ForkServerProcess
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 import agents
+from ports import free_port
 
 PROGRAM = """
 import os, sys, time
@@ -73,9 +73,7 @@ def until_last(folder: Path, host: str, world_size: int, since: int = 0) -> list
 @pytest.mark.timeout(200)
 def test_survivors_go_on_and_a_new_rank_joins_again(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def agent(host: str) -> ForkServerProcess:
         how = f"--nnodes 1:2 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port}"

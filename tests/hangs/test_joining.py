@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from contract.test_init import free_port
 from hangs.job import Fault, Job, attempt, init, line_of, tell
+from ports import free_port
 from unisono.transport.layout import Layout
 from unisono.transport.process import OwnThread
 

@@ -38,8 +38,11 @@ def _in_the_midst(kind: str, handler: Callable[[], object]) -> None:
 
     store = _get_default_store()
 
+    done: list[bool] = []
+
     def handle(*_: object) -> None:
-        if queue.entered():
+        if queue.entered() and not done:
+            done.append(True)  # another signal may be on its way
             signal.setitimer(signal.ITIMER_REAL, 0)
             try:
                 handler()

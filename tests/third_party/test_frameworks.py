@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from contract.test_init import free_port
+from ports import free_port
 
 PROGRAMS = Path(__file__).parent / "programs"
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "{port}")

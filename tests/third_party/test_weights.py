@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from contract.test_init import free_port
+from ports import free_port
 from unisono import weights
 
 PROGRAMS = Path(__file__).parent / "programs"

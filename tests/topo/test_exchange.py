@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
+from ports import free_port
 from unisono.errors import UsageError
 from unisono.topo.exchange import Exchange, Values, listen, why
 from unisono.topo.links import link_server, measure_link
-
-
-def free_port() -> int:
-    with listen() as door:
-        port: int = door.getsockname()[1]
-        return port
 
 
 def post(port: int, line: bytes) -> bytes:
