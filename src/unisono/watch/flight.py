@@ -55,7 +55,7 @@ _TRIES, _STILL = 20, 0.0002  # looks at a queue until it has stood still for tha
 
 
 def _capacity() -> int:
-    text = os.environ.get("UNISONO_FLIGHT", "2000")
+    text = os.environ.get("UNISONO_FLIGHT") or "2000"
     if not text.isdecimal():
         raise UsageError(f"UNISONO_FLIGHT is {text!r}, expected how many calls to keep: 2000, or 0 for none")
     return int(text)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
-from unisono.weights.holdings import Holdings, Memory, alone, fresh_like
+from unisono.weights.holdings import Holdings, Memory, alone, fresh_like, overlapping
 from unisono.weights.layout import Layout, Sharding
 
 __all__ = ["Engine", "ModuleEngine", "as_engine"]
@@ -53,6 +53,8 @@ class ModuleEngine:
         """Where the bytes of the next version land, by name: this rank's own parts."""
         self.in_place = not standby
         self.mapped = False
+        self.overlapping: list[str] = []
+        """Names that may have memory in common, other than ties: what is sent to them has to agree."""
         self._swaps = commit == "swap"
         self._holdings = Holdings()
         self._alone: set[str] = set()
@@ -91,6 +93,7 @@ class ModuleEngine:
                 n for n in self._ours if n in before and n in holdings.local and _same(before[n], holdings.local[n])
             }
             self._ours = same
+            self.overlapping = overlapping(holdings.local, holdings.layout.ties)
             self._alone = same | alone(holdings.local, holdings.layout.ties) if self._swaps else set()
             kept = {name: self.standby[name] for name in same & set(self.standby)}
             self.standby, self._pointers = dict(holdings.local) if self.in_place else kept, ()

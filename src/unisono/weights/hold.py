@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from unisono.errors import UsageError
+
 __all__ = ["Holds"]
 
 
@@ -22,14 +24,19 @@ class Holds:
         self._changed = threading.Condition()
         self._holders: Counter[int] = Counter()
         self._writing = False  # a version is being shown, or written in place
+        self._writer = 0  # by this thread
         self._waiting = 0  # threads that want to write
         self._late: Callable[[], None] | None = None  # shown by the last holder, for its thread has stopped waiting
 
     @contextmanager
     def hold(self) -> Iterator[int | None]:
-        """Nothing is shown within; yields the version."""
+        """Nothing is shown within; yields the version. Raises `UsageError` in the thread that shows one."""
         me = threading.get_ident()
         with self._changed:
+            if self._writing and self._writer == me:
+                raise UsageError(
+                    "hold was called in load or commit, in the thread that shows the version: leave it out"
+                )
             while not self._holders[me] and (self._writing or self._waiting or self._late):
                 self._changed.wait()
             self._holders[me] += 1
@@ -45,7 +52,7 @@ class Holds:
                 del self._holders[me]
             late = self._late if not self._holders else None
             if late is not None:
-                self._late, self._writing = None, True
+                self._late, self._writing, self._writer = None, True, me
             if not self._holders:
                 self._changed.notify_all()
         if late is not None:
@@ -78,7 +85,7 @@ class Holds:
                         self._late = late
                         return False
                     self._changed.wait(min(left, 3600.0))
-                self._writing = True
+                self._writing, self._writer = True, threading.get_ident()
                 return True
             finally:
                 self._waiting -= 1

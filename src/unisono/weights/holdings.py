@@ -16,7 +16,7 @@ from unisono.transport.shared_tensor import empty
 from unisono.weights.inspection import inspect, local_tensors, named_tensors
 from unisono.weights.layout import Layout, Sharding
 
-__all__ = ["Holdings", "Memory", "alone", "fresh_like", "signature_of", "starts_of"]
+__all__ = ["Holdings", "Memory", "alone", "fresh_like", "overlapping", "signature_of", "starts_of"]
 
 
 _looks = count()
@@ -198,6 +198,26 @@ def alone(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> set[str]:
         and _dense(tensor)
         and tensor.untyped_storage().nbytes() == tensor.nbytes
     }
+
+
+def overlapping(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> list[str]:
+    """The names whose memory may, at least in part, be another's too, other than by a tie."""
+    spans: dict[int, list[tuple[int, int, str]]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel() and name not in ties:
+            last = sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
+            start = int(tensor.storage_offset()) * tensor.itemsize
+            span = start, start + (int(last) + 1) * tensor.itemsize, name
+            spans.setdefault(tensor.untyped_storage()._cdata, []).append(span)
+    found: dict[str, None] = {}
+    for each in spans.values():
+        end, before = -1, ""
+        for start, stop, name in sorted(each):
+            if start < end:
+                found |= {before: None, name: None}
+            if stop > end:
+                end, before = stop, name
+    return list(found)
 
 
 def signature_of(text: str) -> str:

@@ -7,6 +7,7 @@ rank reads why; after it the version stands, whatever happens.
 """
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.weights.lateness import doing, nobody_pushes, status
@@ -92,8 +93,8 @@ class Lead:
 
     def on_message(self, member: Member, message: Message) -> None:
         """Takes a report of a member."""
-        if message.kind == "push":
-            self._push(member, message.fields)
+        if message.kind in ("push", "withdraw"):
+            (self._push if message.kind == "push" else self._withdraw)(member, message.fields)
             return
         attempt = self._attempt
         if message.kind == "shown" and not member.party.sender:
@@ -128,6 +129,17 @@ class Lead:
             self._since = time.monotonic()
         self._pushes[member.rank] = fields
         self._begin()
+
+    def _withdraw(self, member: Member, fields: dict[str, Any]) -> None:
+        """A rank has left its push, by Ctrl-C for one: nothing may come of that later."""
+        attempt, pushed = self._attempt, self._pushes.get(member.rank)
+        if pushed is None or pushed["call"] != fields["call"] or (attempt and attempt.awaited == "shown"):
+            return
+        if attempt is not None:
+            self._abort("UpdateError", fields["text"], member)
+        else:
+            pushed["error"] = fields["text"]
+            self._begin()
 
     def _deadline(self) -> float:
         return self._since + float(min(fields["timeout"] for fields in self._pushes.values()))
@@ -174,6 +186,7 @@ class Lead:
     def _announce(self, member: Member, attempt: Attempt) -> None:
         first = self._pushes[0]
         about = {key: first[key] for key in ("checksum", "delta")}
+        about["call"] = self._pushes[member.rank]["call"] if member.party.sender else 0
         self._hub.send(member, "announce", number=attempt.number, version=attempt.version, **about)
 
     def _all_ready(self, attempt: Attempt) -> None:
@@ -287,8 +300,8 @@ class Lead:
         elif message["lineup"] == attempt.lineup and attempt.suspicion is None:
             attempt.suspicion = time.monotonic() + _CAUSE, text
 
-    def _abort(self, error: str, text: str, origin: Member | None = None, besides: Member | None = None) -> None:
-        """Gives the update up on all ranks but ``origin``, which knows; ``besides`` raises `CollectiveTimeout`."""
+    def _abort(self, error: str, text: str, origin: Member | None = None, besides: Sequence[Member] = ()) -> None:
+        """Gives the update up on all ranks but ``origin``, which knows; ``besides`` raise `CollectiveTimeout`."""
         attempt = self._attempt
         assert attempt is not None
         self._attempt, self._pushes = None, {}
@@ -296,7 +309,7 @@ class Lead:
             self._key = None
         for member in attempt.members:
             if member is not origin:
-                kind = "CollectiveTimeout" if member is besides else error
+                kind = "CollectiveTimeout" if member in besides else error
                 self._give_up(member, attempt, kind, text)
 
     def _give_up(self, member: Member, attempt: Attempt, error: str, text: str) -> None:
@@ -315,7 +328,7 @@ class Lead:
         members = self._hub.own.members
         for rank, fields in pushes.items():
             if rank in members and not fields.get("error"):
-                self._hub.send(members[rank], "refused", error=error, text=text, version=version)
+                self._hub.send(members[rank], "refused", error=error, text=text, version=version, call=fields["call"])
         for rank, waiting in later.items():
             for fields in waiting if rank in members else []:
                 self._push(members[rank], fields)
@@ -333,15 +346,7 @@ class Lead:
             return
         waited = time.monotonic() - attempt.began
         text = f"after {waited:.3g} s the update still waits: {words}"
-        if member is not None:
-            self._abort("UpdateError", text, besides=member)
-            return
-        own = self._hub.own.ranks
-        self._attempt, self._pushes = None, {}
-        if attempt.awaited != "ready":
-            self._key = None
-        for each in attempt.members:
-            self._give_up(each, attempt, "CollectiveTimeout" if each in own else "UpdateError", text)
+        self._abort("UpdateError", text, besides=self._hub.own.ranks if member is None else [member])
 
     def _status(self) -> str:
         """Words for a replica that has waited in vain."""

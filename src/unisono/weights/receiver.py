@@ -102,10 +102,14 @@ class Receiver:
         self._check_open()
         check_version(version)
         seconds = self._timeout if timeout is None else seconds_of(timeout)
-        if self._part.holds_of.mine and not background:
-            raise UsageError(
-                "pull was called inside a hold of this thread, which it would wait for: leave the hold first"
-            )
+        if not background:
+            self._check_idle("pull")
+            if self._follower is threading.current_thread():
+                raise UsageError("pull was called in the thread that follows, which it would wait for: leave it out")
+            if self._part.holds_of.mine:
+                raise UsageError(
+                    "pull was called inside a hold of this thread, which it would wait for: leave the hold first"
+                )
         if background:
             return Update(lambda: self._pull(version, seconds, waits=False), "pull")
         return self._pull(version, seconds, waits=True)
@@ -117,8 +121,10 @@ class Receiver:
         if not self._pulling.acquire(timeout=seconds):
             raise CollectiveTimeout(f"another pull of this replica has not ended after {seconds:g} s")
         try:
+            self._puller = threading.get_ident()
             return self._until(version, deadline, waits)
         finally:
+            self._puller = 0
             self._pulling.release()
 
     def _until(self, version: int | None, deadline: float, waits: bool) -> Report:
@@ -227,7 +233,11 @@ class Receiver:
     def _outcome_of_pull(self) -> Report | BaseException:
         try:
             with self._pulling:
-                return self._until(None, time.monotonic() + _ENDLESS, waits=False)
+                self._puller = threading.get_ident()
+                try:
+                    return self._until(None, time.monotonic() + _ENDLESS, waits=False)
+                finally:
+                    self._puller = 0
         except BaseException as error:
             if not self._closed:
                 _log.error("%s", error)
@@ -277,9 +287,13 @@ class Receiver:
         return self._closed
 
     def close(self) -> None:
-        """Leaves; the thread that follows ends. The version shown stays."""
+        """Leaves; the thread that follows ends. The version shown stays.
+
+        Raises `UsageError` in an engine's load or commit, which are part of the update that would have to end first.
+        """
         if self._closed:
             return
+        self._check_idle("close")
         self._closed = True
         self._joining.interrupt()
         if self._follower is not None and self._follower is not threading.current_thread():
@@ -288,6 +302,12 @@ class Receiver:
             self._end()
         with self._news:
             self._news.notify_all()
+
+    def _check_idle(self, what: str) -> None:
+        if self._puller == threading.get_ident():
+            raise UsageError(
+                f"{what} was called in load or commit, within the update that it would wait for: do it later"
+            )
 
     def _check_open(self) -> None:
         if self._closed:

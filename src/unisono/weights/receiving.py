@@ -1,7 +1,7 @@
 """What a rank of a replica does in an update: fit, move into the engine, check, show."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -212,6 +212,17 @@ class Receiving(Participant):
             parts = np.frombuffer(decided.data, dtype=np.uint64).reshape(len(lengths), -1)
             self._sums = parts.sum(axis=0, dtype=np.uint64)
         self._names, self._ties = target.names, target.ties
+        if self._module is not None and self._module.overlapping:
+            self._check_agreement(self._module.overlapping)
+
+    def _check_agreement(self, names: list[str]) -> None:
+        """Raises `CorruptionError` for tensors with memory in common to which different values have been sent."""
+        if self._changed(names):
+            self.holds_of.version = None
+            words = f"has tensors that share memory, and what was sent to them does not agree: {', '.join(names)}"
+            error = CorruptionError(f"{self._own_words()} {words}: give each memory of its own")
+            error.for_others = words  # type: ignore[attr-defined]
+            raise error
 
     def kept(self) -> str:
         """Words on the version that stays."""
@@ -291,14 +302,21 @@ class Receiving(Participant):
         self._check_checked()
         if self._module is None or self._target is None:
             raise UsageError("verify reads a module's tensors; this engine has its own")
-        live = self._module.look().local
-        names = [name for name in self._target.order if name in live]
-        found = self._target.checker(names, live).sums()
-        parts = dict(zip(self._names, self._parts.tolist(), strict=True))
-        wrong = [name for name in names if found.get(name, 0) != parts[name]]
+        wrong = self._changed(self._target.order)
         if wrong:
             listed = ", ".join(
-                f"{n} (checksum {show_checksum(found[n])}, of the version {show_checksum(parts[n])})" for n in wrong
+                f"{name} (checksum {show_checksum(found)}, of the version {show_checksum(sent)})"
+                for name, (found, sent) in wrong.items()
             )
             shown = f"shows version {self.holds_of.version}, but these tensors have been changed since"
             raise CorruptionError(f"{self._own_words()} {shown}: {listed}")
+
+    def _changed(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """The live tensors of these that are not the version's, with both checksums."""
+        assert self._module is not None
+        assert self._target is not None
+        live = self._module.look().local
+        there = [name for name in names if name in live and name in self._target.order]
+        found = self._target.checker(there, live).sums()
+        parts = dict(zip(self._names, self._parts.tolist(), strict=True))
+        return {name: (found.get(name, 0), parts[name]) for name in there if found.get(name, 0) != parts[name]}

@@ -189,15 +189,19 @@ class Sender:
             part.current = source if isinstance(source, Holdings) else part.look(source)
         except BaseException as error:
             if self._side.world_size > 1:
-                words = f"sender rank {self._side.rank} ({Who.mine()}) raised {kind_and_text(error)}"
                 with suppress(Broken):
-                    self._announce(version, seconds, words)
+                    self._announce(version, seconds, self._words_on(error))
             raise
+
+    def _words_on(self, error: BaseException) -> str:
+        return f"sender rank {self._side.rank} ({Who.mine()}) raised {kind_and_text(error)}"
 
     def _announce(self, version: int | None, seconds: float, error: str = "") -> None:
         """Sends rank 0 that this rank pushes, or what has kept it from that."""
         self._settings["port"] = self._port()
-        self._part.send("push", version=version, timeout=seconds, error=error, **self._settings)
+        part = self._part
+        part.call += 1
+        part.send("push", call=part.call, version=version, timeout=seconds, error=error, **self._settings)
 
     def _port(self) -> int:
         """Of the store over which the groups of line-ups meet."""
@@ -213,7 +217,14 @@ class Sender:
         part = self._part
         announced: Message | None = None
         while True:
-            message = part.next_message(deadline)
+            try:
+                message = part.next_message(deadline)
+            except BaseException as error:
+                with suppress(Broken):
+                    part.send("withdraw", call=part.call, text=self._words_on(error))
+                raise
+            if message.get("call", part.call) != part.call:
+                continue
             if message.kind == "refused":
                 raise given_up(message, message["version"], part.kept)
             if message.kind == "announce":

@@ -32,6 +32,8 @@ class Sending(Participant):
         self._shard = shard
         self._snapshot: Holdings | None = None
         self.current = self._holdings
+        self.call = 0
+        """Numbers the pushes: what the lead says of an earlier one, which was interrupted, is not heeded."""
         self.version: int | None = None
         self.shown: dict[str, int | None] = {}
         """The version that each replica showed after the last push."""
