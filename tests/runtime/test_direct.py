@@ -244,8 +244,8 @@ def test_memory_that_the_kernel_no_longer_reads() -> None:
     fault.says(
         "UnisonoError", r"all_gather\(", "has no result on this rank: the kernel no longer reads", "UNISONO_CMA=0"
     )
-    assert not first.kind
-    after.says("PeerLostError", "rank 1")
+    for each in (first, after) if first.kind else (after,):  # rank 0 has its result, and may hear of rank 1 already
+        each.says("PeerLostError", "rank 1")
 
 
 def test_a_peer_killed_while_the_kernel_reads() -> None:
