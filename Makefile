@@ -90,7 +90,7 @@ test-hosts: install     ## several hosts, made of namespaces (needs root and ipr
 	$(BIN)/python -m pytest tests/hosts -m hosts -rs
 	UNISONO_TEST_HOSTS=2 $(BIN)/python -m pytest tests/contract tests/torch_suite
 
-soak: install           ## the tests marked soak; 100,000 random calls on 4 ranks, every value checked (about 8 minutes)
+soak: install           ## the tests marked soak; 100,000 random calls on 4 ranks, every value checked (about 10 minutes)
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python benchmarks/soak/soak.py
 
