@@ -11,9 +11,9 @@ QUICK_OTHERS := $(addprefix tests/,drawing selection simulation topo verificatio
 	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values)
 
 # All tests, in three parts of about equal length, side by side: what starts ranks that fail, hang and end, and mostly
-# waits; what starts programs and groups; and the rest, where a new test is by itself. What measures time comes after
+# waits, and commands; what starts programs and groups; and the rest, where a new test is by itself. What measures time comes after
 # them, with nothing beside it.
-UNIT_FAILING := $(addprefix tests/,hangs watch docs test_examples.py)
+UNIT_FAILING := $(addprefix tests/,hangs watch docs cli test_examples.py)
 UNIT_GROUPS := $(addprefix tests/,backend weights runtime frameworks parallel train test_launch.py)
 UNIT_MEASURING := $(addprefix tests/,traces cli/test_signals.py) \
 	$(patsubst %,tests/bench/test_%.py,measure mpi speed_guard weights_guard)
@@ -51,7 +51,7 @@ unit: install           ## all tests; each part shows what it did when it ends
 	$(BIN)/python -m pytest $(UNIT_MEASURING)
 
 unit-failing:
-	$(BIN)/python -m pytest $(UNIT_FAILING)
+	$(BIN)/python -m pytest $(UNIT_FAILING) $(addprefix --ignore=,$(UNIT_MEASURING))
 
 unit-groups:
 	$(BIN)/python -m pytest $(UNIT_GROUPS)
@@ -104,7 +104,7 @@ test-mpi: install .mpi/installed  ## mpiexec of MPICH, Open MPI and Intel MPI, o
 		--prefix .mpi/$$wheel $$wheel || exit 1; done
 	touch $@
 
-soak: install           ## the tests marked soak; 100,000 random calls on 4 ranks, every value checked (about 8 minutes)
+soak: install           ## the tests marked soak; 100,000 random calls on 4 ranks, every value checked (about 10 minutes)
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python benchmarks/soak/soak.py
 

@@ -30,7 +30,7 @@ from ranks import FORKS
 
 __all__ = ["ForkedProgram", "end", "python", "start"]
 
-READ_AT_IMPORT = ("UNISONO_REPLACES",)
+READ_AT_IMPORT = ("UNISONO_REPLACES", "UNISONO_TRACE")
 
 
 def start(

@@ -75,7 +75,8 @@ def _torchrun(words: list[str], environment: dict[str, str]) -> str:
         return ""
     if "train" in words:
         words = [*words, *SHORT["train"]]
-    command = shlex.join(words).replace("--nproc-per-node 4", "--standalone --nproc-per-node 2")
+    number = 1 if "UNISONO_REPLACES" in environment else 2  # which starts them by exec
+    command = shlex.join(words).replace("--nproc-per-node 4", f"--standalone --nproc-per-node {number}")
     agent = agents.start(command, Path("printed"), environment=environment)
     assert agents.end(agent) == 0, Path("printed").read_text()
     return ""
