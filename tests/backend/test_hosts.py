@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -149,6 +150,26 @@ def by_name(rank: int, world_size: int, meeting: str) -> list[str]:
 
 def test_named_algorithms_run_over_hosts(tmp_path: Path) -> None:
     assert ranks(4, group=False).run(by_name, str(tmp_path / "meeting")) == [[]] * 4
+
+
+def members_only(rank: int, world_size: int, meeting: str) -> Fault:
+    """The first two ranks make a group of their own that the others do not make; then all make one."""
+    with on_hosts(rank, (2, 2)):
+        init(meeting, rank, world_size, 25.0)
+        if rank < 2:
+            dist.barrier(dist.new_group([0, 1]))
+        found = attempt(lambda: dist.barrier(dist.new_group(timeout=timedelta(seconds=25))))
+        dist.destroy_process_group()
+    return found
+
+
+def test_groups_that_are_not_made_alike_are_refused_on_all_hosts(tmp_path: Path) -> None:
+    found = ranks(4, group=False).run(members_only, str(tmp_path / "meeting"))
+    assert "MismatchError" in [fault.kind for fault in found[2:]]
+    for fault in found:  # those that come late find the reason of another one
+        fault.says(fault.kind, "new_group was not called alike on all ranks")
+        assert fault.kind in ("MismatchError", "PeerLostError")
+        assert fault.seconds < 10.0
 
 
 def disagrees(rank: int, world_size: int, meeting: str) -> tuple[Fault, float, Fault]:

@@ -1,5 +1,6 @@
 """A rank that is gone: who waits for it reads within a second who it was, how it ended and which call waited."""
 
+import gc
 import os
 import signal
 import sys
@@ -38,6 +39,25 @@ def endless(rank: int, world_size: int, kind: str) -> Fault:
     if rank == 1 and "loop" not in kind:
         time.sleep(60)
     return attempt(calls[kind])
+
+
+def leaves_nothing(rank: int, world_size: int, kind: str) -> int:
+    """The mappings of the group's memory after a loss and destroy_process_group, with nothing collected."""
+    gc.disable()
+    fault = endless(rank, world_size, kind)
+    assert fault.kind == "PeerLostError", fault
+    dist.destroy_process_group()
+    with open("/proc/self/maps") as lines:
+        return sum("unisono" in line for line in lines)
+
+
+@pytest.mark.parametrize("kind", ["loop", "wait", "recv"])
+def test_the_error_of_a_lost_rank_keeps_no_memory(kind: str) -> None:
+    with Job(leaves_nothing, 3, kind) as job:
+        job.hear("ready")
+        job.signal(1, signal.SIGKILL)
+        results = job.results(20)
+    assert [results[0], results[2]] == [0, 0]
 
 
 KINDS = ["all_reduce", "wait", "future", "recv", "large send", "recv from any", "loop", "large loop"]

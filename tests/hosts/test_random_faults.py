@@ -17,6 +17,7 @@ from hosts.test_faults import WHERE, Job
 
 LIMITS = {"UNISONO_HOST_TIMEOUT": "3", "GROUP_SECONDS": "8"}
 FAULTS = ("kill", "stop", "unplug", "block", "plug again")
+OVER = "(given this group up|left the group .* after an error)"
 LEFT = """
 import pathlib
 pids = pathlib.Path('/proc').glob('[0-9]*')
@@ -72,12 +73,15 @@ def act(job: Job, fault: str, rank: int, folder: Path) -> list[int]:
 
 def check(fault: str, rank: int, named: list[int], ended: dict[int, tuple[str, str]]) -> None:
     """Asserts that the error of each of these ranks names what was done to ``rank`` or its host."""
+    host = WHERE[rank]
     for each in named:
         kind, text = ended[each]
-        host = WHERE[rank]
         if fault == "plug again":
             assert kind == "", (fault, rank, each, text)
         elif fault == "stop":
+            if kind == "PeerLostError":  # its calls began later
+                assert re.search(f" has {OVER}: .* did not end within its timeout", text), (rank, each, text)
+                continue
             assert kind == "CollectiveTimeout", (fault, rank, each, kind, text)
             # Where its neighbour has left first, as its calls began earlier, nobody can say more.
             state = "it is stopped" if WHERE[each] == host else "it (is stopped|does not answer)"
@@ -88,6 +92,7 @@ def check(fault: str, rank: int, named: list[int], ended: dict[int, tuple[str, s
         else:
             assert kind == "PeerLostError", (fault, rank, each, kind, text)
             assert re.search(rf"on host{1 - WHERE[each]}\) is lost", text), (fault, rank, each, text)
+    assert fault != "stop" or any(kind == "CollectiveTimeout" for kind, _ in ended.values())
 
 
 def rounds(net: Network, folder: Path, seed: int, count: int) -> None:

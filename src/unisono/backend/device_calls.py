@@ -273,9 +273,7 @@ class DeviceCalls:
             with self._lock:
                 self._fail(self._group.device_guard.explain(failure.peer))
         if self.error is not None:
-            again = copy_error(self.error)
-            again.args = (f"this group has failed before and can only be destroyed: {self.error}",)
-            raise again
+            raise copy_error(self.error, f"this group has failed before and can only be destroyed: {self.error}")
 
     def _fail(self, error: UnisonoError) -> None:
         """Ends all calls under way, here and, by what they wait for, at the peers."""

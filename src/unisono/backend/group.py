@@ -205,6 +205,8 @@ class Group:
             compared = self._over_hosts.known
             self.ranks_here = ranks_here(self._store, self.rank, self.global_ranks, self.label, compared)
         except BaseException as error:
+            if self._over_hosts.known:  # other hosts do not see in memory that this rank has left
+                self._members.cannot_join(f"could not join it ({type(error).__name__}: {first_line(error)})")
             self.close(f"could not join it ({type(error).__name__}: {error})")
             raise
 

@@ -154,10 +154,13 @@ class OverHosts:
             # Where the store is on this host, another one has found the way to it.
             address = address_for_peers(self._members.store.host(), self.hosts.places[self.hosts.remote[0]].address)
             peers[self._rank] = peers[self._rank]._replace(address=address)
-            connected = connect_gloo(
-                store, self._rank, peers, segment.nonce, timeout, silence, self._members.check_claim
-            )
+            connected = connect_gloo(store, self._rank, peers, segment.nonce, timeout, silence, self._check_others)
         self._network = Network(segment, self.hosts, self._global_ranks, connected)
+
+    def _check_others(self) -> None:
+        """Raises what makes waiting for the others vain: one does not join, or is another process."""
+        self._members.check_claim()
+        self._members.check_reasons()
 
     def start(self, serve: Callable[[Network], None]) -> None:
         """Begins to receive; ``serve``: makes known what answers the questions of other hosts."""

@@ -92,8 +92,8 @@ class PendingWork(Work):
         queue = self._access.queue
         if queue is not None:
             queue.finish(self._task, _seconds(timeout))
-        elif self._task.error is not None:
-            raise self._task.error
+        else:
+            self._task.raise_error()
 
     def _ended(self) -> bool:
         queue = self._access.queue
@@ -145,6 +145,5 @@ class PendingWork(Work):
 
 
 def _outcome(task: Task) -> list[torch.Tensor]:
-    if task.error is not None:
-        raise task.error
+    task.raise_error()
     return task.outputs

@@ -148,9 +148,7 @@ class CallQueue(ABC):
 
     def _refuse_if_failed(self) -> None:
         if self.failed is not None:
-            again = copy_error(self.failed)
-            again.args = (f"this group has failed before and can only be destroyed: {self.failed}",)
-            raise again
+            raise copy_error(self.failed, f"this group has failed before and can only be destroyed: {self.failed}")
 
     def _run_progress(self, spin: bool) -> None:
         """Progresses the calls; aborts the queue on a foreign exception, which leaves half a step. Lock held."""
@@ -183,17 +181,16 @@ class CallQueue(ABC):
                 self.abandon(task, foreign, held)
                 raise
             if error is not None:
-                raise error
+                raise copy_error(error)  # what this frame refers to has no traceback, which would refer to this frame
         self._notify_listeners()
-        if task.error is not None:
-            raise task.error
+        task.raise_error()
         if self.refused[0]:
             self.raise_rejected(task)
 
     def raise_rejected(self, task: Task | None = None) -> None:
         """Raises the error of a message that a peer has rejected, at the end of ``task`` or of a call without one."""
         if error := self._rejected_error(task, "The call that raises this has been carried out."):
-            raise error
+            raise copy_error(error)
 
     def abandon(self, task: Task, error: BaseException, held: bool = False) -> None:
         """Ends the wait for ``task`` by ``error``, a foreign exception; ``held``: see `finish`."""

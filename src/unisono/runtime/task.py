@@ -39,6 +39,11 @@ class Task:
         self.error: BaseException | None = None
         self.listeners: list[Callable[[Task], None]] = []
 
+    def raise_error(self) -> None:
+        """Raises the error, if there is one: a copy, for its traceback refers to frames, and these to the task."""
+        if self.error is not None:
+            raise copy_error(self.error) if isinstance(self.error, UnisonoError) else self.error
+
     def place(self) -> str:
         """``, at file:line in function,``: its call site, within a sentence; empty if that is not known."""
         return f", at {site_text(self.site)}," if self.site is not None and self.site[0] else ""
@@ -117,9 +122,12 @@ def internal_error(error: BaseException) -> UnisonoError:
     return UnisonoError(f"a collective broke off inside: {type(error).__name__}: {error}")
 
 
-def copy_error(error: UnisonoError) -> UnisonoError:
-    """A copy to keep and to raise again: an error that was raised keeps a traceback, and with it memory."""
-    copy = type(error)(*error.args)
+def copy_error(error: UnisonoError, text: str = "") -> UnisonoError:
+    """A copy to keep and to raise again: an error that was raised keeps a traceback, and with it memory.
+
+    ``text``: another one than its own.
+    """
+    copy = type(error)(*((text,) if text else error.args))
     copy.cause = error.cause
     return copy
 
