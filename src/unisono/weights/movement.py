@@ -10,6 +10,7 @@ that sources pack while targets read, and a rank that has lost its core is seldo
 already is read there; then, and in a delta, tables go ahead of the data.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,6 +46,7 @@ class Movement:
         self.windows = self._windows(limit, lambda replica: replica not in lineup.mapped)
         self.past = sum(chunk.nbytes for chunk in self.plan.chunks) > _CACHED
         """True for more bytes than caches hold: they are stored past them."""
+        self.crowded = len(lineup.who) > (os.cpu_count() or 1)
         self.source = Source(self, self.windows[self.rank], self.memory) if lineup.sends else None
         self.publishing = Publishing(self, self._windows(limit, lineup.mapped.__contains__)) if lineup.mapped else None
         self.tables: dict[int, Numbers] = {}
@@ -128,7 +130,7 @@ class Movement:
             self.meet(terms)
         steps = self.steps(terms)
         own = steps[self.rank]
-        for each in rounds(steps):
+        for each in rounds(steps, self.crowded):
             for step in each[: max(len(own) - each.start, 0)]:
                 source.pack(own[step], packing, source.bucket[step % SLOTS], summing)
             self.meet(terms)
@@ -141,7 +143,7 @@ class Movement:
         """Meets the others where they hand over what is not for this rank."""
         if terms.tables:
             self.meet(terms)
-        for _ in range(len(rounds(self.steps(terms))) + terms.tables):
+        for _ in range(len(rounds(self.steps(terms), self.crowded)) + terms.tables):
             self.meet(terms)
 
     def fetch(self, target: Any, reader: Any, terms: Terms) -> None:
@@ -151,7 +153,7 @@ class Movement:
         steps = self.steps(terms)
         if terms.tables:
             reader.begin(steps)
-        for each in rounds(steps):
+        for each in rounds(steps, self.crowded):
             self.meet(terms)
             for step in each:
                 for source, windows in enumerate(steps):
@@ -175,15 +177,17 @@ class Movement:
         return found
 
 
-def rounds(steps: Sequence[Sequence[Window]]) -> list[range]:
-    """The steps between two meetings of all ranks: 1, 2, 4, 4, …, 2, 1, so that little is packed or read alone.
+def rounds(steps: Sequence[Sequence[Window]], crowded: bool = False) -> list[range]:
+    """The steps between two meetings of all ranks: 1, 2, 4, 8, 8, …, 2, 1, so that little is packed or read alone.
 
+    crowded: there are more ranks than cores, which then hardly do both at once: as few meetings as can be.
     Two rounds that follow each other fit into the slots: one is packed while the other is read.
     """
     found: list[range] = []
     first, stop = 0, max(map(len, steps), default=0)
+    even = -(-stop // max(-(-stop // (SLOTS // 2)), 1))
     while first < stop:
-        count = min(2 ** len(found), SLOTS // 2, max((stop - first + 1) // 2, 1))
-        found.append(range(first, first + count))
+        count = even if crowded else min(2 ** len(found), SLOTS // 2, (stop - first + 1) // 2)
+        found.append(range(first, min(first + count, stop)))
         first += count
     return found
