@@ -12,7 +12,7 @@ already is read there; then, and in a delta, tables go ahead of the data.
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,10 +25,10 @@ from unisono.weights.lineup import Lineup
 from unisono.weights.publishing import Publishing
 from unisono.weights.scales import local_maxima, scales_of
 from unisono.weights.source import Packing, Source
-from unisono.weights.terms import PACKED, SLOTS, Numbers, Terms, call, half_of, rows_in
+from unisono.weights.terms import PACKED, SLOTS, Numbers, Terms, call, half_of, rounds, rows_in
 from unisono.weights.windows import WINDOW, Window, windows_of
 
-__all__ = ["Movement", "rounds"]
+__all__ = ["Movement"]
 
 _LEAST = 64 << 10  # bytes of a window that are worth a meeting
 _CACHED = 4 << 20  # bytes of an update that are better left in caches
@@ -175,19 +175,3 @@ class Movement:
                 call(self.group, "largest", maxima)
             found.append(scales_of(fit, maxima) if self.lineup.sends else {})
         return found
-
-
-def rounds(steps: Sequence[Sequence[Window]], crowded: bool = False) -> list[range]:
-    """The steps between two meetings of all ranks: 1, 2, 4, 8, 8, …, 2, 1, so that little is packed or read alone.
-
-    crowded: there are more ranks than cores, which then hardly do both at once: as few meetings as can be.
-    Two rounds that follow each other fit into the slots: one is packed while the other is read.
-    """
-    found: list[range] = []
-    first, stop = 0, max(map(len, steps), default=0)
-    even = -(-stop // max(-(-stop // (SLOTS // 2)), 1))
-    while first < stop:
-        count = even if crowded else min(2 ** len(found), SLOTS // 2, (stop - first + 1) // 2)
-        found.append(range(first, min(first + count, stop)))
-        first += count
-    return found
