@@ -126,8 +126,8 @@ def test_nothing_to_pack() -> None:
 def test_two_rounds_of_windows_fit_into_the_slots() -> None:
     for count in range(70):
         windows: list[Any] = [[], [None] * count]
-        for crowded in (False, True):
-            found = rounds(windows, crowded)
+        for oversubscribed in (False, True):
+            found = rounds(windows, oversubscribed)
             assert [step for each in found for step in each] == list(range(count))
             assert all(len(one) + len(other) <= SLOTS for one, other in pairwise(found))
-        assert len(rounds(windows, crowded=True)) <= len(rounds(windows))
+        assert len(rounds(windows, oversubscribed=True)) <= len(rounds(windows))

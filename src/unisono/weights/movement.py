@@ -46,7 +46,7 @@ class Movement:
         self.windows = self._windows(limit, lambda replica: replica not in lineup.mapped)
         self.past = sum(chunk.nbytes for chunk in self.plan.chunks) > _CACHED
         """True for more bytes than caches hold: they are stored past them."""
-        self.crowded = len(lineup.who) > (os.cpu_count() or 1)
+        self.oversubscribed = len(lineup.who) > (os.cpu_count() or 1)
         self.source = Source(self, self.windows[self.rank], self.memory) if lineup.sends else None
         self.publishing = Publishing(self, self._windows(limit, lineup.mapped.__contains__)) if lineup.mapped else None
         self.tables: dict[int, Numbers] = {}
@@ -130,7 +130,7 @@ class Movement:
             self.meet(terms)
         steps = self.steps(terms)
         own = steps[self.rank]
-        for each in rounds(steps, self.crowded):
+        for each in rounds(steps, self.oversubscribed):
             for step in each[: max(len(own) - each.start, 0)]:
                 source.pack(own[step], packing, source.bucket[step % SLOTS], summing)
             self.meet(terms)
@@ -143,7 +143,7 @@ class Movement:
         """Meets the others where they hand over what is not for this rank."""
         if terms.tables:
             self.meet(terms)
-        for _ in range(len(rounds(self.steps(terms), self.crowded)) + terms.tables):
+        for _ in range(len(rounds(self.steps(terms), self.oversubscribed)) + terms.tables):
             self.meet(terms)
 
     def fetch(self, target: Any, reader: Any, terms: Terms) -> None:
@@ -153,7 +153,7 @@ class Movement:
         steps = self.steps(terms)
         if terms.tables:
             reader.begin(steps)
-        for each in rounds(steps, self.crowded):
+        for each in rounds(steps, self.oversubscribed):
             self.meet(terms)
             for step in each:
                 for source, windows in enumerate(steps):
