@@ -139,6 +139,27 @@ def test_rows_cover_a_block_once(shape: list[int], more: int) -> None:
     assert not sums[:2].any()
 
 
+@pytest.mark.parametrize("past", [False, True], ids=["kept", "past caches"])
+@pytest.mark.parametrize("summing", [False, True], ids=["copied", "summed"])
+def test_runs_of_any_length_at_any_place(past: bool, summing: bool, either: str) -> None:
+    draw, seen = random.Random(1), np.arange(20000, dtype=np.uint32).astype(np.uint8)
+    for _ in range(25):
+        run, apart = draw.choice([*range(1, 200), 352, 4096, 9000]), draw.randrange(64)
+        source, target, whole = draw.randrange(600), draw.randrange(64), draw.randrange(9000)
+        place, count = Place(target, (run, 1)), draw.randrange(1, 3)
+        rows = rows_of((count, run), 1, Place(source, (run + apart, 1)), place, Place(whole, (run + apart, 1)))
+        made, sums = np.zeros(count * run + 128, dtype=np.uint8), np.zeros(1, dtype=np.uint64)
+        Rows(rows).move(address_of(seen), address_of(made), address_of(sums) if summing else 0, past)
+        wanted, words = np.zeros_like(made), np.zeros(2 * (9000 + 64) + 9000, dtype=np.uint8)
+        for i in range(count):
+            taken = seen[source + i * (run + apart) :][:run]
+            wanted[target + i * run :][:run] = taken
+            words[whole + i * (run + apart) :][:run] = taken
+        assert (made == wanted).all()
+        if summing:
+            assert int(sums[0]) == defined(torch.from_numpy(words))
+
+
 @pytest.fixture
 def unknown(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """No loop is kept; who asks for one is noted."""

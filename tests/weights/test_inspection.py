@@ -13,6 +13,7 @@ import unisono.weights as w
 from ranks import ranks
 from unisono.errors import MismatchError, UsageError
 from unisono.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from unisono.weights import holdings
 from unisono.weights.inspection import inspect, local_tensors
 from unisono.weights.layout import Layout, merge
 from weights.moving import bits, held
@@ -212,3 +213,18 @@ def test_ranks_at_odds_all_raise() -> None:
 def test_merging_what_ranks_found_is_the_layout() -> None:
     model = Model()
     assert merge([inspect(model)]) == w.layout(model)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_another_shape_of_the_same_memory_is_seen(guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not guarded:
+        monkeypatch.setattr(holdings, "_guards_of", lambda tensors: None)
+    memory = torch.zeros(24)
+    model = {"a": memory.view(6, 4)}
+    holder = holdings.Holdings()
+    assert holder.look(model)
+    for view in (memory.view(4, 6), memory.view(4, 6).t(), memory.view(6, 4)[:5], memory):
+        model["a"].data = view
+        assert holder.look(model)
+        with torch.inference_mode():
+            assert not holder.look(model)

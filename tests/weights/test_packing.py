@@ -1,5 +1,8 @@
 """Packing: one call for many tensors, everything else through its strides, checksums in the same pass."""
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from unisono.weights.checksum import checksum
 from unisono.weights.packing import Move, Packer, Unpacker
 from unisono.weights.regions import Cast
 from unisono.weights.rows import Rows, address_of
+from unisono.weights.terms import SLOTS, rounds
 from weights.moving import bits, numbers, strided
 
 
@@ -63,7 +67,10 @@ def test_strided_conjugated_and_negated_tensors(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("loops", ["compiled", "numpy"])
 @pytest.mark.parametrize("rows", [9, 40], ids=["short runs", "runs"])
-def test_sums_are_taken_in_the_pass_that_copies(loops: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("past", [False, True], ids=["kept", "past caches"])
+def test_sums_are_taken_in_the_pass_that_copies(
+    loops: str, rows: int, past: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if loops == "numpy":
         monkeypatch.setenv("UNISONO_FUSED", "0")
     whole = numbers((7, 3, 50), torch.float32)
@@ -76,13 +83,13 @@ def test_sums_are_taken_in_the_pass_that_copies(loops: str, rows: int, monkeypat
     wanted = [checksum(part.contiguous(), (0, 0, 2), (7, 3, 50)), checksum(turned.contiguous())]
     data, sums = torch.empty(112 * rows, dtype=torch.uint8), np.zeros(2, dtype=np.uint64)
     packer = Packer(moves, tensors, sums=(0, 8))
-    packer.pack(data, address_of(sums))
+    packer.pack(data, address_of(sums), past)
     assert sums.tolist() == wanted
     assert bits(data) == bits(part) + bits(turned)
     packer.sum(torch.empty_like(data), address_of(sums))
     assert sums.tolist() == [2 * value % (1 << 64) for value in wanted]
     taken, sums[:] = {name: strided(tensor) for name, tensor in tensors.items()}, 0
-    Unpacker(moves, taken, (0, 8)).unpack(data, address_of(sums))
+    Unpacker(moves, taken, (0, 8)).unpack(data, address_of(sums), past)
     assert sums.tolist() == wanted
     assert all(taken[name].equal(tensor) for name, tensor in tensors.items())
 
@@ -114,3 +121,13 @@ def test_a_move_without_dims() -> None:
 def test_nothing_to_pack() -> None:
     Packer([], {}).pack(torch.empty(0, dtype=torch.uint8))
     assert Packer([], {}).nbytes == 0
+
+
+def test_two_rounds_of_windows_fit_into_the_slots() -> None:
+    for count in range(70):
+        windows: list[Any] = [[], [None] * count]
+        for oversubscribed in (False, True):
+            found = rounds(windows, oversubscribed)
+            assert [step for each in found for step in each] == list(range(count))
+            assert all(len(one) + len(other) <= SLOTS for one, other in pairwise(found))
+        assert len(rounds(windows, oversubscribed=True)) <= len(rounds(windows))

@@ -1,7 +1,7 @@
 """A source's own tensors, looked at anew only where they have changed: that is asked at every update, of thousands."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain, count
 from operator import is_
@@ -40,6 +40,7 @@ class Holdings:
         self._objects: list[Any] = []
         self._pointers: tuple[int, ...] = ()
         self._lengths: list[Any] = []
+        self._guards: Any = None
         self._shared: bool | None = None
         self.named: dict[str, Tensor] = {}
         self.own: dict[str, Tensor] = {}
@@ -107,6 +108,7 @@ class Holdings:
         self.own = {name: _own(tensor) for name, tensor in self.named.items()}
         self._pointers = tuple(map(Tensor.data_ptr, self.own.values()))
         self._lengths = self._measured()
+        self._guards = _guards_of(list(self.own.values()))
         self._shared = None
         self._looks = next(_looks)
 
@@ -124,8 +126,26 @@ class Holdings:
             all(map(is_, objects, self._objects))
             and [key for each, _ in self._places for key in each] == self._keys
             and tuple(map(Tensor.data_ptr, self.own.values())) == self._pointers
-            and self._measured() == self._lengths
+            and (
+                (self._guards is not None and self._guards.check(*self.own.values()))
+                or self._measured() == self._lengths
+            )
         )
+
+
+def _guards_of(tensors: Sequence[Tensor]) -> Any:
+    """What says in one call that tensors have the sizes and strides that they have now; None where torch lacks it.
+
+    It may fail for other reasons, such as another mode of autograd.
+    """
+    try:
+        from torch._C._dynamo.guards import TensorGuards  # as compiled code checks its inputs
+
+        made: Any = TensorGuards
+        sizes, strides = ([list(each(tensor)) for tensor in tensors] for each in (Tensor.size, Tensor.stride))
+        return made(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    except (ImportError, TypeError, RuntimeError):
+        return None
 
 
 def _own(tensor: Any) -> Tensor:

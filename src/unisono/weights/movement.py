@@ -10,8 +10,9 @@ that sources pack while targets read, and a rank that has lost its core is seldo
 already is read there; then, and in a delta, tables go ahead of the data.
 """
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,10 +25,10 @@ from unisono.weights.lineup import Lineup
 from unisono.weights.publishing import Publishing
 from unisono.weights.scales import local_maxima, scales_of
 from unisono.weights.source import Packing, Source
-from unisono.weights.terms import PACKED, SLOTS, Numbers, Terms, call, half_of, rows_in
+from unisono.weights.terms import PACKED, SLOTS, Numbers, Terms, call, half_of, rounds, rows_in
 from unisono.weights.windows import WINDOW, Window, windows_of
 
-__all__ = ["Movement", "rounds"]
+__all__ = ["Movement"]
 
 _LEAST = 64 << 10  # bytes of a window that are worth a meeting
 _CACHED = 4 << 20  # bytes of an update that are better left in caches
@@ -45,6 +46,7 @@ class Movement:
         self.windows = self._windows(limit, lambda replica: replica not in lineup.mapped)
         self.past = sum(chunk.nbytes for chunk in self.plan.chunks) > _CACHED
         """True for more bytes than caches hold: they are stored past them."""
+        self.oversubscribed = len(lineup.who) > (os.cpu_count() or 1)
         self.source = Source(self, self.windows[self.rank], self.memory) if lineup.sends else None
         self.publishing = Publishing(self, self._windows(limit, lineup.mapped.__contains__)) if lineup.mapped else None
         self.tables: dict[int, Numbers] = {}
@@ -128,7 +130,7 @@ class Movement:
             self.meet(terms)
         steps = self.steps(terms)
         own = steps[self.rank]
-        for each in rounds(steps):
+        for each in rounds(steps, self.oversubscribed):
             for step in each[: max(len(own) - each.start, 0)]:
                 source.pack(own[step], packing, source.bucket[step % SLOTS], summing)
             self.meet(terms)
@@ -141,7 +143,7 @@ class Movement:
         """Meets the others where they hand over what is not for this rank."""
         if terms.tables:
             self.meet(terms)
-        for _ in range(len(rounds(self.steps(terms))) + terms.tables):
+        for _ in range(len(rounds(self.steps(terms), self.oversubscribed)) + terms.tables):
             self.meet(terms)
 
     def fetch(self, target: Any, reader: Any, terms: Terms) -> None:
@@ -151,7 +153,7 @@ class Movement:
         steps = self.steps(terms)
         if terms.tables:
             reader.begin(steps)
-        for each in rounds(steps):
+        for each in rounds(steps, self.oversubscribed):
             self.meet(terms)
             for step in each:
                 for source, windows in enumerate(steps):
@@ -173,17 +175,3 @@ class Movement:
                 call(self.group, "largest", maxima)
             found.append(scales_of(fit, maxima) if self.lineup.sends else {})
         return found
-
-
-def rounds(steps: Sequence[Sequence[Window]]) -> list[range]:
-    """The steps between two meetings of all ranks: 1, 2, 4, 4, …, 2, 1, so that little is packed or read alone.
-
-    Two rounds that follow each other fit into the slots: one is packed while the other is read.
-    """
-    found: list[range] = []
-    first, stop = 0, max(map(len, steps), default=0)
-    while first < stop:
-        count = min(2 ** len(found), SLOTS // 2, max((stop - first + 1) // 2, 1))
-        found.append(range(first, first + count))
-        first += count
-    return found

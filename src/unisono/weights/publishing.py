@@ -1,6 +1,6 @@
 """How the ranks of a line-up make, and find, the copies for mapped replicas (published.py)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from unisono.weights.published import Copies, File
 from unisono.weights.published import Place as PlaceInFile
 from unisono.weights.rows import Place, Rows, address_of, contiguous, rows_of
 from unisono.weights.source import Source, words_of
-from unisono.weights.terms import Bound, GroupFailed, Key, Numbers, Terms, call, rows_in
+from unisono.weights.terms import Bound, GroupFailed, Key, Numbers, Terms, call, rounds, rows_in
 from unisono.weights.windows import Window, cut_move
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class Publishing:
         ]  # a replica of each kind of those that are mapped
         self._copies = {number: Copies(movement.plan.fits[number]) for number in self._kinds}
         self._bound: Bound[list[tuple[Window, int, Packer, bool]]] = Bound()
-        self._summed: Rows | None = None
+        self._rounds = divided(windows, movement.oversubscribed)
+        self._summed: list[Rows] = []
 
     def map(self, source: int, heap: Tensor | None, table: int) -> bool:
         """Maps a source's table; False if that can not be."""
@@ -61,10 +62,12 @@ class Publishing:
             packers = self._bind(tensors, scales)
         else:
             packers = self._bound.of(key, lambda: self._bind(tensors, scales))
-        for window, kind, packer, first in packers:
-            sums = source.sums_of(window) if first and terms.checksum else 0
-            packer.pack(files[kind].bytes, sums, movement.past)
-        movement.meet(terms)
+        for each in self._rounds:
+            for window, kind, packer, first in packers:
+                if window.number in each:
+                    sums = source.sums_of(window) if first and terms.checksum else 0
+                    packer.pack(files[kind].bytes, sums, movement.past)
+            movement.meet(terms)
 
     def _bind(self, tensors: Mapping[str, Tensor], scales: Any) -> "list[tuple[Window, int, Packer, bool]]":
         """How each window gets into the copy of each kind of its replicas; of each window one is the first."""
@@ -113,35 +116,48 @@ class Publishing:
     def attend(self, terms: Terms) -> None:
         """At a replica that is not mapped: meets the others."""
         self._files({})
-        self._movement.meet(terms)
+        for _ in self._rounds:
+            self._movement.meet(terms)
 
-    def fetch(self, terms: Terms) -> File:
-        """At a mapped replica: its copy."""
+    def fetch(self, terms: Terms, numbers: Mapping[str, int], found: NDArray[np.uint64]) -> File:
+        """At a mapped replica: its copy. Adds the checksums of some tensors to words of ``found``, as they come."""
         file = self._files({}).get(self._kind)
-        self._movement.meet(terms)
         assert file is not None
+        for number in range(len(self._rounds)):
+            self._movement.meet(terms)
+            if numbers:
+                self.sum(self._copies[self._kind].made(file.nonce), numbers, found, [number])
         return file
 
     def tensors(self, file: File) -> dict[str, Tensor]:
         """At a mapped replica: its tensors in a copy."""
         return file.tensors(self._copies[self._kind].places)
 
-    def sum(self, file: File, numbers: Mapping[str, int], found: NDArray[np.uint64], own: bool) -> None:
+    def sum(
+        self, file: File, numbers: Mapping[str, int], found: NDArray[np.uint64], come: Sequence[int] | None = None
+    ) -> None:
         """At a mapped replica: adds the checksums of some tensors of a copy to words of ``found``, by number.
 
-        own: as this replica has them, for it may have written to its own mapping.
+        come: of those that are whole with these rounds; None: of all.
         """
-        if self._summed is None:
-            rows = []
+        if not self._summed:
+            last = {
+                name: number
+                for number, each in enumerate(self._rounds)
+                for windows in self._windows
+                for window in windows[each.start : each.stop]
+                for name in window.names
+            }
+            rows: list[list[list[int]]] = [[] for _ in self._rounds]
             for name, number in numbers.items():
                 start, shape, dtype = self._copies[self._kind].places[name]
-                steps = contiguous(shape, dtype.itemsize)
-                rows += rows_of(
-                    shape, dtype.itemsize, Place(start, steps), Place(0, steps), Place(0, steps), 8 * number
-                )
-            self._summed = Rows(rows)
-        where = file if own else self._copies[self._kind].made(file.nonce)
-        self._summed.sum(where.bytes.data_ptr(), address_of(found))
+                steps, size = contiguous(shape, dtype.itemsize), dtype.itemsize
+                blocks = rows_of(shape, size, Place(start, steps), Place(0, steps), Place(0, steps), 8 * number)
+                if blocks:
+                    rows[last[name]] += blocks
+            self._summed = [Rows(each) for each in rows]
+        for number in range(len(self._rounds)) if come is None else come:
+            self._summed[number].sum(file.bytes.data_ptr(), address_of(found))
 
     @property
     def _kind(self) -> int:
@@ -163,6 +179,11 @@ class Publishing:
         """Lets the copies go."""
         for copies in self._copies.values():
             copies.close()
+
+
+def divided(windows: Sequence[Sequence[Window]], oversubscribed: bool) -> list[range]:
+    """The windows between two meetings: all of them where there are more ranks than cores, else as in a movement."""
+    return [range(max(map(len, windows), default=0))] if oversubscribed else rounds(windows)
 
 
 def _published(move: Move, place: PlaceInFile) -> Move:

@@ -150,18 +150,19 @@ class Target:
         movement, publishing = self.movement, self.movement.publishing
         assert publishing is not None
         movement.scales({})
-        file = publishing.fetch(terms)
+        reader = Reader(self, None, {}, load, terms)
+        number, count = publishing.own_share()
+        mine = self.names if every else self.names[number::count]
+        numbers = {name: self.number[name] for name in mine} if terms.checksum else {}
+        reader.checked = np.array(list(numbers.values()), dtype=np.int64)
+        file = publishing.fetch(terms, {} if every else numbers, reader.found)
         movement.pass_steps(terms)
         tensors = publishing.tensors(file)
         load(tensors)
-        reader = Reader(self, None, {}, load, terms)
         reader.loaded = list(tensors)
         reader.moved = sum(tensor.nbytes for tensor in tensors.values())
-        if terms.checksum:
-            number, count = publishing.own_share()
-            mine = self.names if every else self.names[number::count]
-            reader.checked = np.array([self.number[name] for name in mine], dtype=np.int64)
-            publishing.sum(file, {name: self.number[name] for name in mine}, reader.found, every)
+        if every and numbers:  # as this replica has them: it may have written to its own mapping
+            publishing.sum(file, numbers, reader.found)
         return self._arrival(reader, terms), tensors, file.nonce
 
     def present(self) -> dict[Key, NDArray[np.bool_]]:

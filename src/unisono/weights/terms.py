@@ -23,6 +23,7 @@ __all__ = [
     "Terms",
     "call",
     "half_of",
+    "rounds",
     "rows_in",
 ]
 
@@ -91,3 +92,19 @@ def rows_in(heap: Tensor, start: int, count: int) -> Numbers:
 def half_of(windows: Sequence[Window]) -> int:
     """Bytes of half of the bucket for these windows."""
     return max(-(-max(window.nbytes for window in windows) // 64) * 64, 64)
+
+
+def rounds(steps: Sequence[Sequence[Window]], oversubscribed: bool = False) -> list[range]:
+    """The steps between two meetings of all ranks: 1, 2, 4, 8, 8, …, 2, 1, so that little is packed or read alone.
+
+    oversubscribed: there are more ranks than cores, which then hardly do both at once: as few meetings as can be.
+    Two rounds that follow each other fit into the slots: one is packed while the other is read.
+    """
+    found: list[range] = []
+    first, stop = 0, max(map(len, steps), default=0)
+    even = -(-stop // max(-(-stop // (SLOTS // 2)), 1))
+    while first < stop:
+        count = even if oversubscribed else min(2 ** len(found), SLOTS // 2, (stop - first + 1) // 2)
+        found.append(range(first, min(first + count, stop)))
+        first += count
+    return found
