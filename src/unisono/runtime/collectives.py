@@ -315,10 +315,9 @@ class CollectiveQueue(CallQueue):
             losses = [self.monitor.loss(rank) or Loss(f"rank {self._global_ranks[rank]} {words}") for rank in gone]
             raise self.monitor.lost(what, losses)
         if self._control.unread:
-            raise UnisonoError(
-                f"{call.describe(self._global_ranks)}, call no. {number} of {self._label}, has no result on this rank: "
-                "the kernel no longer reads its peers' memory (process_vm_readv); set UNISONO_CMA=0 to go without"
-            )
+            what = f"{call.describe(self._global_ranks)}, call no. {number} of {self._label}"
+            why = "the kernel no longer reads its peers' memory (process_vm_readv); set UNISONO_CMA=0 to go without"
+            raise UnisonoError(f"{what}, has no result on this rank: {why}")
 
     def _meeting(self) -> Callable[[], bool]:
         """A function that arrives at a meeting of no call, and returns whether it is complete; called until it is."""

@@ -45,8 +45,22 @@ class ZeroCopy(NamedTuple):
 
 def zero_copy(p: "Primitives") -> ZeroCopy:
     """Builds them for the interpreters that use these primitives."""
-    words, handle_at = p.words, _handles(p)
-    peers_mapped, extent = _mapped_peers(p), _extents(p)
+    words, handle_at, peers_mapped = p.words, _handles(p), _mapped_peers(p)
+
+    @p.inner
+    def aborted(control: Any, number: int) -> bool:
+        """Returns True if a peer aborted call ``number`` after it came to its last meeting."""
+        for peer in range(control[w.SIZE]):
+            if words(control[w.ABORTED_AT] + control[w.RECORD] * peer, 1)[0] == number:
+                return True
+        return False
+
+    return ZeroCopy(_publishing(p, handle_at, peers_mapped), _deciding(p, handle_at, peers_mapped), aborted)
+
+
+def _publishing(p: "Primitives", handle_at: Any, peers_mapped: Any) -> Any:
+    """Builds ``publish``."""
+    words, extent = p.words, _extents(p)
 
     @p.inner
     def publish(call: Any, control: Any, bases: Any, meeting: int) -> Any:
@@ -64,6 +78,13 @@ def zero_copy(p: "Primitives") -> ZeroCopy:
         handle[2] = address if nbytes > 0 else 0
         handle[3] = control[w.BASE]
         return speculative
+
+    return publish
+
+
+def _deciding(p: "Primitives", handle_at: Any, peers_mapped: Any) -> Any:
+    """Builds ``decide``."""
+    words = p.words
 
     @p.inner
     def decide(call: Any, control: Any, bases: Any, meeting: int) -> int:
@@ -107,15 +128,7 @@ def zero_copy(p: "Primitives") -> ZeroCopy:
         call[w.SPECULATIVE] = 0
         return RETRY_STAGED if speculated else STAGED
 
-    @p.inner
-    def aborted(control: Any, number: int) -> bool:
-        """Returns True if a peer aborted call ``number`` after it came to its last meeting."""
-        for peer in range(control[w.SIZE]):
-            if words(control[w.ABORTED_AT] + control[w.RECORD] * peer, 1)[0] == number:
-                return True
-        return False
-
-    return ZeroCopy(publish, decide, aborted)
+    return decide
 
 
 def _handles(p: "Primitives") -> Any:
