@@ -71,7 +71,7 @@ class Staging:
                 if write.meets != met or not 0 <= piece < table.pieces or nbytes <= 0:
                     continue
                 half = (parity + iteration * table.meets + write.other) & 1
-                at = layout.stages + (half * size + write.rank) * layout.stage + write.at
+                at = layout.stages + (half * size + write.rank) * layout.area + write.at
                 for host in {self._hosts.of[reader] for reader in readers.get((write.rank, write.index), ())}:
                     if host != own:
                         found[host].append((at, nbytes))

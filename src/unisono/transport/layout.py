@@ -68,8 +68,13 @@ class Layout:
 
     @property
     def stage(self) -> int:
-        """Bytes of one rank's staging area, of which there are two."""
+        """Bytes that a rank stages between two meetings, at most."""
         return max(128 * KIB, min(MIB, 8 * MIB // self.world_size // (64 * KIB) * (64 * KIB)))
+
+    @property
+    def area(self) -> int:
+        """Bytes of one rank's staging area, of which there are two: over hosts pieces of several meetings lie there."""
+        return 2 * self.stage
 
     @property
     def records(self) -> int:  # noqa: D102
@@ -115,7 +120,7 @@ class Layout:
     @property
     def device_numbers(self) -> int:
         """Per rank ``DEVICE_CALLS`` 64-bit words: which call's header lies in `device_headers` there."""
-        return self.stages + 2 * self.world_size * self.stage
+        return self.stages + 2 * self.world_size * self.area
 
     @property
     def device_headers(self) -> int:
