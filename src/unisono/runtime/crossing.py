@@ -8,6 +8,9 @@ all of it to the same places of its own segment, and arrives for the senders. Lo
 (`HostMap.proxy`), so that all connections share it. So a value is summed from the same parts, in the same order,
 wherever the ranks are.
 
+Pieces that overlap (program/slots.py) go in a frame of each rank; their meetings wait for what was sent `Table.late`
+meetings before, and take what they need from a table of steps (staging.py).
+
 A frame of a later meeting waits until the receiver stands at that meeting: then all ranks of its host have arrived at
 the one before, and none reads what the frame overwrites.
 """
