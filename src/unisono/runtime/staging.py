@@ -10,12 +10,13 @@ from typing import NamedTuple
 from unisono.program.bind import Table
 from unisono.program.meetings import following, passed
 from unisono.program.slots import slot_readers
+from unisono.runtime.network import MEETING_ROOM
 from unisono.runtime.outbox import Spans, joined
 from unisono.runtime.prepared import Prepared
 from unisono.transport.host import HostMap
 from unisono.transport.segment import Segment
 
-__all__ = ["FIRST", "SPAN", "Position", "Staging", "Step"]
+__all__ = ["FIRST", "SPAN", "Position", "Staging", "Step", "fits_alone"]
 
 _KEPT = 4096
 SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
@@ -135,3 +136,8 @@ def _part(table: Table, number: int) -> tuple[Position, Position]:
     """The part of a program of overlapping pieces before a meeting: the one before, and itself."""
     before, now = divmod(number - 1, table.meets), divmod(number, table.meets)
     return (before, now) if number else FIRST
+
+
+def fits_alone(spans: Spans) -> bool:
+    """True if they go in a frame of one rank."""
+    return sum(nbytes + SPAN.size for _, nbytes in spans) <= MEETING_ROOM
