@@ -54,7 +54,7 @@ def segment() -> str:
         ("handles", layout.handles, f"2 × {n}", 64, BLUE, "its rank", "where its tensor lies, if peers may read it"),
         ("ring controls", layout.ring_controls, f"{n} × {n}", layout.RING_CONTROL, GREEN, "both ends", "bytes in, out"),
         ("rings", layout.rings, f"{n} × {n}", layout.ring, GREEN, "the sender", "send and recv: heads and payloads"),
-        ("staging", layout.stages, f"2 × {n}", layout.stage, BLUE, "its rank *", "data of collectives"),
+        ("staging", layout.stages, f"2 × {n}", layout.area, BLUE, "its rank *", "data of collectives"),
         ("GPU headers", layout.device_headers, f"64 × {n}", layout.header, BLUE, "its rank", "its last calls on GPUs"),
     ]
     columns = (16, 104, 236, 292, 360, 468)

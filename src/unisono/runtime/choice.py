@@ -22,7 +22,7 @@ _MEETING, _ROOM, _STAGED = 128 << 10, 1 << 20, 1 << 20
 """Over hosts: bytes that a link carries in the time that a meeting takes beside its data, about alike for 1 Gbit/s and
 0.1 ms as for 100 Mbit/s and 10 ms; what it sends at a first meeting without another round trip (crossing.py); what
 it stages at once."""
-_PIECE, _BURST = _MEETING // 16, 1.5
+_PIECE, _BURST = _MEETING // 8, 1.5
 """Measured over both links (benchmarks/over_hosts): what a meeting costs among pieces that overlap; how much longer
 bytes take that all cross before any is summed."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")

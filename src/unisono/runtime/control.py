@@ -98,6 +98,6 @@ def _table(bases: Bases, board: Board) -> "array[int]":
     layout, table = board.segment.layout, array("q", bytes(8 * bases.length))
     for parity in (0, 1, 2):
         for rank in range(board.size):
-            place = layout.stages + ((parity & 1) * board.size + rank) * layout.stage
+            place = layout.stages + ((parity & 1) * board.size + rank) * layout.area
             table[bases.stage(rank, parity)] = board.segment.address + place
     return table

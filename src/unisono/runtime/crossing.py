@@ -8,6 +8,9 @@ all of it to the same places of its own segment, and arrives for the senders. Lo
 (`HostMap.proxy`), so that all connections share it. So a value is summed from the same parts, in the same order,
 wherever the ranks are.
 
+Pieces that overlap (program/slots.py) go in a frame of each rank; their meetings wait for what was sent `Table.late`
+meetings before, and take what they need from a table of steps (staging.py).
+
 A frame of a later meeting waits until the receiver stands at that meeting: then all ranks of its host have arrived at
 the one before, and none reads what the frame overwrites.
 """
@@ -20,10 +23,10 @@ from functools import partial
 from unisono.program.bind import KIND, MEET, WORDS, Table
 from unisono.runtime.control import Control
 from unisono.runtime.in_use import InUse
-from unisono.runtime.network import MEETING, MEETING_DATA, MEETING_ROOM, Network
+from unisono.runtime.network import MEETING, MEETING_DATA, Network
 from unisono.runtime.outbox import LATER, NOTHING, Outboxes, Spans
 from unisono.runtime.prepared import Prepared
-from unisono.runtime.staging import FIRST, SPAN, Position, Staging, Step
+from unisono.runtime.staging import FIRST, SPAN, Position, Staging, Step, fits_alone
 from unisono.transport import futex
 from unisono.transport.board import Board
 from unisono.transport.layout import CALL, COMPLETED, COMPLETED_AT, HEADER, ISSUED, MEETINGS
@@ -34,6 +37,7 @@ _HEAD = struct.Struct("<QQII")  # meeting, the call's first; whether ranks that 
 _RANK = struct.Struct("<IIIIQQ")  # rank; bytes of header and text; spans; calls issued, completed
 _ALONE = struct.Struct("<QQII")  # meeting, the call's first; how much later it is due; spans
 _KEPT = 4096
+_AHEAD = 8  # frames of overlapping pieces after which one is waited for, with as many more on their way
 _TOGETHER = 128 << 10
 """Bytes of a frame for all ranks of a host; what is longer goes by the connections of all of them."""
 
@@ -138,7 +142,7 @@ class Crossing:
         self._before = now
         before, self._leaving = self._leaving, InUse()
         for host, found in enumerate(spans):
-            if out[host] == LATER and _fits_alone(found):
+            if out[host] == LATER and fits_alone(found):
                 self._send_alone(host, meeting, found)
             elif found and out[host] == NOTHING:
                 self._send_data(host, found)
@@ -177,10 +181,18 @@ class Crossing:
 
     def _send_step(self, step: Step, meeting: int, first: int, late: int) -> None:
         """Sends what this rank has for other hosts at a later meeting of overlapping pieces, and arrives there."""
+        noted = bool(step.sends) and (meeting - first) % _AHEAD == 0
+        before = self._leaving
+        if noted:
+            self._leaving = InUse()
         for host, count, described, slices in step.sends:
-            head = _ALONE.pack(meeting, first, late, count)
-            self._to[host].send(MEETING_DATA, [head, described, *(self._view[each] for each in slices)])
-        self._board.arrive(meeting)
+            head, data = _ALONE.pack(meeting, first, late, count), (self._view[each] for each in slices)
+            gone = self._leaving.add() if noted else None
+            self._to[host].send(MEETING_DATA, [head, described, *data], gone=gone)
+        if noted:  # a rank that waits for nobody's data may not be far ahead of those who take its own
+            before.afterwards(partial(self._board.arrive, meeting))
+        else:
+            self._board.arrive(meeting)
 
     def _send_alone(self, host: int, meeting: int, spans: Spans) -> None:
         """Sends what this rank has for a host at the first meeting of a call in a frame of its own."""
@@ -251,12 +263,12 @@ class Crossing:
                 found = self._staging.spans(prepared, theirs, *FIRST, meeting & 1)[mine]
                 if not theirs.late and not self._fits(found):
                     coming.add()
-                    if _fits_alone(found):
+                    if fits_alone(found):
                         self._await(peer, meeting, coming.done)
                     else:
                         self._expect_data(peer, found, coming.done)
             for host, found in enumerate(spans):
-                if host != mine and not self._fits(found) and not _fits_alone(found):
+                if host != mine and not self._fits(found) and not fits_alone(found):
                     self._send_data(host, found)
         coming.afterwards(partial(before.afterwards, mark))
         return True
@@ -386,8 +398,3 @@ class Crossing:
         if completed != longs[field(peer, COMPLETED)]:
             longs[field(peer, COMPLETED_AT)] = self._network.clock()
         longs[field(peer, ISSUED)], longs[field(peer, COMPLETED)] = issued, completed
-
-
-def _fits_alone(spans: Spans) -> bool:
-    """True if they go in a frame of one rank."""
-    return sum(nbytes + SPAN.size for _, nbytes in spans) <= MEETING_ROOM

@@ -13,10 +13,11 @@ class InUse:
         self._guard, self._users = threading.Lock(), 0
         self._then: Callable[[], None] | None = None
 
-    def add(self) -> None:
-        """Counts one more."""
+    def add(self) -> Callable[[], None]:
+        """Counts one more, who calls what is returned once it is done."""
         with self._guard:
             self._users += 1
+        return self.done
 
     def done(self) -> None:
         """Counts one less."""

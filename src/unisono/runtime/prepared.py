@@ -316,11 +316,15 @@ class Preparer:
     def staged(self, kind: Kind, sizes: Sequence[int], rank: int) -> Table:
         """The table of the placement that stages, of this rank or, with all sizes known, of another one."""
         choice, (nbytes, uneven, widths) = kind.choice, self._measures(kind, sizes)
-        how = choice.schedule, choice.placement, choice.deterministic
+        how, layout = (choice.schedule, choice.placement, choice.deterministic), self._board.segment.layout
         program = lower(how[0], rank, *how[1:])
+        if not self.hosts:
+            return bind(program, nbytes, area=layout.stage, cap=choice.cap, listed=kind.listed, uneven=uneven, **widths)
+        slots = max((*program.slots, 1))
+        cap = min(choice.cap, layout.stage // slots * widths["itemsize"] // widths["wide"])
         return bind(
-            program, nbytes, area=self._board.stage_nbytes, cap=choice.cap, listed=kind.listed, uneven=uneven,
-            crosses=self._board.crosses, overlap=overlap_of(*how, self.hosts) if self.hosts else None, **widths,
+            program, nbytes, area=layout.area, cap=cap, listed=kind.listed, uneven=uneven, crosses=True,
+            overlap=overlap_of(*how, self.hosts), **widths,
         )  # fmt: skip
 
     def _measures(self, kind: Kind, sizes: Sequence[int]) -> tuple[list[int], bool, dict[str, Any]]:

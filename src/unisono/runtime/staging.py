@@ -10,12 +10,13 @@ from typing import NamedTuple
 from unisono.program.bind import Table
 from unisono.program.meetings import following, passed
 from unisono.program.slots import slot_readers
+from unisono.runtime.network import MEETING_ROOM
 from unisono.runtime.outbox import Spans, joined
 from unisono.runtime.prepared import Prepared
 from unisono.transport.host import HostMap
 from unisono.transport.segment import Segment
 
-__all__ = ["FIRST", "SPAN", "Position", "Staging", "Step"]
+__all__ = ["FIRST", "SPAN", "Position", "Staging", "Step", "fits_alone"]
 
 _KEPT = 4096
 SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
@@ -71,7 +72,7 @@ class Staging:
                 if write.meets != met or not 0 <= piece < table.pieces or nbytes <= 0:
                     continue
                 half = (parity + iteration * table.meets + write.other) & 1
-                at = layout.stages + (half * size + write.rank) * layout.stage + write.at
+                at = layout.stages + (half * size + write.rank) * layout.area + write.at
                 for host in {self._hosts.of[reader] for reader in readers.get((write.rank, write.index), ())}:
                     if host != own:
                         found[host].append((at, nbytes))
@@ -135,3 +136,8 @@ def _part(table: Table, number: int) -> tuple[Position, Position]:
     """The part of a program of overlapping pieces before a meeting: the one before, and itself."""
     before, now = divmod(number - 1, table.meets), divmod(number, table.meets)
     return (before, now) if number else FIRST
+
+
+def fits_alone(spans: Spans) -> bool:
+    """True if they go in a frame of one rank."""
+    return sum(nbytes + SPAN.size for _, nbytes in spans) <= MEETING_ROOM

@@ -40,7 +40,6 @@ class Board:
         ]
         self._arrivals_at = [segment.address + layout.counters + 64 * k for k in range(layout.COUNTERS)]
         self._longs = segment.longs
-        self.stage_nbytes = layout.stage
         self._seen = 0
 
     def header_span(self, parity: int, rank: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 
 __all__ = [
     "ABORTED", "ABSENT", "AFFINITY", "CALL", "COMPLETED", "COMPLETED_AT", "DEVICE_ISSUED", "EXIT_NOTE", "FIELDS",
@@ -56,77 +57,82 @@ class Layout:
     DEVICE_CALLS = 64  # per rank: headers of its last calls on GPUs
     RING_CONTROL = 3 * LINE  # per ordered pair: head, tail, what the reader refused, each on its own line
 
-    @property
+    @cached_property
     def header(self) -> int:
         """Bytes of one rank's call header: sequence number, signature, two counts per rank."""
         return _up(8 + 96 + 16 * self.world_size, LINE)
 
-    @property
+    @cached_property
     def ring(self) -> int:
         """Bytes of one ring (messages from one rank to another)."""
         return max(64 * KIB, min(512 * KIB, 32 * MIB // self.world_size**2 // (64 * KIB) * (64 * KIB)))
 
-    @property
+    @cached_property
     def stage(self) -> int:
-        """Bytes of one rank's staging area, of which there are two."""
+        """Bytes that a rank stages between two meetings, at most."""
         return max(128 * KIB, min(MIB, 8 * MIB // self.world_size // (64 * KIB) * (64 * KIB)))
 
-    @property
+    @cached_property
+    def area(self) -> int:
+        """Bytes of one rank's staging area, of which there are two: over hosts pieces of several meetings lie there."""
+        return 2 * self.stage
+
+    @cached_property
     def records(self) -> int:  # noqa: D102
         return PAGE
 
-    @property
+    @cached_property
     def texts(self) -> int:  # noqa: D102
         return _up(self.records + self.RECORD * self.world_size, PAGE)
 
-    @property
+    @cached_property
     def outboxes(self) -> int:  # noqa: D102
         return self.texts + self.TEXTS * self.world_size
 
-    @property
+    @cached_property
     def counters(self) -> int:  # noqa: D102
         return self.outboxes + self.OUTBOX * self.world_size
 
-    @property
+    @cached_property
     def bells(self) -> int:  # noqa: D102
         return self.counters + self.COUNTERS * LINE
 
-    @property
+    @cached_property
     def headers(self) -> int:  # noqa: D102
         return self.bells + self.world_size * LINE
 
-    @property
+    @cached_property
     def handles(self) -> int:
         """Two lines per rank, used in turn as headers are: where its tensor lies, if peers may read it there."""
         return self.headers + 2 * self.world_size * self.header
 
-    @property
+    @cached_property
     def ring_controls(self) -> int:  # noqa: D102
         return self.handles + 2 * self.world_size * LINE
 
-    @property
+    @cached_property
     def rings(self) -> int:  # noqa: D102
         return _up(self.ring_controls + self.world_size**2 * self.RING_CONTROL, PAGE)
 
-    @property
+    @cached_property
     def stages(self) -> int:  # noqa: D102
         return self.rings + self.world_size**2 * self.ring
 
-    @property
+    @cached_property
     def device_numbers(self) -> int:
         """Per rank ``DEVICE_CALLS`` 64-bit words: which call's header lies in `device_headers` there."""
-        return self.stages + 2 * self.world_size * self.stage
+        return self.stages + 2 * self.world_size * self.area
 
-    @property
+    @cached_property
     def device_headers(self) -> int:
         """Per rank ``DEVICE_CALLS`` headers of calls on GPUs, used in turn."""
         return _up(self.device_numbers + 8 * self.DEVICE_CALLS * self.world_size, LINE)
 
-    @property
+    @cached_property
     def total(self) -> int:  # noqa: D102
         return _up(self.device_headers + self.DEVICE_CALLS * self.world_size * self.header, PAGE)
 
-    @property
+    @cached_property
     def mark(self) -> int:
         """A digest of this layout, which differs between versions of unisono."""
         places = [getattr(self, name) for name in dir(type(self)) if not name.startswith("_") and name != "mark"]

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from itertools import cycle
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
@@ -213,10 +214,16 @@ class Channel:
         self._posted.extend(engine.recv([buffer], self.peer, self._tag) for buffer in self._buffers)
         self._thread.start()
 
-    def send(self, kind: int, parts: Sequence[bytes | memoryview], more: Sequence[torch.Tensor] = ()) -> None:
+    def send(
+        self,
+        kind: int,
+        parts: Sequence[bytes | memoryview],
+        more: Sequence[torch.Tensor] = (),
+        gone: Callable[[], None] | None = None,
+    ) -> None:
         """Sends a frame, and ``more`` behind it; these tensors must be left alone until the peer has them.
 
-        ``parts``: its body, one after the other.
+        ``parts``: its body, one after the other. ``gone``: called once the frame is on its way, by a thread.
 
         Nothing is waited for but frames sent long before. A peer that is lost is reported, not raised.
         """
@@ -227,7 +234,11 @@ class Channel:
         engine = self._mesh.engine
         try:
             with self._sending:
-                self._sent.append((engine.send([frame], self.peer, self._tag), frame))
+                sent = engine.send([frame], self.peer, self._tag)
+                if gone is None:
+                    self._sent.append((sent, frame))
+                else:  # a send can be waited for once
+                    self._leaving.add([sent], partial(_after, frame, gone))
                 for tensor in more:
                     self._sent.append((engine.send([tensor], self.peer, self._tag + 1), tensor))
                 old = [self._sent.popleft()[0] for _ in range(len(self._sent) - _KEPT)]
@@ -275,6 +286,11 @@ class Channel:
     def _fail(self, error: RuntimeError) -> None:
         if not self.ended:
             self._mesh.lost(self.peer, self._tag // 2, gist(error))
+
+
+def _after(frame: torch.Tensor, then: Callable[[], None]) -> None:
+    """Keeps a frame until it has been sent."""
+    then()
 
 
 def _ignore(*_: Any) -> None:
