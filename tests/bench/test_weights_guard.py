@@ -43,7 +43,7 @@ def test_what_cannot_be_measured_is_one_line() -> None:
         with pytest.raises(UsageError, match=words):
             parse_tensors(given)
     for settings, words in (
-        (WeightSettings(against=("nccl",)), "unknown contender 'nccl'"),
+        (WeightSettings(against=("nccl",)), "unknown contender of --against 'nccl'"),
         (WeightSettings(replicas=(0,)), r"--replicas is \[0\]"),
         (WeightSettings(delta=2.0), "--delta is 200%"),
         (WeightSettings(tensors=()), "--tensors needs"),

@@ -236,6 +236,7 @@ def test_subgroups() -> None:
         job.hear("ready")
         job.signal(1, signal.SIGKILL)
         first, _, third, fourth = job.results(40)
+        assert None not in (first, third, fourth), [job.errors(rank) for rank in (0, 2, 3)]
     assert first == ["PeerLostError", [0, 2, 2.0], [0, 3], 4, True, [0, 3, 3.0], [0, 2, 2.0]]
     assert third == ["PeerLostError", [1, 3, 3.0], True]
     assert fourth == ["PeerLostError", [1, 2, 2.0], [0, 3], 4, True, [2, 3, 3.0], [1, 2, 2.0]]

@@ -179,7 +179,7 @@ def test_a_piece_that_is_lost_or_repeated_is_found() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"bucket": 0}, "a bucket needs at least 1 byte, got 0"),
+        ({"bucket": 0}, "bucket=0: expected an int of at least 1"),
         ({"forward": "ring"}, "unknown forward 'ring': expected auto, direct, chain, tree"),
         ({"rules": [ignore("x")]}, 'ignore("x"): "x" matches no tensor; there are w'),
     ],

@@ -17,7 +17,7 @@ from unisono.bench.plot import save_plot
 from unisono.bench.result import Rates, Result, Row, this_machine
 from unisono.bench.settings import COLLECTIVES, DTYPES, IN_PLACE, MEMORIES, OPS, Contender, Settings
 from unisono.bench.table import Table, describe_rates, footer, preamble
-from unisono.cli.common import FOUND_EXIT, INTERRUPT_EXIT, check_writable, echo, listed
+from unisono.cli.common import FOUND_EXIT, INTERRUPT_EXIT, check_writable, echo, is_terminal, listed
 from unisono.cli.predicted import predicted_lines
 from unisono.errors import UsageError
 from unisono.launch import torchrun_rank
@@ -212,7 +212,7 @@ class _Screen:
         self.result, self.settings = result, settings
         self.pending: list[Row] = []
         self.collective = ""
-        width = get_terminal_size().columns if sys.stdout.isatty() else None
+        width = get_terminal_size().columns if is_terminal(sys.stdout) else None
         self.table = Table([contender.name for contender in settings.contenders], width)
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -221,8 +221,8 @@ class _Screen:
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,
-            disable=not sys.stderr.isatty(),
-            redirect_stdout=sys.stdout.isatty(),
+            disable=not is_terminal(sys.stderr),
+            redirect_stdout=is_terminal(sys.stdout),
         )
         total = sum(len(settings.sizes(name)) for name in settings.collectives)
         self.task = self.bar.add_task("starting the ranks", total=total)

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 
@@ -15,6 +15,7 @@ __all__ = [
     "USAGE_EXIT",
     "check_writable",
     "echo",
+    "is_terminal",
     "listed",
     "read_source",
     "show",
@@ -29,6 +30,11 @@ FOUND_EXIT, USAGE_EXIT, INTERRUPT_EXIT = 1, 2, 130
 def listed(text: str) -> list[str]:
     """The names in a list by comma."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """True if somebody looks at the stream; a closed one is None."""
+    return stream is not None and stream.isatty()
 
 
 def check_writable(path: Path | None, what: str = "") -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from unisono.algorithms import list_algorithms
 from unisono.algorithms.formula import Formula
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, bubble_formula, build_pipeline
-from unisono.cli.common import echo, show
+from unisono.cli.common import echo, is_terminal, show
 from unisono.errors import check_known
 from unisono.program.defaults import TABLE
 from unisono.schedule import COLLECTIVES
@@ -36,7 +36,7 @@ def list_(
     wanted = (*COLLECTIVES, PIPELINE)
     if collective is not None:
         check_known("collective", collective, wanted)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _UNCUT)
+    console = Console(highlight=False, width=None if is_terminal(sys.stdout) else _UNCUT)
     tables = [_pipelines() if name == PIPELINE else _table(name) for name in wanted if collective in (None, name)]
     left_out = [table for table in tables if not _fits(table, console.width)]
     for table in tables:

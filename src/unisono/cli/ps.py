@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from unisono.cli.common import FOUND_EXIT, echo, show
+from unisono.cli.common import FOUND_EXIT, echo, is_terminal, show
 from unisono.errors import UsageError
 from unisono.units import show_nbytes, show_seconds, show_spans
 from unisono.watch import status_page
@@ -58,7 +58,7 @@ def ps(
         raise UsageError(f"--interval is {interval:g}, expected 0.05 to 3600 seconds")
     if dump is not None:
         _dump(snapshot(pid), dump.absolute(), pid)
-    elif sys.stdout.isatty() and not (once or as_json or stacks):
+    elif is_terminal(sys.stdout) and not (once or as_json or stacks):
         _follow(pid, interval)
     else:
         _print(list(map(with_other_hosts, snapshot(pid))), pid, as_json, stacks)

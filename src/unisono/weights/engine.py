@@ -112,7 +112,7 @@ class ModuleEngine:
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """These are to be shown next: views of a published copy, which is let go with the version after it."""
         self.standby = {name: tensors[name] for name in self._holdings.local if name in tensors}
-        self.mapped, self._pointers = True, ()
+        self.mapped, self._pointers, self._loaded = True, (), []
 
     @property
     def free(self) -> set[str]:
@@ -125,7 +125,8 @@ class ModuleEngine:
         return self._holdings.local
 
     def prepare(self, names: Collection[str]) -> None:
-        """Makes `standby` hold these names, which lie in this order."""
+        """Begins an update: makes `standby` hold these names, which lie in this order."""
+        self._loaded = []
         if len(self.standby) == len(self._holdings.local) or all(map(self.standby.__contains__, names)):
             return
         local = self._holdings.local
