@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from unisono.algorithms import list_algorithms
 from unisono.program import defaults
 from unisono.runtime import prepared
 from unisono.runtime.reduce import Reducer
-from unisono.runtime.zero_copy import DIRECT, PUSHED, STAGED
-from unisono.transport import peer_mappings, pull
+from unisono.runtime.zero_copy import DIRECT, PUSHED
+from unisono.transport import peer_mappings
 
 # torch 2.11 has the older names alone
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -178,83 +177,6 @@ def in_several_rounds(rank: int, world_size: int) -> bool:
 
 def test_in_several_rounds() -> None:
     assert ranks(2, group_timeout=29.0).run(in_several_rounds) == [True, True]
-
-
-def pulling(rank: int) -> None:
-    """From now on tensors of more than 64 KiB are read by the kernel; odd ranks do without the loops."""
-    moved = ("all_gather", "all_to_all", "broadcast")
-    defaults.TABLE = tuple(
-        replace(row, pulled_above=1 << 16, directly_above=1 << 16) if row.collective in moved else row
-        for row in defaults.TABLE
-    )
-    queue().preparer._mode = prepared._NEVER if rank % 2 else prepared._AT_ONCE
-    queue().preparer.notify()
-
-
-MOVED = (4, 5, 6, 7, 8)
-"""Of `every_call`: what moves data only."""
-
-
-def pulled(rank: int, world_size: int, refuse: str) -> tuple[bool, list[int]]:
-    """Every call on tensors that are not shared, staged first; the verdicts on those that only move data."""
-    expected = every_call(rank, world_size, torch.empty, torch.float32)
-    pulling(rank)
-    if refuse and rank == 1:
-        os.environ["UNISONO_CMA"] = "0"
-    seen: list[list[int]] = []
-    for _ in range(3):
-        seen.append([])
-        results = every_call(rank, world_size, torch.empty, torch.float32, seen[-1])
-    right = all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
-    return right, [seen[-1][k] for k in MOVED]
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_what_the_kernel_reads(world_size: int) -> None:
-    with Job(pulled, world_size, "") as job:
-        assert job.results(30) == [(True, [DIRECT] * 5)] * world_size
-    with Job(pulled, world_size, "refuse") as job:
-        found = job.results(30)
-    assert [right for right, _ in found] == [True] * world_size
-    # rank 1 reads in all of them, except where it is the root of the broadcast
-    assert [modes[:4] for _, modes in found] == [[STAGED] * 4] * world_size
-
-
-def unreadable(rank: int, world_size: int, how: str) -> list[Fault]:
-    """Rank 1, which has no loops, can not read its peer's tensor any more, or takes long over it; twice."""
-    pulling(rank)
-    x, y = torch.full((500_000,), rank + 1.0), torch.empty(1_000_000)
-    for _ in range(3):
-        all_gather_single(y, x)
-    assert mode() == DIRECT
-
-    def failing(*given: Any) -> int:
-        tell("reads")
-        time.sleep(60.0 if how == "killed" else 0.0)
-        return -1
-
-    if rank == 1:
-        pull._readv = failing
-    return [attempt(lambda: all_gather_single(y, x)) for _ in range(2)]
-
-
-def test_memory_that_the_kernel_no_longer_reads() -> None:
-    with Job(unreadable, 2, "refused") as job:
-        (first, after), (fault, _) = job.results(10)
-    fault.says(
-        "UnisonoError", r"all_gather\(", "has no result on this rank: the kernel no longer reads", "UNISONO_CMA=0"
-    )
-    for each in (first, after) if first.kind else (after,):  # rank 0 has its result, and may hear of rank 1 already
-        each.says("PeerLostError", "rank 1")
-
-
-def test_a_peer_killed_while_the_kernel_reads() -> None:
-    with Job(unreadable, 2, "killed") as job:
-        job.hear("reads", [1])
-        pid, killed = job.pid(1), job.signal(1, signal.SIGKILL)
-        fault, _ = job.results(10)[0]
-    fault.says("PeerLostError", rf"rank 1 \(pid {pid} .*dead", r"all_gather\(")
-    assert fault.at - killed < 1.0
 
 
 def disagreeing(rank: int, world_size: int) -> tuple[Fault, float]:

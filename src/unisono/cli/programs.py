@@ -40,7 +40,7 @@ MOST_RANKS = 64
 _MOST_ROWS = 500_000
 _LARGEST = 1 << 60
 """Bytes from which on a limit is none."""
-_CORES = {None: "", True: "fewer", False: "own"}
+_CORES = {None: "", True: "shared", False: "own"}
 
 
 @dataclass(frozen=True)
@@ -154,11 +154,10 @@ def default_table(collective: str | None = None) -> RichTable:
         "up to": [_limit(row) for row in rows],
         "cores": [_CORES[row.oversubscribed] for row in rows],
         "schedule": [row.schedule for row in rows],
-        "placed": [row.placement for row in rows],
+        "placement": [row.placement for row in rows],
         "chunks": [str(row.chunks or "n") for row in rows],
         "at most": [show_nbytes(row.cap) if row.cap < _LARGEST else "" for row in rows],
         "shared": [_shared(row) for row in rows],
-        "read": ["" if row.pulled_above >= _LARGEST else _above(row.pulled_above) for row in rows],
     }
     table = RichTable(box=None, pad_edge=False)
     for heading, words in cells.items():
@@ -177,7 +176,6 @@ def default_notes() -> list[str]:
     return [
         "The first row that fits counts. Up to: bytes of the tensor, or of a rank's piece",
         "where each has its own; n ranks. Shared: if all tensors are of unisono.empty.",
-        "Read: others, if the kernel lets ranks read each other's memory.",
         "Whether each rank has a core of its own makes no difference."
         if same
         else "Cores: each rank has its own, or there are more ranks than cores.",
@@ -187,15 +185,11 @@ def default_notes() -> list[str]:
 def _limit(row: Default) -> str:
     if row.collective == "barrier":
         return ""
-    return "any" if row.upto >= _LARGEST else _above(row.upto)[1:] + ("/n" if row.times_ranks else "")
+    return "any" if row.upto >= _LARGEST else show_nbytes(row.upto) + ("/n" if row.times_ranks else "")
 
 
 def _shared(row: Default) -> str:
-    return row.directly + (_above(row.directly_above) if row.directly_above else "")
-
-
-def _above(nbytes: int) -> str:
-    return f">{show_nbytes(nbytes)}".replace(" ", "")
+    return row.directly + (f" >{show_nbytes(row.directly_above).replace(' ', '')}" if row.directly_above else "")
 
 
 def describe_default(collective: str, nbytes: str | None, ranks: int, oversubscribed: bool | None = None) -> list[str]:
@@ -220,9 +214,7 @@ def _placements(row: Default, nbytes: int, ranks: int) -> Iterator[str]:
     yield f"{first.placement}: {_describe(first, nbytes)}"
     if direct:
         names = " or ".join(placed.placement for placed in direct)
-        pulled = _block_nbytes(first.schedule.collective, nbytes) > row.pulled_above
-        which = "tensors that are shared, or that the kernel reads" if pulled else "shared tensors"
-        yield f"{names} between {which}: {_describe(direct[-1], nbytes)}"
+        yield f"{names} between shared tensors: {_describe(direct[-1], nbytes)}"
 
 
 def _describe(placed: Placed, nbytes: int) -> str:

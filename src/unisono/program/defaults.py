@@ -9,7 +9,6 @@ more of its ranks than cores: there a meeting costs a slice of the scheduler, so
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from unisono.algorithms import build
 from unisono.errors import UsageError
@@ -31,8 +30,7 @@ class Default:
     ``upto``: bytes of the tensor, or of one rank's piece where each has one, times the ranks if ``times_ranks``.
     ``oversubscribed``: whether the row is for oversubscribed groups, None: for both. ``chunks``: pieces per block, 0
     for as many as there are ranks. ``cap``: bytes of a chunk, at most, that go between two meetings. ``directly``: the
-    placement between shared tensors, of more than ``directly_above`` bytes; of more than ``pulled_above`` bytes it is
-    used between others, too, if the kernel lets ranks read each other's memory.
+    placement between shared tensors, of more than ``directly_above`` bytes.
     """
 
     collective: str
@@ -45,7 +43,6 @@ class Default:
     cap: int = _ANY
     directly: str = ""
     directly_above: int = 0
-    pulled_above: int = _ANY
 
     def build(self, world_size: int, root: int = 0) -> Schedule:
         """The schedule."""
@@ -65,7 +62,6 @@ class Default:
         return f"{limit}{where}: {self.schedule}, {self.placement}"
 
 
-_COPIES: Any = {"directly_above": 64 * KIB, "pulled_above": 4 * MIB}
 TABLE = (
     Default("barrier", _ANY, "one_shot"),
     Default("all_reduce", 8 * KIB, "one_shot", oversubscribed=False, times_ranks=True),
@@ -73,13 +69,13 @@ TABLE = (
     Default("all_reduce", _ANY, "two_phase", "mailbox", directly="direct"),
     Default("reduce", 128 * KIB, "star", times_ranks=True),
     Default("reduce", _ANY, "two_phase", "mailbox"),
-    Default("reduce_scatter", _ANY, "direct", oversubscribed=False, directly="direct", directly_above=64 * KIB),
+    Default("reduce_scatter", _ANY, "direct", oversubscribed=False, directly="direct", directly_above=32 * KIB),
     Default("reduce_scatter", _ANY, "direct", oversubscribed=True, directly="direct", directly_above=MIB),
-    Default("all_gather", _ANY, "direct", oversubscribed=False, **_COPIES, directly="direct"),
+    Default("all_gather", _ANY, "direct", oversubscribed=False, directly="direct", directly_above=32 * KIB),
     Default("all_gather", _ANY, "direct", oversubscribed=True, directly="direct", directly_above=MIB),
-    Default("all_to_all", _ANY, "direct", oversubscribed=False, **_COPIES, directly="direct"),
+    Default("all_to_all", _ANY, "direct", oversubscribed=False, directly="direct", directly_above=32 * KIB),
     Default("all_to_all", _ANY, "direct", oversubscribed=True, directly="direct", directly_above=MIB),
-    Default("broadcast", _ANY, "star", oversubscribed=False, chunks=0, **_COPIES, directly="pushed"),
+    Default("broadcast", _ANY, "star", oversubscribed=False, chunks=0, directly="pushed", directly_above=32 * KIB),
     Default("broadcast", _ANY, "star", oversubscribed=True, chunks=0, directly="pushed", directly_above=MIB),
     Default("gather", _ANY, "star"),
     Default("scatter", _ANY, "star"),

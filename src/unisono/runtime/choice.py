@@ -38,7 +38,6 @@ class Choice:
     cap: int = 1 << 62
     directly: str = ""
     directly_above: int = 0
-    pulled_above: int = 1 << 62
 
     @property
     def root(self) -> int:
@@ -55,7 +54,7 @@ def by_default(collective: str, nbytes: int, world_size: int, root: int, oversub
     """The choice of the table of defaults; see `default`."""
     row = default(collective, nbytes, world_size, oversubscribed)
     schedule = row.build(world_size, root)
-    return Choice(schedule, row.placement, False, row.cap, row.directly, row.directly_above, row.pulled_above)
+    return Choice(schedule, row.placement, False, row.cap, row.directly, row.directly_above)
 
 
 def by_hosts(

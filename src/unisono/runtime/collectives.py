@@ -76,7 +76,7 @@ class CollectiveQueue(CallQueue):
         self._aborted_at = board.segment.field(board.rank, ABORTED)
         self._call_log = monitor.call_log
         self.mappings = PeerMappings(board.segment, board.rank, board.size)
-        self._control = Control(board, monitor.call_log, self.mappings)
+        self._control = Control(board, monitor.call_log, self.mappings.bases)
         self._at = self._control.address
         network = board.segment.elsewhere
         self._crossing = Crossing(board, self._control, network) if isinstance(network, Network) else None
@@ -314,10 +314,6 @@ class CollectiveQueue(CallQueue):
             words = "gave the call up while its tensor was in use"
             losses = [self.monitor.loss(rank) or Loss(f"rank {self._global_ranks[rank]} {words}") for rank in gone]
             raise self.monitor.lost(what, losses)
-        if self._control.unread:
-            what = f"{call.describe(self._global_ranks)}, call no. {number} of {self._label}"
-            why = "the kernel no longer reads its peers' memory (process_vm_readv); set UNISONO_CMA=0 to go without"
-            raise UnisonoError(f"{what}, has no result on this rank: {why}")
 
     def _meeting(self) -> Callable[[], bool]:
         """A function that arrives at a meeting of no call, and returns whether it is complete; called until it is."""

@@ -12,7 +12,6 @@ from unisono.runtime.monitor import CallLog
 from unisono.transport.board import Board
 from unisono.transport.futex import OVERSUBSCRIBED_UNTIL
 from unisono.transport.layout import ABORTED, COMPLETED, COMPLETED_AT, HEADER, ISSUE_TIMES, ISSUED, ISSUED_AT, MEETINGS
-from unisono.transport.peer_mappings import PeerMappings
 from unisono.transport.shared_heap import BOUNDS
 
 __all__ = ["Control"]
@@ -25,7 +24,7 @@ hand it to another program for a slice of the scheduler's; next to none where ra
 class Control:
     """The control block (words.py) at ``address``, which interpreters take."""
 
-    def __init__(self, board: Board, call_log: CallLog, mappings: PeerMappings) -> None:
+    def __init__(self, board: Board, call_log: CallLog, mapped: Any) -> None:
         size, segment = board.size, board.segment
         self._scratch = np.zeros(16 * w.BLOCK + 8 * (8 * size + 64), np.uint8)
         bases = Bases(size)
@@ -50,8 +49,7 @@ class Control:
         words[w.SCRATCH] = self._scratch.ctypes.data
         words[w.PLACES] = words[w.SCRATCH] + 16 * w.BLOCK
         words[w.HANDLES], words[w.BASES] = base + layout.handles, self._bases.buffer_info()[0]
-        words[w.BOUNDS], words[w.MAPPED] = ctypes.addressof(BOUNDS), ctypes.addressof(mappings.bases)
-        words[w.PIDS], words[w.PULLS] = ctypes.addressof(mappings.pids), ctypes.addressof(mappings.pulls)
+        words[w.BOUNDS], words[w.MAPPED] = ctypes.addressof(BOUNDS), ctypes.addressof(mapped)
         words[w.ABORTED_AT], words[w.RECORD] = base + 8 * segment.field(0, ABORTED), layout.RECORD
         words[w.OUTPUT_BASE], words[w.TEMP_BASE], words[w.STAGE_BASES] = bases.output(), bases.temp, bases.stages
         words[w.PEER_INPUTS], words[w.PEER_OUTPUTS] = bases.peer_input(0), bases.peer_output(0)
@@ -72,11 +70,6 @@ class Control:
     def arrived(self) -> bool:
         """True if the call under way waits at a meeting."""
         return bool(self._words[w.ARRIVED])
-
-    @property
-    def unread(self) -> bool:
-        """True if the last call could not read a peer's tensor by the kernel."""
-        return bool(self._words[w.UNREAD])
 
     @property
     def path(self) -> int:

@@ -32,7 +32,7 @@ from unisono.program.bind import (
     WORDS,
 )
 from unisono.runtime import words as w
-from unisono.runtime.zero_copy import DIRECT, PEER_AT, PUSHED, RETRY_STAGED, STAGED, ZeroCopy, zero_copy
+from unisono.runtime.zero_copy import DIRECT, PUSHED, RETRY_STAGED, STAGED, ZeroCopy, zero_copy
 
 __all__ = ["Interpreter", "Primitives", "interpreter"]
 
@@ -47,8 +47,7 @@ class Primitives:
     others may read at any time. ``now()``: ``time.monotonic_ns``. ``pause(address, seen, limit, oversubscribed)``
     yields the core once, or sleeps on a word that is still ``seen``; ``sleep(address, seen, nanoseconds)`` does the
     latter. ``ring(address)`` adds one to a 32-bit word, after everything before, and wakes its sleepers. ``equal(one,
-    other, nbytes)``, ``copy(target, source, nbytes)``: of bytes, equal of whole words. ``pull(pid, target, source,
-    nbytes)`` copies from the memory of another process, and returns whether it could. ``widen`` and ``narrow``
+    other, nbytes)``, ``copy(target, source, nbytes)``: of bytes, equal of whole words. ``widen`` and ``narrow``
     ``(target, source, nbytes, sample)`` bring elements of the user's dtype, ``nbytes`` of them, into accumulators and
     back. ``combine(scratch, places, parts, targets, nbytes, op, size, sample)`` combines the first ``parts`` of the
     addresses ``places``, in that order, into the ``targets`` that follow; each is followed, ``parts + targets`` words
@@ -71,7 +70,6 @@ class Primitives:
     ring: Callable[[int], Any]
     equal: Callable[[int, int, int], bool]
     copy: Callable[[int, int, int], Any]
-    pull: Callable[[int, int, int, int], bool]
     widen: Callable[..., Any]
     narrow: Callable[..., Any]
     combine: Callable[..., Any]
@@ -139,7 +137,7 @@ def _going_on(p: Primitives, agreed: ZeroCopy, completed: Any) -> Any:
                 return outcome
         if outcome == w.WAITS:
             return outcome
-        if control[w.PATH] >= DIRECT and (control[w.UNREAD] or aborted(control, done + 1)):
+        if control[w.PATH] >= DIRECT and aborted(control, done + 1):
             return w.ABORTED
         if call[w.COMPLETES] > 0:
             completed(control, done)
@@ -157,7 +155,7 @@ def _beginning(p: Primitives, agreed: ZeroCopy) -> Any:
         """Publishes the header and the handle of a call, and sets the bases of its tensors."""
         meeting, size = words(control[w.POSITION], 1)[0], control[w.SIZE]
         control[w.FIRST_MEETING], control[w.ITERATION], control[w.ROW], control[w.ARRIVED] = meeting, 0, 0, 0
-        control[w.PHASE], control[w.PATH], control[w.UNMAPPED], control[w.UNREAD] = 0, STAGED, 0, 0
+        control[w.PHASE], control[w.PATH], control[w.UNMAPPED] = 0, STAGED, 0
         control[w.TABLE] = call[w.STAGED]
         bases = words(control[w.BASES], control[w.BASES_COUNT])
         output = control[w.OUTPUT_BASE]
@@ -325,7 +323,7 @@ def _timestamps(p: Primitives) -> tuple[Any, Any]:
 
 def _executing(p: Primitives) -> Any:
     """Builds ``execute``, which runs a row other than a meeting for one piece."""
-    words, copy, pull, widen, narrow, combine = p.words, p.copy, p.pull, p.widen, p.narrow, p.combine
+    words, copy, widen, narrow, combine = p.words, p.copy, p.widen, p.narrow, p.combine
 
     @p.inner
     def place(bases: Any, rows: Any, at: int, piece: int, flip: int, stages: int) -> Any:
@@ -347,11 +345,7 @@ def _executing(p: Primitives) -> Any:
             if nbytes > 0:
                 to = place(bases, rows, k + DST, piece, flip, stages)
                 source = place(bases, rows, k + SRC, piece, flip, stages)
-                if kind == COPY and source >> PEER_AT:
-                    pid = words(control[w.PIDS], size)[(source >> PEER_AT) - 1]
-                    if not pull(pid, to, source & ((1 << PEER_AT) - 1), nbytes):
-                        control[w.UNREAD] = 1
-                elif kind == COPY:
+                if kind == COPY:
                     if to != source:
                         copy(to, source, nbytes)
                 elif kind == WIDEN:

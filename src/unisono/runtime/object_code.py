@@ -36,7 +36,6 @@ _NUMBERS = [
     "runtime/message_words.py",
     "program/bind.py",
     "transport/futex.py",
-    "transport/pull.py",
     "transport/ring.py",
 ]
 """Sources of the loops: the modules compiled, and those whose numbers they hold."""

@@ -218,7 +218,7 @@ class Prepared:
         return tuple(row[0] for row in rows)
 
 
-_BOUND = (w.STAGED, w.DIRECT, w.PUSHED, w.TEMP, w.PUBLISHES, w.LARGE, w.IN_BLOCKS, w.OUT_BLOCKS, w.IN_SIZES, w.PULLED)
+_BOUND = (w.STAGED, w.DIRECT, w.PUSHED, w.TEMP, w.PUBLISHES, w.LARGE, w.IN_BLOCKS, w.OUT_BLOCKS, w.IN_SIZES)
 """The words of a call that follow from sizes."""
 
 
@@ -309,7 +309,6 @@ class Preparer:
             len(blocks_in),
             len(program.blocks_out[self.rank]),
             _address(in_sizes),
-            int(max(nbytes, default=0) > choice.pulled_above),
         )
         return bound, (staged, in_sizes, *arrays)
 

@@ -16,7 +16,6 @@ from unisono.runtime.message_interpreter import message_loops
 from unisono.runtime.reduce import Reducer
 from unisono.transport import futex
 from unisono.transport.inference import outside_inference
-from unisono.transport.pull import pull
 
 __all__ = ["MESSAGE_LOOPS", "TORCH"]
 
@@ -117,7 +116,6 @@ _PRIMITIVES = Primitives(
     ring=futex.ring,
     equal=_equal,
     copy=ctypes.memmove,
-    pull=pull,
     widen=_widen,
     narrow=_narrow,
     combine=_combine,

@@ -7,18 +7,15 @@ read the same handles, so they come to the same decision without another message
 
     STAGED        a tensor is not shared, or a heap is not mapped: the call goes on as it began
     RETRY_STAGED  the same, but a rank has speculated in vain: the staged program starts again, one meeting later
-    DIRECT        every rank reads its peers' tensors where they lie; a last meeting releases the tensors. Those that
-                  are not shared are *pulled*, read by the kernel (transport/pull.py), where data is only moved
+    DIRECT        every rank reads its peers' tensors where they lie; a last meeting releases the tensors
     PUSHED        a broadcast in which the root, too, writes a part of the data into its peers' tensors
 
 A rank maps the heaps of its peers once it has read their handles (transport/peer_mappings.py), so that the first call
 on shared tensors is a staged one. It speculates if the last call of its kind was direct. A handle carries the number
 of its meeting: an older one, left by a call that publishes none, is ignored.
 
-A handle is four words: ``8 * (meeting + 1) + 4 * pulls + 2 * speculative + mapped``, where ``pulls`` says whether this
-rank can read its peers' memory by the kernel; ``offset + 1``, 0 if the tensor is not shared; the tensor's address in
-the process of its rank, 0 if peers can not read it in one piece; and that of the segment there, by which it is found
-out whether pulling works.
+A handle is two words: ``4 * (meeting + 1) + 2 * speculative + mapped`` and ``offset + 1``, 0 if the tensor is not
+shared.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,11 +25,9 @@ from unisono.runtime import words as w
 if TYPE_CHECKING:
     from unisono.runtime.interpreter import Primitives
 
-__all__ = ["DIRECT", "PEER_AT", "PUSHED", "RETRY_STAGED", "STAGED", "ZeroCopy", "zero_copy"]
+__all__ = ["DIRECT", "PUSHED", "RETRY_STAGED", "STAGED", "ZeroCopy", "zero_copy"]
 
 STAGED, RETRY_STAGED, DIRECT, PUSHED = range(4)
-PEER_AT = 48
-"""From this bit on the address of a tensor that is pulled carries its rank, counted from 1."""
 
 
 class ZeroCopy(NamedTuple):
@@ -45,22 +40,8 @@ class ZeroCopy(NamedTuple):
 
 def zero_copy(p: "Primitives") -> ZeroCopy:
     """Builds them for the interpreters that use these primitives."""
-    words, handle_at, peers_mapped = p.words, _handles(p), _mapped_peers(p)
-
-    @p.inner
-    def aborted(control: Any, number: int) -> bool:
-        """Returns True if a peer aborted call ``number`` after it came to its last meeting."""
-        for peer in range(control[w.SIZE]):
-            if words(control[w.ABORTED_AT] + control[w.RECORD] * peer, 1)[0] == number:
-                return True
-        return False
-
-    return ZeroCopy(_publishing(p, handle_at, peers_mapped), _deciding(p, handle_at, peers_mapped), aborted)
-
-
-def _publishing(p: "Primitives", handle_at: Any, peers_mapped: Any) -> Any:
-    """Builds ``publish``."""
-    words, extent = p.words, _extents(p)
+    words, handle_at = p.words, _handles(p)
+    peers_mapped, extent = _mapped_peers(p), _extents(p)
 
     @p.inner
     def publish(call: Any, control: Any, bases: Any, meeting: int) -> Any:
@@ -69,42 +50,30 @@ def _publishing(p: "Primitives", handle_at: Any, peers_mapped: Any) -> Any:
         address, nbytes = bases[0], extent(call, control, bases)
         inside = nbytes > 0 and bounds[0] <= address and address + nbytes <= bounds[1]
         mapped = peers_mapped(control, root)
-        pulls = words(control[w.PULLS], 1)[0] == 1
-        expected = call[w.SPECULATIVE] > 0 and call[w.DIRECT] > 0 and (inside or (call[w.PULLED] > 0 and nbytes > 0))
-        speculative = expected and (mapped or pulls if root < 0 else root == rank)
-        handle = words(handle_at(control, meeting, rank), 4)
-        handle[0] = (meeting + 1) * 8 + (4 if pulls else 0) + (2 if speculative else 0) + (1 if mapped else 0)
+        speculative = (
+            call[w.SPECULATIVE] > 0 and call[w.DIRECT] > 0 and inside and (mapped if root < 0 else root == rank)
+        )
+        handle = words(handle_at(control, meeting, rank), 2)
+        handle[0] = (meeting + 1) * 4 + (2 if speculative else 0) + (1 if mapped else 0)
         handle[1] = address - bounds[0] + 1 if inside else 0
-        handle[2] = address if nbytes > 0 else 0
-        handle[3] = control[w.BASE]
         return speculative
-
-    return publish
-
-
-def _deciding(p: "Primitives", handle_at: Any, peers_mapped: Any) -> Any:
-    """Builds ``decide``."""
-    words = p.words
 
     @p.inner
     def decide(call: Any, control: Any, bases: Any, meeting: int) -> int:
         """Decides by the handles at ``meeting``; sets the bases of the peers' tensors if access is direct."""
         root, rank, size = call[w.ROOT], control[w.RANK], control[w.SIZE]
-        speculated, pulling = False, True
+        speculated = False
         placed = able = complete = True  # tensors that are read; ranks that read; all tensors
-        pullable = call[w.PULLED] > 0 and call[w.DIRECT] > 0
         for peer in range(size):
-            handle = words(handle_at(control, meeting, peer), 3)
-            there = handle[0] >> 3 == meeting + 1
+            handle = words(handle_at(control, meeting, peer), 2)
+            there = handle[0] >> 2 == meeting + 1
             speculated = speculated or (there and handle[0] & 2 != 0)
             shared = there and handle[1] > 0
             complete = complete and shared
             if root < 0 or root == peer:
                 placed = placed and shared
-                pullable = pullable and there and handle[2] > 0
             if peer != root:
                 able = able and there and handle[0] & 1 != 0
-                pulling = pulling and there and handle[0] & 4 != 0
         possible = placed and call[w.DIRECT] > 0
         if possible and able:
             call[w.SPECULATIVE] = call[w.LARGE]
@@ -115,20 +84,20 @@ def _deciding(p: "Primitives", handle_at: Any, peers_mapped: Any) -> Any:
                 bases[control[w.PEER_OUTPUTS] + peer] = at
             pushes = root >= 0 and complete and words(handle_at(control, meeting, root), 2)[0] & 1 != 0
             return PUSHED if pushes and call[w.PUSHED] > 0 else DIRECT
+        call[w.SPECULATIVE] = 0
         if possible and (root != rank or complete) and not peers_mapped(control, root):
             control[w.UNMAPPED] = 1
-        if pullable and pulling:
-            call[w.SPECULATIVE] = call[w.LARGE]
-            for peer in range(size):
-                at = words(handle_at(control, meeting, peer), 3)[2]
-                bases[control[w.PEER_INPUTS] + peer] = at if peer == rank else at + ((peer + 1) << PEER_AT)
-            return DIRECT
-        if pullable and root != rank and words(control[w.PULLS], 1)[0] == 0:
-            control[w.UNMAPPED] = 1
-        call[w.SPECULATIVE] = 0
         return RETRY_STAGED if speculated else STAGED
 
-    return decide
+    @p.inner
+    def aborted(control: Any, number: int) -> bool:
+        """Returns True if a peer aborted call ``number`` after it came to its last meeting."""
+        for peer in range(control[w.SIZE]):
+            if words(control[w.ABORTED_AT] + control[w.RECORD] * peer, 1)[0] == number:
+                return True
+        return False
+
+    return ZeroCopy(publish, decide, aborted)
 
 
 def _handles(p: "Primitives") -> Any:

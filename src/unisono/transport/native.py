@@ -20,12 +20,11 @@ from unisono.transport.atomics import (
     types,
 )
 from unisono.transport.futex import BACKOFF_NS, FUTEX_WAIT, FUTEX_WAKE, INT_MAX, NUMBERS, SLOW_YIELD_NS
-from unisono.transport.pull import NUMBER as PULL
 
-__all__ = ["copy", "now", "pause", "pull", "sleep", "store", "wake"]
+__all__ = ["copy", "now", "pause", "sleep", "store", "wake"]
 
 _NUMBER, _WAIT, _WAKE, _ALL = NUMBERS.get(platform.machine(), 0), FUTEX_WAIT, FUTEX_WAKE, INT_MAX
-_SLOW_YIELD_NS, _BACKOFF_NS, _PULL = SLOW_YIELD_NS, BACKOFF_NS, PULL
+_SLOW_YIELD_NS, _BACKOFF_NS = SLOW_YIELD_NS, BACKOFF_NS
 _PAST_CACHES = 32 << 20
 _BY_BLOCKS = 4096 if platform.machine() == "x86_64" else _PAST_CACHES
 _memcpy = types.ExternalFunction("memcpy", types.voidptr(types.voidptr, types.voidptr, types.intp))
@@ -51,22 +50,6 @@ def copy(target: int, source: int, nbytes: int) -> None:
         nbytes = nbytes % 256
     if nbytes > 0:
         _memcpy(pointer(target), pointer(source), nbytes)
-
-
-@inner
-def pull(pid: int, target: int, source: int, nbytes: int) -> bool:
-    """Copies from the memory of another process, see pull.py; returns whether all came."""
-    ranges, done = on_stack(4), 0
-    while done < nbytes:
-        store(ranges, target + done)
-        store(ranges + 8, nbytes - done)
-        store(ranges + 16, source + done)
-        store(ranges + 24, nbytes - done)
-        count = _syscall(_PULL, pid, ranges, 1, ranges + 16, 1, 0)
-        if count <= 0:
-            return False
-        done += count
-    return True
 
 
 @inner

@@ -1,5 +1,4 @@
-"""The shared heaps of the other ranks of a group (shared_heap.py), mapped into this process as they are needed, and
-whether the kernel reads the rest of their memory (pull.py).
+"""The shared heaps of the other ranks of a group (shared_heap.py), mapped into this process as they are needed.
 
 A peer's heap is opened through ``/proc/<pid>/fd`` and mapped once, as a whole: that takes addresses, not memory. The
 mapping serves all groups that both are in, and ends with the last of them.
@@ -13,8 +12,7 @@ import weakref
 import torch
 
 from unisono.transport.inference import outside_inference
-from unisono.transport.layout import FIELDS, HEAP, HEAP_NBYTES, HEAP_NONCE, PID
-from unisono.transport.pull import readable
+from unisono.transport.layout import HEAP, HEAP_NBYTES, HEAP_NONCE, PID
 from unisono.transport.segment import Segment
 from unisono.transport.shared_heap import MAP_NORESERVE
 
@@ -53,18 +51,12 @@ class PeerMappings:
         self._refused: set[int] = set()
         self.bases = (ctypes.c_int64 * world_size)()
         """Addresses of the heaps of all ranks here, 0 where there is none; compiled loops read them too."""
-        self.pids = (ctypes.c_int64 * world_size)()
-        """The processes of all ranks."""
-        self.pulls = ctypes.c_int64(0)
-        """1: their memory can be read by the kernel, 2: it can not, 0: not tried yet."""
 
     def map_peers(self, root: int) -> None:
         """Maps the heaps that this rank reads and has not mapped: the root's, or all (root -1, or this rank).
 
-        A heap that could not be mapped once is not tried again. Tries, once, whether the kernel reads their memory.
+        A heap that could not be mapped once is not tried again.
         """
-        if not self.pulls.value:
-            self.pulls.value = 1 if all(self._readable(rank) for rank in range(self._size)) else 2
         for rank in range(self._size) if root in (-1, self._rank) else (root,):
             if rank == self._rank or self.bases[rank] or rank in self._refused:
                 continue
@@ -82,15 +74,6 @@ class PeerMappings:
                 self._refused.add(rank)
                 continue
             self._mapped[rank], self.bases[rank] = found, found.base
-
-    def _readable(self, rank: int) -> bool:
-        """Tries to read the nonce of the segment where ``rank`` has it, which its handles say."""
-        segment = self._segment
-        self.pids[rank] = segment.longs[segment.field(rank, PID)]
-        handles = [segment.layout.handles // 8 + 8 * (parity * self._size + rank) for parity in (0, 1)]
-        there = next((segment.longs[at + 3] for at in handles if segment.longs[at + 3]), 0)
-        nonce = segment.nonce.encode()
-        return rank == self._rank or (there > 0 and readable(self.pids[rank], there + 8 * FIELDS, nonce))
 
     def memory(self, rank: int) -> torch.Tensor | None:
         """All of a peer's heap as bytes, None if it can not be mapped."""
