@@ -143,8 +143,7 @@ def test_a_row_tells_pieces_and_meetings() -> None:
 
 
 def test_shared_tensors_count_from_their_size_on() -> None:
-    call = ("--default", "broadcast", "-n", "2", "--no-oversubscribed", "--bytes")
-    small, large = (_plan(*call, size).stdout for size in ("32KiB", "33KiB"))
+    small, large = (_plan("--default", "broadcast", "--bytes", size, "-n", "2").stdout for size in ("1MiB", "1025KiB"))
     assert "shared tensors" not in small
     assert "\n  direct or pushed between shared tensors: 2 chunks in 1 piece, " in large
 

@@ -19,11 +19,11 @@ def empty(*size: Any, dtype: "torch.dtype | None" = None) -> "torch.Tensor":
     likes, with a group or without one. Its views share the memory and count as shared too.
 
     Where the tensors that peers must read are all shared, an ``all_reduce``, ``reduce_scatter``, ``all_gather``,
-    ``all_to_all`` or ``broadcast`` of more than about 32 KiB a rank (1 MiB where ranks outnumber cores) goes directly
-    from tensor to tensor, with the same bits, checks and errors as otherwise; all_reduce and broadcast also write
-    results into peers' tensors. Where some are not, or the system does not let one rank map another's memory, the same
-    call goes through the staging areas as ever. Once such a call has failed (a lost peer, a timeout), the contents of
-    its result are undefined, and a late peer may still write to it.
+    ``all_to_all`` or ``broadcast`` of more than about 128 KiB goes directly from tensor to tensor, with the same bits,
+    checks and errors as otherwise; all_reduce and broadcast also write results into peers' tensors. Where some are not,
+    or the system does not let one rank map another's memory, the same call goes through the staging areas as ever. Once
+    such a call has failed (a lost peer, a timeout), the contents of its result are undefined, and a late peer may still
+    write to it.
 
     The memory is page by page (4 KiB) this process's own file, of mode 0600 and without a name; it is given back when
     the tensor's storage dies. It can not be resized. A forked child has the same memory, not a copy. Where the system
