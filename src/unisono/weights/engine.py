@@ -112,7 +112,7 @@ class ModuleEngine:
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """These are to be shown next: views of a published copy, which is let go with the version after it."""
         self.standby = {name: tensors[name] for name in self._holdings.local if name in tensors}
-        self.mapped, self._pointers, self._loaded = True, (), []
+        self.mapped, self._pointers = True, ()
 
     @property
     def free(self) -> set[str]:
@@ -124,9 +124,12 @@ class ModuleEngine:
         """The tensors that serve, by name: this rank's own parts."""
         return self._holdings.local
 
-    def prepare(self, names: Collection[str]) -> None:
-        """Begins an update: makes `standby` hold these names, which lie in this order."""
+    def begin(self) -> None:
+        """An update begins; the one before may have ended in `commit`."""
         self._loaded = []
+
+    def prepare(self, names: Collection[str]) -> None:
+        """Makes `standby` hold these names, which lie in this order."""
         if len(self.standby) == len(self._holdings.local) or all(map(self.standby.__contains__, names)):
             return
         local = self._holdings.local

@@ -86,6 +86,8 @@ class Receiving(Participant):
         """Moves the tensors into the engine, and checks them."""
         target, module = self._target, self._module
         assert target is not None
+        if module is not None:
+            module.begin()
         if self._mapped:
             return self._reported(self._move_mapped(terms), terms)
         if module is None:
