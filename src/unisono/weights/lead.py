@@ -307,7 +307,7 @@ class Lead:
         self._attempt, self._pushes = None, {}
         if attempt.awaited != "ready":
             self._key = None
-        for member in attempt.members:
+        for member in attempt.outwards:  # the sender's next push, or a pull after this one, finds no old announcement
             if member is not origin:
                 kind = "CollectiveTimeout" if member in besides else error
                 self._give_up(member, attempt, kind, text)
