@@ -58,7 +58,7 @@ def _end_by(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int
         os.killpg(process.pid, number)  # as a terminal does
     else:
         process.send_signal(number)
-    _, errors = process.communicate(timeout=3)
+    _, errors = process.communicate(timeout=10)  # a loaded machine takes its time
     return process.returncode, errors, _until(lambda: not _members(process.pid), 3)
 
 
