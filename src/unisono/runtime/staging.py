@@ -5,7 +5,7 @@ Positions are (iteration, number in the body) of a meeting; (0, -1) is before th
 
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from unisono.program.bind import Table
 from unisono.program.meetings import following, passed
@@ -19,6 +19,7 @@ from unisono.transport.segment import Segment
 __all__ = ["FIRST", "SPAN", "Position", "Staging", "Step", "fits_alone"]
 
 _KEPT = 4096
+_Found = TypeVar("_Found")
 SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
 Position = tuple[int, int]
 FIRST: tuple[Position, Position] = (0, -1), (0, 0)
@@ -54,12 +55,7 @@ class Staging:
         ``parity``: of the call's first meeting.
         """
         key = (id(table), *before, *now, parity)
-        found = self._found.get(key)
-        if found is None:
-            if len(self._found) >= _KEPT:
-                self._found.clear()
-            found = self._found[key] = (table, self._find(prepared, table, before, now, parity))
-        return found[1]
+        return _kept(self._found, key, table, lambda: self._find(prepared, table, before, now, parity))
 
     def _find(self, prepared: Prepared, table: Table, before: Position, now: Position, parity: int) -> list[Spans]:
         layout, size, own = self._layout, self._size, self._hosts.of[table.program.rank]
@@ -80,24 +76,12 @@ class Staging:
 
     def following(self, table: Table, now: Position) -> Position | None:
         """The meeting after one; None if it is the last."""
-        key = (id(table), *now)
-        found = self._nexts.get(key)
-        if found is None:
-            if len(self._nexts) >= _KEPT:
-                self._nexts.clear()
-            found = self._nexts[key] = (table, following(table, now))
-        return found[1]
+        return _kept(self._nexts, (id(table), *now), table, lambda: following(table, now))
 
     def table_of(self, prepared: Prepared, peer: int, headers: bytes = b"") -> Table:
         """The table of a rank, with the sizes that all have agreed on or that the ``headers`` of all give."""
         table, sized = prepared.staged, headers if prepared.call.sends else b""
-        key = (id(table), peer, sized)
-        found = self._tables.get(key)
-        if found is None:
-            if len(self._tables) >= _KEPT:
-                self._tables.clear()
-            found = self._tables[key] = (table, prepared.staged_of(peer, sized))
-        return found[1]
+        return _kept(self._tables, (id(table), peer, sized), table, lambda: prepared.staged_of(peer, sized))
 
     def step(self, prepared: Prepared, number: int, parity: int, fits: Callable[[Spans], bool]) -> Step | None:
         """What meeting ``number`` of a call whose pieces overlap takes; None if it has no such meeting.
@@ -105,14 +89,11 @@ class Staging:
         ``fits``: whether spans go in the frame of a host.
         """
         table = prepared.staged
-        key = (id(table), number, parity)
-        found = self._steps.get(key)
-        if found is None:
-            if len(self._steps) >= _KEPT:
-                self._steps.clear()
-            made = self._step(prepared, number, parity, fits) if number < table.meetings else None
-            found = self._steps[key] = (table, made)
-        return found[1]
+
+        def make() -> Step | None:
+            return self._step(prepared, number, parity, fits) if number < table.meetings else None
+
+        return _kept(self._steps, (id(table), number, parity), table, make)
 
     def _step(self, prepared: Prepared, number: int, parity: int, fits: Callable[[Spans], bool]) -> Step:
         table, due, sends, absent, begun = prepared.staged, number - prepared.staged.late, [], [], []
@@ -130,6 +111,18 @@ class Staging:
             elif due == 0:
                 begun.append(peer)
         return Step(tuple(sends), tuple(absent), tuple(begun))
+
+
+def _kept(
+    kept: dict[Any, tuple[Table, _Found]], key: tuple[Any, ...], table: Table, make: Callable[[], _Found]
+) -> _Found:
+    """What ``make`` gives, once per key, which has the id of ``table``: that is kept as long."""
+    found = kept.get(key)
+    if found is None:
+        if len(kept) >= _KEPT:
+            kept.clear()
+        found = kept[key] = (table, make())
+    return found[1]
 
 
 def _part(table: Table, number: int) -> tuple[Position, Position]:
