@@ -7,6 +7,7 @@ from unisono.errors import UsageError
 
 __all__ = [
     "as_nbytes",
+    "consecutive",
     "name_ranks",
     "parse_nbytes",
     "show_count",
@@ -69,13 +70,20 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 def show_spans(numbers: Iterable[int], between: str = ", ", least: int = 3) -> str:
     """Ascending numbers, those that follow each other as ranges of `least` or more: `0-3, 7`."""
+    return between.join(
+        f"{run[0]}-{run[-1]}" if len(run) >= least else between.join(map(str, run)) for run in consecutive(numbers)
+    )
+
+
+def consecutive(numbers: Iterable[int]) -> list[list[int]]:
+    """Ascending numbers as runs of those that follow each other."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return between.join(f"{run[0]}-{run[-1]}" if len(run) >= least else between.join(map(str, run)) for run in runs)
+    return runs
 
 
 def show_seconds(seconds: float) -> str:

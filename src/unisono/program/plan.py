@@ -23,6 +23,7 @@ from unisono.errors import ScheduleError, UsageError
 from unisono.program.unreduced import Unit, unreduced
 from unisono.schedule import Collective, Redistribution, Schedule
 from unisono.schedule.state import Units, well_formed
+from unisono.units import consecutive
 
 __all__ = ["Landing", "Message", "Part", "Plan", "PlanStep", "Span", "Traffic", "plan", "traffic"]
 
@@ -233,10 +234,4 @@ def _continues(last: Landing, chunk: int, reduce: bool, parts: tuple[Part, ...])
 
 def _spans(ids: Sequence[int]) -> tuple[Span, ...]:
     """Runs of neighbours in sorted ids."""
-    runs: list[list[int]] = []
-    for chunk in ids:
-        if runs and chunk == runs[-1][-1] + 1:
-            runs[-1].append(chunk)
-        else:
-            runs.append([chunk])
-    return tuple(Span(run[0], len(run)) for run in runs)
+    return tuple(Span(run[0], len(run)) for run in consecutive(ids))
