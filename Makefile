@@ -76,7 +76,7 @@ docs: .venv/docs        ## the documentation site, into site/; warnings are erro
 	touch $@
 
 test-gpu:               ## kernels and the group on one GPU, by the machine's python, which needs torch, triton, pytest
-	UNISONO_TEST_GPU=1 UNISONO_FUSED=0 PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider -rs tests/gpu
+	UNISONO_TEST_GPU=1 UNISONO_FUSED=0 PYTHONPATH=src TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(PYTHON) -m pytest -p no:cacheprovider -rs tests/gpu
 
 test-frameworks: .venv-frameworks/installed  ## the frameworks of the field, in a .venv of their own (about 8 minutes)
 	.venv-frameworks/bin/python -m unisono.runtime.loaded

@@ -76,6 +76,6 @@ def test_a_launcher_takes_integers() -> None:
         def _init_handles(self) -> None:
             pass
 
-    launcher(Made())(3, 7, 1, 2)
+    launcher(Made(), 3, (4, 5))(7, 1, 2)
     fixed = ("function", False, False, None, None, "metadata", None, None, None)
-    assert calls == [(3, 1, 1, 7, *fixed, 1, 2, None, None)]
+    assert calls == [(3, 1, 1, 7, *fixed, 1, 2, 4, 5, None, None)]

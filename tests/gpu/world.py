@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from unisono.gpu.compile import triton_missing
-from unisono.gpu.kernels import GpuCall, KernelCalls, Launched
+from unisono.gpu.compile import Launch, triton_missing
+from unisono.gpu.kernels import GpuCall, KernelCalls
 from unisono.gpu.layout import NBYTES
 from unisono.gpu.workspace import Workspace
 
@@ -74,7 +74,7 @@ class World:
         self.run(call, xs, outs)
         torch.cuda.synchronize()
 
-    def prepared(self, rank: int, call: GpuCall, header: int, xs: Any, outs: Any) -> Launched:
+    def prepared(self, rank: int, call: GpuCall, header: int, xs: Any, outs: Any) -> Launch:
         """The launch of a rank, kept."""
         key = (rank, call, header, (xs[rank].data_ptr() | outs[rank].data_ptr()) % 16 == 0)
         if key not in self.kept:

@@ -199,9 +199,15 @@ class Job:
         self._listen(lambda: rank in self._results or rank not in self._pipes.values(), seconds, "did not end")
         return self._results.get(rank)
 
-    def results(self, seconds: float = 30.0) -> list[Any]:
-        """What every rank's function returned; None for one that died."""
+    def results(self, seconds: float = 30.0, killed: Iterable[int] | None = None) -> list[Any]:
+        """What every rank's function returned; None for one that died. All do but those ``killed``, if these are given.
+
+        Raises AssertionError with what the others wrote to their standard error.
+        """
         self._listen(lambda: not self._pipes, seconds, "did not end")
+        dead = {rank for rank in range(self.world_size) if rank not in self._results}
+        if killed is not None and dead != set(killed):
+            raise AssertionError("\n".join(f"--- rank {rank}: {self.errors(rank)}" for rank in sorted(dead)))
         return [self._results.get(rank) for rank in range(self.world_size)]
 
     def errors(self, rank: int) -> str:

@@ -22,6 +22,10 @@ def guard() -> Any:
     return group._group.device_guard
 
 
+def issue(made: Call) -> None:
+    guard().issued(made, guard().header(made))
+
+
 def call(numel: int, op: str = "SUM") -> Call:
     return Call("all_reduce", torch.float32, (numel,), op)
 
@@ -29,7 +33,7 @@ def call(numel: int, op: str = "SUM") -> Call:
 def equal_calls(rank: int, world_size: int, patience: float = 0.0) -> int:
     """``patience``: seconds that headers may take to come from other hosts."""
     for k in range(300):  # more than are kept; ranks drift apart
-        guard().issued(call(k % 7))
+        issue(call(k % 7))
         if k % 100 == 60 + rank:
             time.sleep(0.02)
     dist.barrier()
@@ -47,14 +51,14 @@ def equal_calls(rank: int, world_size: int, patience: float = 0.0) -> int:
 def other_call(rank: int, world_size: int, early: bool) -> tuple[str, str]:
     """The first error of a rank and when it came: at its call, or later, when it looks."""
     for _ in range(3):
-        guard().issued(call(4))
+        issue(call(4))
     dist.barrier()
     first = (rank != 1) if early else (rank == 1)
     found = ("", "")
     for now in (True, False):
         if first == now:
             try:
-                guard().issued(call(5, "MAX" if rank == 1 else "SUM"))
+                issue(call(5, "MAX" if rank == 1 else "SUM"))
             except MismatchError as error:
                 found = ("at the call", str(error))
         dist.barrier()
@@ -73,12 +77,12 @@ def missed(rank: int, world_size: int) -> str:
     if rank == 1:
         del shapes[100]
         for numel in shapes:
-            guard().issued(call(numel))
+            issue(call(numel))
     dist.barrier()
     try:
         if rank != 1:
             for numel in shapes[: len(shapes) - 1]:
-                guard().issued(call(numel))
+                issue(call(numel))
         dist.barrier()
         guard().compare()
     except MismatchError as error:
@@ -89,7 +93,7 @@ def missed(rank: int, world_size: int) -> str:
 
 def late(rank: int, world_size: int) -> str:
     if rank != 2:
-        guard().issued(call(4))
+        issue(call(4))
     dist.barrier()
     try:
         guard().check(30.0)
@@ -109,9 +113,9 @@ def over_hosts(rank: int, world_size: int, meeting: str) -> tuple[int, str, str]
         equal = equal_calls(rank, world_size, 10.0)
         lateness = late(rank, world_size)
         if rank == 2:
-            guard().issued(call(4))
+            issue(call(4))
         dist.barrier()
-        fault = attempt(lambda: guard().issued(call(5, "MAX" if rank == 2 else "SUM")))
+        fault = attempt(lambda: issue(call(5, "MAX" if rank == 2 else "SUM")))
         deadline = time.monotonic() + 5.0
         while not fault.kind and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -142,11 +146,11 @@ def test_a_lost_rank_of_another_host_is_named(tmp_path: Path) -> None:
 def loses_rank_2(rank: int, world_size: int, meeting: str) -> Fault:
     with on_hosts(rank, (2, 1)):
         init(meeting, rank, world_size)
-        guard().issued(call(4))
+        issue(call(4))
         dist.barrier()
         if rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        guard().issued(call(4))
+        issue(call(4))
         found = attempt(lambda: None)
         while not found.kind:
             time.sleep(0.05)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions
 
 from unisono.backend.tensors import PLAIN, check_memory, overlap
 from unisono.errors import UsageError
@@ -11,7 +12,7 @@ from unisono.gpu.kernels import GpuCall, moved_as, reduces_on_gpu
 from unisono.runtime.call import Call, name_of_dtype
 from unisono.runtime.reduce import op_and_factor
 
-__all__ = ["CANONICAL", "call_of", "devices_of", "kernel_form", "operation_of", "strided"]
+__all__ = ["CANONICAL", "KNOWN_AGAIN", "call_of", "devices_of", "kernel_form", "operation_of", "strided"]
 
 CANONICAL = {
     "_allgather_base": "all_gather_single", "_reduce_scatter_base": "reduce_scatter_single",
@@ -162,3 +163,42 @@ _COLLECTIVES = {
     "allreduce": "all_reduce", "broadcast": "broadcast", "all_gather_single": "all_gather",
     "reduce_scatter_single": "reduce_scatter", "all_to_all_single": "all_to_all",
 }  # fmt: skip
+
+
+def _all_reduce_form(tensors: Any, opts: Any = None, *_: Any) -> Any:
+    if type(opts) is not AllreduceOptions:
+        return None
+    tensor = tensors[0]
+    return hash(opts.reduceOp), tensor, tensor, opts
+
+
+def _broadcast_form(tensors: Any, opts: Any = None, *_: Any) -> Any:
+    if type(opts) is not BroadcastOptions:
+        return None
+    tensor = tensors[0]
+    return opts.rootRank, tensor, tensor, opts
+
+
+def _reduce_scatter_form(output: Any, tensor: Any, opts: Any = None) -> Any:
+    return (hash(opts.reduceOp), tensor, output, opts) if opts is not None else None
+
+
+def _all_gather_form(output: Any, tensor: Any, opts: Any = None) -> Any:
+    return (None, tensor, output, opts) if opts is not None else None
+
+
+def _all_to_all_form(output: Any, tensor: Any, out_splits: Any, in_splits: Any, opts: Any = None) -> Any:
+    if out_splits or in_splits or opts is None or overlap(tensor, output):
+        return None
+    return None, tensor, output, opts
+
+
+KNOWN_AGAIN: dict[str, Callable[..., Any]] = {
+    "allreduce": _all_reduce_form,
+    "broadcast": _broadcast_form,
+    "reduce_scatter_single": _reduce_scatter_form,
+    "all_gather_single": _all_gather_form,
+    "all_to_all_single": _all_to_all_form,
+}
+"""By method: the reduce op's code or the root, the input, the output, the options of a call, by which a kind of call is
+known again; None for a form that never is."""

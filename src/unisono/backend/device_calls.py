@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Work
 
-from unisono.backend.cuda_calls import call_of, devices_of, kernel_form, operation_of, strided
+from unisono.backend.cuda_calls import KNOWN_AGAIN, call_of, devices_of, kernel_form, operation_of, strided
 from unisono.backend.device_facts import exchanged, no_kernels, own_facts
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
@@ -29,6 +29,9 @@ __all__ = ["DeviceCalls", "LaunchedWork"]
 
 _INTERVAL = 0.05  # s between two looks of the watcher
 _KEPT = 2048
+_NONE = -2  # no tensor's device
+_Kind = tuple[Callable[[int, int, int], None], Call, bytes]  # the launch, what peers compare, its header
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # without CUDA
 _log = logging.getLogger("unisono")
 
 
@@ -48,7 +51,7 @@ class LaunchedWork(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Raises the error of the group if a kernel has failed."""
         self._calls.raise_failure()
-        if torch._C._cuda_getCurrentRawStream(self._device.index) != self._stream:
+        if _raw_stream(self._device.index) != self._stream:
             torch.cuda.current_stream(self._device).wait_stream(_external(self._stream, self._device))
         return True
 
@@ -89,7 +92,9 @@ class DeviceCalls:
         self._inner: Inner | None = None
         self.kernels: KernelCalls | None = None
         self._launches: dict[Any, Callable[[int, int, int], None] | None] = {}
-        self._kinds: dict[Any, tuple[Callable[[int, int, int], None], Call]] = {}
+        self._kinds: dict[Any, _Kind] = {}
+        self._index = _NONE  # of the GPU, once kernels are there
+        self._failed: Any = None  # the words of the kernels' failure record
         self._stream, self._captured = -1, False  # the last one launched on, and whether it was captured then
         self._closed = threading.Event()
         self._aborting: threading.Thread | None = None
@@ -120,6 +125,7 @@ class DeviceCalls:
                 self._inner.call("barrier").wait()  # no rank raises a flag before all workspaces are empty
                 least = min(facts.multiprocessors for facts in found)
                 self.kernels = KernelCalls(space, group.rank, group.size, least, min(group.timeout, 1e6))
+                self._failed, self._index = space.failed, self.device.index
             how = f"NCCL alone: {why}" if why else "kernels over mapped memory, and NCCL for what they do not serve"
             if group.rank == 0:
                 _log.info("%s: calls on GPUs of %s by %s", group.label, show_ranks(group.size), how)
@@ -128,41 +134,44 @@ class DeviceCalls:
 
     # A call
 
-    def again(self, name: str, key: Any, source: torch.Tensor, output: torch.Tensor, options: Any) -> Any:
+    def again(self, name: str, extra: Any, source: torch.Tensor, output: torch.Tensor, options: Any) -> Any:
         """The Work of a call of a kind that kernels have served before; None if it is to go by `call`.
 
-        ``key``: the reduce op, or the root, or None.
+        The arguments after the name are of `KNOWN_AGAIN`.
         """
-        kernels = self.kernels
-        if kernels is None or self.error is not None or kernels.workspace.failed():
+        if source.get_device() != self._index or self._failed[0]:
             return None
-        source_at, output_at = source.data_ptr(), output.data_ptr()
-        found = self._kinds.get(self._kind(name, key, source, output, source_at | output_at))
-        if found is None or not source_at or not output_at or not source.is_contiguous() or not output.is_contiguous():
+        source_at = source.data_ptr()
+        output_at = source_at if output is source else output.data_ptr()
+        kind = self._kinds.get(self._kind(name, extra, source, output, source_at | output_at))
+        if kind is None or not source_at or not output_at or not source.is_contiguous():
             return None
-        launch, call = found
+        if output is not source and not output.is_contiguous():
+            return None
         with self._lock:
-            return self._launched(launch, call, source_at, output_at, output, options)
+            return self._launched(kind, source_at, output_at, output, options.asyncOp)
 
-    def _kind(self, name: str, key: Any, source: torch.Tensor, output: torch.Tensor, places: int) -> Any:
+    def _kind(self, name: str, extra: Any, source: torch.Tensor, output: torch.Tensor, places: int) -> Any:
         """The key of a kind of call."""
         options = chosen(self._group.operations.options)
         by = options.key if options is not None else None
-        shapes = (source.shape, source.dtype, source.get_device(), output.shape, output.dtype, output.get_device())
-        return name, key, shapes, places & 15 == 0, by
+        if output is source:
+            return name, extra, source.dtype, source.shape, places & 15, by
+        return name, extra, source.dtype, source.shape, places & 15, by, output.dtype, output.shape, output.get_device()
 
-    def _launched(
-        self, launch: Callable[[int, int, int], None], call: Call, source_at: int, output_at: int,
-        output: torch.Tensor, options: Any,
-    ) -> Any:  # fmt: skip
+    def _launched(self, kind: _Kind, source_at: int, output_at: int, output: torch.Tensor, asynchronous: bool) -> Any:
         """The Work of a launch, after the guard. Lock held."""
-        self._issued(call)
-        assert self.device is not None
-        stream: int = torch._C._cuda_getCurrentRawStream(self.device.index)
+        launch, call, header = kind
+        try:
+            self._group.device_guard.issued(call, header)
+        except UnisonoError as error:
+            self._fail(error)
+            raise error from None
+        stream = _raw_stream(self._index)
         if stream != self._stream:
             self._order(stream)
         launch(stream, source_at, output_at)
-        return LaunchedWork([output], stream, self) if options.asyncOp else DONE
+        return LaunchedWork([output], stream, self) if asynchronous else DONE
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
         """The Work of a call by torch's method ``name`` (canonical)."""
@@ -193,7 +202,7 @@ class DeviceCalls:
         work = self.call(name, [*given, *arguments[len(given) :]])
         work.wait()
         output.copy_(flat if output is source else result)
-        stream = torch._C._cuda_getCurrentRawStream(output.device.index)
+        stream = _raw_stream(output.device.index)
         return LaunchedWork([output], stream, self) if arguments[-1].asyncOp else DONE
 
     def _checked(self, name: str, arguments: Sequence[Any]) -> torch.device:
@@ -217,8 +226,9 @@ class DeviceCalls:
 
     def _issued(self, call: Call, instead: UnisonoError | None = None) -> None:
         """Lets the guard compare a call. Raises its error, or ``instead``; the group has then failed."""
+        guard = self._group.device_guard
         try:
-            self._group.device_guard.issued(call)
+            guard.issued(call, guard.header(call))
         except UnisonoError as error:
             self._fail(instead or error)
             raise (instead or error) from None
@@ -249,9 +259,10 @@ class DeviceCalls:
             launch = self._launches[key] = self.kernels.prepare(shape, header, aligned)
         if launch is None:
             return None
-        extra = call.reduce_op or (call.root if call.root >= 0 else None)
-        self._kinds[self._kind(name, extra, source, output, source_at | output_at)] = (launch, call)
-        return self._launched(launch, call, source_at, output_at, output, arguments[-1])
+        kind = launch, call, self._group.device_guard.header(call)
+        if (known := KNOWN_AGAIN[name](*arguments)) is not None:
+            self._kinds[self._kind(name, known[0], source, output, source_at | output_at)] = kind
+        return self._launched(kind, source_at, output_at, output, arguments[-1].asyncOp)
 
     def _refuse_named(self, call: Call) -> None:
         """Raises `UsageError` if an algorithm was chosen by name for a call that kernels do not run."""
@@ -279,7 +290,7 @@ class DeviceCalls:
         """Ends all calls under way, here and, by what they wait for, at the peers."""
         if self.error is not None:
             return
-        self.error = copy_error(error)
+        self.error, self._index = copy_error(error), _NONE
         self._group.monitor.failed(error)
         self._group.monitor.gave_up(error)
         if self.kernels is not None:
@@ -306,6 +317,7 @@ class DeviceCalls:
         """Leaves the inner group."""
         self._closed.set()
         with self._lock:
+            self._index = _NONE
             if self._aborting is not None:
                 self._aborting.join()
             if self._inner is not None:

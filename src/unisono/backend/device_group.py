@@ -13,16 +13,15 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions, PrefixStore
+from torch._C._distributed_c10d import PrefixStore
 
 from unisono.backend.caller_frame import keep_from_dynamo
-from unisono.backend.cuda_calls import CANONICAL, devices_of
+from unisono.backend.cuda_calls import CANONICAL, KNOWN_AGAIN, devices_of
 from unisono.backend.device_calls import DeviceCalls
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.errors import UsageError
-from unisono.runtime.reduce import op_and_factor
 
 __all__ = ["Devices", "TwoDeviceGroup", "asked_devices"]
 
@@ -119,44 +118,14 @@ class TwoDeviceGroup(UnisonoProcessGroup):
         super().abort()
 
 
-def _all_reduce_again(tensors: Any, opts: Any = None, *_: Any) -> Any:
-    if type(opts) is not AllreduceOptions or not tensors[0].is_cuda:
-        return None
-    return op_and_factor(opts.reduceOp)[0], tensors[0], tensors[0], opts
-
-
-def _broadcast_again(tensors: Any, opts: Any = None, *_: Any) -> Any:
-    if type(opts) is not BroadcastOptions or not tensors[0].is_cuda:
-        return None
-    return opts.rootRank, tensors[0], tensors[0], opts
-
-
-def _reduce_scatter_again(output: Any, tensor: Any, opts: Any = None) -> Any:
-    return (op_and_factor(opts.reduceOp)[0], tensor, output, opts) if opts is not None and tensor.is_cuda else None
-
-
-def _all_gather_again(output: Any, tensor: Any, opts: Any = None) -> Any:
-    return (None, tensor, output, opts) if opts is not None and tensor.is_cuda else None
-
-
-_AGAIN: dict[str, Callable[..., Any]] = {
-    "allreduce": _all_reduce_again,
-    "broadcast": _broadcast_again,
-    "reduce_scatter_single": _reduce_scatter_again,
-    "all_gather_single": _all_gather_again,
-}
-"""The forms of calls by which a kind is known again: reduce op or root, input, output, options."""
-
-
 def _routed(name: str, cpu: Callable[..., Any]) -> Callable[..., Any]:
     """The method ``name`` of both devices."""
     canonical, names = CANONICAL.get(name, name), list(inspect.signature(cpu).parameters)[1:]
-
-    again = _AGAIN.get(canonical)
+    known = KNOWN_AGAIN.get(canonical)
 
     def method(self: TwoDeviceGroup, *args: Any, **kwargs: Any) -> Any:
-        if again is not None and not kwargs and self._cuda.kernels is not None:
-            form = again(*args)
+        if known is not None and not kwargs and self._cuda.kernels is not None:
+            form = known(*args)
             if form is not None and (work := self._cuda.again(canonical, *form)) is not None:
                 return work
         devices = devices_of((*args, *kwargs.values()))

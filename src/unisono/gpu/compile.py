@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -114,23 +114,26 @@ def _element(name: str) -> Any:
     return getattr(tl, long.replace("i", "int") if name.startswith("i") else long)
 
 
-Launch = Callable[..., None]
-"""Called with the grid, the raw stream, then the arguments of a kernel (`kernel_text.ARGUMENTS`) as integers."""
+Launch = Callable[[int, int, int], None]
+"""Called with the raw stream, the addresses of input and output."""
 
 
-def launcher(made: Any) -> Launch:
+def launcher(made: Any, grid: int, last: Sequence[int]) -> Launch:
     """The launch of a compiled kernel, which is loaded now: loading one while another waits for a peer would block.
 
-    Triton's own launcher is called without its dispatch where it has the form known here, else by its public one.
+    ``grid``: blocks; ``last``: all arguments of the kernel after input and output (`kernel_text.ARGUMENTS`), as
+    integers. Triton's own launcher is called without its dispatch where it has the form known here, else by its
+    public one.
     """
     made._init_handles()
     run = getattr(made, "_run", None) or made.run
     launch, function, metadata = getattr(run, "launch", None), made.function, made.packed_metadata
     if launch is None or not hasattr(run, "launch_cooperative_grid") or not hasattr(run, "launch_pdl"):
-        return lambda grid, stream, *arguments: run(
-            grid, 1, 1, stream, function, metadata, None, None, None, *arguments, None, None
+        return lambda stream, source, target: run(
+            grid, 1, 1, stream, function, metadata, None, None, None, source, target, *last, None, None
         )
     cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
-    return lambda grid, stream, *arguments: launch(
-        grid, 1, 1, stream, function, cooperative, pdl, None, None, metadata, None, None, None, *arguments, None, None
-    )
+    return lambda stream, source, target: launch(
+        grid, 1, 1, stream, function, cooperative, pdl, None, None, metadata, None, None, None,
+        source, target, *last, None, None,
+    )  # fmt: skip

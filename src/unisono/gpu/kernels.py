@@ -1,19 +1,18 @@
 """Kernels of one rank in one group: generated, compiled and loaded at the first call of a kind, then launched."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.algorithms import build
 from unisono.errors import UsageError
-from unisono.gpu.compile import Kernel, compiled, launcher
+from unisono.gpu.compile import Kernel, Launch, compiled, launcher
 from unisono.gpu.defaults import gpu_default, launch_shape
 from unisono.gpu.kernel_text import Form, kernel, kernel_name, module
 from unisono.gpu.workspace import Workspace
 from unisono.program import lower
 from unisono.schedule import Schedule
 
-__all__ = ["GpuCall", "KernelCalls", "Launched", "moved_as", "reduces_on_gpu"]
+__all__ = ["GpuCall", "KernelCalls", "moved_as", "reduces_on_gpu"]
 
 _FLOATS = ("bfloat16", "float16", "float32")
 _NUMBERS = (*_FLOATS, "float64", "int32", "int64")
@@ -51,9 +50,6 @@ class GpuCall:
 
 _ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1}
 
-Launched = Callable[[int, int, int], None]
-"""Called with the raw stream, the addresses of input and output."""
-
 
 @lru_cache(maxsize=256)
 def _text(schedule: Schedule, rank: int, form: Form) -> tuple[str, str, int]:
@@ -85,7 +81,7 @@ class KernelCalls:
             return None
         return build(name, call.collective, self.size, call.root, call.chunks)
 
-    def prepare(self, call: GpuCall, header: int, aligned: bool) -> Launched | None:
+    def prepare(self, call: GpuCall, header: int, aligned: bool) -> Launch | None:
         """The launch of a kind of call, its kernel loaded; None if the call goes to NCCL.
 
         ``header``: 32 bits that must be equal on all ranks; ``aligned``: input and output begin at multiples of 16
@@ -101,13 +97,6 @@ class KernelCalls:
         shape = launch_shape(part, _ITEMSIZES[call.dtype], slots, self._multiprocessors)
         name, text, _ = _text(schedule, self.rank, Form(call.op, not shape.one_tile, ragged))
         made = compiled(Kernel(name, text, call.dtype, shape.tile, shape.warps, not ragged, aligned))
-        launch, space, nanoseconds = launcher(made), self.workspace, int(min(self.limit, 1e9) * 1e9)
-        blocks, count = shape.blocks, call.count
-        signed = header - (1 << 32) if header >= 1 << 31 else header
-
-        def go(stream: int, source: int, target: int) -> None:
-            launch(
-                blocks, stream, source, target, space.bases, space.counters, space.record, count, signed, nanoseconds
-            )
-
-        return go
+        space, signed = self.workspace, header - (1 << 32) if header >= 1 << 31 else header
+        limit = int(min(self.limit, 1e9) * 1e9)
+        return launcher(made, shape.blocks, (space.bases, space.counters, space.record, call.count, signed, limit))

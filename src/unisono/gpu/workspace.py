@@ -33,20 +33,17 @@ class Workspace:
         self._counters = torch.zeros(ROWS, dtype=torch.int32, device=device)
         self._record = torch.zeros(RECORD_WORDS, dtype=torch.int64).pin_memory()
         self.counters, self.record = self._counters.data_ptr(), self._record.data_ptr()
-        self._words = (ctypes.c_int64 * RECORD_WORDS).from_address(self.record)
+        self.failed = (ctypes.c_int64 * RECORD_WORDS).from_address(self.record)
+        """The failure record: its first word is not 0 once a kernel of this rank has failed."""
         self.multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
-
-    def failed(self) -> bool:
-        """True if a kernel of this rank has recorded a failure."""
-        return self._words[0] != 0
 
     def failure(self) -> Failure | None:
         """The first failure that a kernel of this rank has recorded."""
-        return Failure(list(self._words)) if self._words[0] else None
+        return Failure(list(self.failed)) if self.failed[0] else None
 
     def end_kernels(self) -> None:
         """Ends all kernels of this rank that wait, and by them those of its peers, without a call of CUDA."""
-        self._words[3] = 3
+        self.failed[3] = 3
 
 
 def symmetric_workspace(group_name: Any, device: torch.device) -> Workspace:

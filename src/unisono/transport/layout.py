@@ -120,7 +120,7 @@ class Layout:
 
     @cached_property
     def device_numbers(self) -> int:
-        """Per rank ``DEVICE_CALLS`` 64-bit words: which call's header lies in `device_headers` there."""
+        """Per rank ``DEVICE_CALLS`` 64-bit words of the headers in `device_headers`: a number, a checksum."""
         return self.stages + 2 * self.world_size * self.area
 
     @cached_property

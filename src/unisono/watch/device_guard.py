@@ -9,10 +9,10 @@ checksum over all earlier headers, which every header carries, is compared at th
 """
 
 import struct
-import time
-import zlib
 from collections import Counter, deque
 from collections.abc import Sequence
+from time import monotonic, sleep
+from zlib import crc32
 
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
 from unisono.runtime.call import SIGNATURE, Call, Site, call_site, site_text
@@ -28,7 +28,8 @@ from unisono.watch.guard import table
 __all__ = ["DeviceGuard"]
 
 _SUMS = struct.Struct("<Q")
-_KEPT = 2048  # headers kept for reuse
+_pack_sum = _SUMS.pack
+_LOW = (1 << 32) - 1  # of a number, in the word before its header
 _ON_ITS_WAY = 0.05  # s: a header may come after the news that its rank has left, for they come by two ranks
 
 
@@ -40,11 +41,11 @@ class DeviceGuard:
         self._global_ranks, self._label, self._monitor = list(global_ranks), label, monitor
         layout = board.segment.layout
         self._depth, self._header = layout.DEVICE_CALLS, layout.header
-        self._numbers_at, self._headers_at = layout.device_numbers, layout.device_headers
+        self._first_word, self._headers_at = layout.device_numbers // 8, layout.device_headers
         self._peers = [rank for rank in range(board.size) if rank != board.rank]
         self._issued_at = {peer: board.segment.field(peer, DEVICE_ISSUED) for peer in range(board.size)}
         self._compared = dict.fromkeys(self._peers, 0)
-        self._headers: dict[Call, bytes] = {}
+        self._all_issued = [(peer, self._issued_at[peer]) for peer in self._peers]
         self._mine: deque[tuple[int, Call, bytes, float]] = deque(maxlen=self._depth)
         self._sum = 0
         if isinstance(network := board.segment.elsewhere, Network):
@@ -52,17 +53,16 @@ class DeviceGuard:
         self.number = 0
         """Calls that this rank has issued."""
 
-    def issued(self, call: Call) -> None:
-        """Publishes a call's header and compares it; raises `MismatchError` if a peer's of the same number differs."""
-        header = self._headers.get(call)
-        if header is None:
-            if len(self._headers) >= _KEPT:
-                self._headers.clear()
-            header = self._headers[call] = call.header(self._board.size, self._header - _SUMS.size)
-        self._sum = zlib.crc32(call.signature, self._sum)
-        data = header + _SUMS.pack(self._sum)
+    def header(self, call: Call) -> bytes:
+        """What `issued` publishes of a call."""
+        return call.header(self._board.size, self._header - _SUMS.size)
+
+    def issued(self, call: Call, header: bytes) -> None:
+        """Publishes a call's `header` and compares it. Raises `MismatchError` if a peer's of that number differs."""
+        total = self._sum = crc32(call.signature, self._sum)
         number = self.number = self.number + 1
-        self._mine.append((number, call, data, time.monotonic()))
+        data = header + _pack_sum(total)
+        self._mine.append((number, call, data, monotonic()))
         self._publish(self._rank, number, data)
         if self._segment.elsewhere is not None:
             self._segment.elsewhere.publish_header(number, data)
@@ -71,18 +71,29 @@ class DeviceGuard:
     def compare(self) -> None:
         """Compares all headers that have come since; raises `MismatchError`."""
         longs, compared, mine = self._segment.longs, self._compared, self.number
-        for peer in self._peers:
-            last, done = min(longs[self._issued_at[peer]], mine), compared[peer]
+        for peer, word in self._all_issued:
+            last, done = longs[word], compared[peer]
             if last > done:
+                last = min(last, mine)
                 self._compare(peer, max(done + 1, mine - self._depth + 1), last)
                 compared[peer] = last
 
     def _compare(self, peer: int, first: int, last: int) -> None:
-        """Compares the headers of calls ``first`` to ``last`` with those of a peer, as far as both are there still."""
+        """Compares the headers of calls ``first`` to ``last`` with those of a peer, as far as both are there still.
+
+        Of two calls with equal numbers and equal checksums only the pieces can differ.
+        """
+        longs = self._segment.longs
         for number in range(first, last + 1):
-            theirs, mine = self._read(peer, number), self._own(number)
-            if theirs is not None and mine is not None and theirs != mine[2] and not self._agree(peer, mine[2], theirs):
-                raise MismatchError(self._words(number, mine[1]))
+            own = self._own(number)
+            if own is None:
+                continue
+            word, pieces = self._word(peer, number), own[1].sends or own[1].expects
+            if not pieces and longs[word] == longs[self._word(self._rank, number)]:
+                continue
+            theirs = self._read(peer, number)
+            if theirs is not None and theirs != own[2] and not self._agree(peer, own[2], theirs):
+                raise MismatchError(self._words(number, own[1]))
 
     def check(self, timeout: float) -> None:
         """Raises `PeerLostError` for a lost peer that has not issued what this rank has, `CollectiveTimeout` for a late
@@ -100,11 +111,11 @@ class DeviceGuard:
         what = f"{call.describe(self._global_ranks)}, call no. {number} of {self._label} on GPUs,"
         losses = self._monitor.losses(missing)
         if losses and self._segment.elsewhere is not None:
-            time.sleep(_ON_ITS_WAY)
+            sleep(_ON_ITS_WAY)
         missing = [peer for peer in missing if self._published(peer) < number]
         if losses and missing:
             raise self._monitor.lost(f"{what} can not end", losses)
-        if missing and time.monotonic() - since > timeout:
+        if missing and monotonic() - since > timeout:
             absent = [self._global_ranks[peer] for peer in missing]
             arrived = ", ".join(str(name) for name in self._global_ranks if name not in absent)
             text = f"{what} did not end within {timeout:g} s: {name_ranks(absent)} missing (arrived: {arrived})"
@@ -119,35 +130,36 @@ class DeviceGuard:
         name = self._global_ranks[peer]
         return CollectiveTimeout(f"a call of {self._label} on GPUs did not end: rank {name} did not arrive")
 
-    # Headers in shared memory
+    # Headers in shared memory: before each, a word with its number and the checksum of all up to it
 
     def _publish(self, rank: int, number: int, data: bytes) -> None:
         """Lays down the header of a rank's call ``number``: this one's, or one that has come from another host."""
-        word, at = self._place(rank, number)
-        longs = self._segment.longs
+        word, longs = self._word(rank, number), self._segment.longs
+        at = self._headers_at + (word - self._first_word) * self._header
         longs[word] = 0
         futex.release()
         self._segment.raw[at : at + self._header] = data
         futex.release()
-        longs[word] = longs[self._issued_at[rank]] = number
+        longs[word] = number & _LOW | int.from_bytes(data[-_SUMS.size :], "little") << 32
+        longs[self._issued_at[rank]] = number
 
-    def _place(self, rank: int, number: int) -> tuple[int, int]:
-        """Of a header: its number among the words, its first byte."""
-        at = rank * self._depth + number % self._depth
-        return self._numbers_at // 8 + at, self._headers_at + at * self._header
+    def _word(self, rank: int, number: int) -> int:
+        """The word of a header."""
+        return self._first_word + rank * self._depth + number % self._depth
 
     def _published(self, rank: int) -> int:
         return int(self._segment.longs[self._issued_at[rank]])
 
     def _read(self, rank: int, number: int) -> bytes | None:
         """A header; None if it is not there, or not any more."""
-        place = self._place(rank, number)
-        if self._segment.longs[place[0]] != number:
+        word, longs = self._word(rank, number), self._segment.longs
+        if longs[word] & _LOW != number & _LOW:
             return None
         futex.acquire()
-        data = self._segment.raw[place[1] : place[1] + self._header]
+        at = self._headers_at + (word - self._first_word) * self._header
+        data = self._segment.raw[at : at + self._header]
         futex.acquire()
-        return data if self._segment.longs[place[0]] == number else None
+        return data if longs[word] & _LOW == number & _LOW else None
 
     def _own(self, number: int) -> tuple[int, Call, bytes, float] | None:
         first = self._mine[0][0] if self._mine else 0
