@@ -6,6 +6,8 @@ import signal
 from collections.abc import Iterator
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the ranks that are forked later
+# torch's stores ask the resolver for the name of each address; a packet that is lost would cost 5 s.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 if os.environ.get("UNISONO_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # CPU tensors are what is tested; torch turns to a GPU where it sees one
 

@@ -29,8 +29,11 @@ from unisono.units import name_ranks
 
 __all__ = ["shrink"]
 
-_BIRTH = 5.0  # s that ranks which have agreed may take to make their group
-_CONNECT = 2.0  # s that a connection to the new store may take
+_BIRTH = 30.0
+"""Seconds that ranks which have agreed may take to make their group, and their store to be made or connected to: torch
+asks the resolver for the name of each address, on both ends of a connection, 5 s where a packet is lost."""
+_CONNECT = 2.0  # s that a plain connection to the new store may take
+_SILENT = 5.0  # s after which a silent connection to it ends
 _PAUSE = 0.02  # s between two looks whether the others have proposed anew
 _LEAVING = 1.0  # s that the old groups may take, all together, to send what is left to other hosts
 
@@ -261,9 +264,8 @@ def _opened(host: str, port: int) -> Any:
     """
     try:
         socket.create_connection((host, port), _CONNECT).close()
-        store = TCPStore(host, port, None, False, timedelta(seconds=_CONNECT), wait_for_workers=False)
-        store.set_timeout(timedelta(seconds=_BIRTH))
-        keep_alive(sockets(port), _BIRTH)
+        store = TCPStore(host, port, None, False, timedelta(seconds=_BIRTH), wait_for_workers=False)
+        keep_alive(sockets(port), _SILENT)
         return store
     except (OSError, RuntimeError) as error:
         return error

@@ -33,6 +33,7 @@ _PAUSE = 0.003  # s between two looks at what the others have published
 _TRIES = 4  # joins of the same survivors that may fail
 _LOOK = 1.5  # s between two looks whether ranks that have not come are stopped
 _PATIENCE = 0.3  # s of waiting for the stacks of ranks that have not come
+_ON_ITS_WAY = 0.05  # s: what a rank of another host has published may come after the news that it has left
 _KEPT = 4  # groups whose last state a rank keeps published
 _WORDS = 300  # characters of the reasons that are published
 
@@ -91,6 +92,11 @@ class Table:
             return State(*json.loads(text or "{}").get(self._key, ()))
         return State()
 
+    def far(self, rank: int) -> bool:
+        """True if a rank is on another host."""
+        elsewhere = self._segment.elsewhere
+        return elsewhere is not None and self._members[rank] in elsewhere
+
     def gone(self, rank: int) -> Loss | None:
         """The loss of a rank for good."""
         return gone(self._segment, self._members[rank], self.name(rank))
@@ -111,9 +117,9 @@ class Table:
     def address(self, ranks: Sequence[int]) -> str:
         """This rank's address for these ranks."""
         elsewhere = self._segment.elsewhere
-        mine = self._members[self.rank]
-        far = elsewhere is not None and any(self._members[rank] in elsewhere for rank in ranks)
-        return elsewhere.address(mine) if far and elsewhere is not None else "127.0.0.1"
+        if elsewhere is None or not any(self.far(rank) for rank in ranks):
+            return "127.0.0.1"
+        return elsewhere.address(self._members[self.rank])
 
 
 class Survivors:
@@ -209,7 +215,12 @@ class Survivors:
         self._read()
         before = self._attempt, self._bits()
         for rank in self._others:
-            if rank not in self.lost and self._states[rank].phase != _DONE and (loss := self._table.gone(rank)):
+            if rank in self.lost or self._states[rank].phase == _DONE or (loss := self._table.gone(rank)) is None:
+                continue
+            if self._table.far(rank):
+                time.sleep(_ON_ITS_WAY)
+            self._states[rank] = self._table.read(rank)  # who is done publishes it, and then leaves the old group
+            if self._states[rank].phase != _DONE:
                 self.lost[rank] = loss.words
         for rank, state in self._states.items():
             if rank in self.lost or state.phase == _AWAY:
