@@ -17,7 +17,7 @@ import torch
 
 from unisono.gpu.layout import FLAGS, STAGE
 
-__all__ = ["Device", "Space", "Stuck", "Unstaged"]
+__all__ = ["Device", "Number", "Pointers", "Space", "Stuck", "Unstaged"]
 
 _local = threading.local()
 
@@ -146,6 +146,8 @@ class Device:
         triton.language = language  # type: ignore[attr-defined]
         for name in ("program_id", "num_programs", "load", "store", "arange", "maximum", "minimum", "full", "div_rn"):
             setattr(language, name, getattr(self, name))
+        for name in ("sum", "rsqrt", "where"):
+            setattr(language, name, getattr(torch, name))
         language.constexpr = lambda value: value  # type: ignore[attr-defined]
         language.int64, language.int32 = torch.int64, torch.int32  # type: ignore[attr-defined]
         language.PropagateNan = type("PropagateNan", (), {"ALL": None})  # type: ignore[attr-defined]
@@ -255,27 +257,39 @@ class Device:
 
     # Calls
 
+    def launch(self, calls: Sequence[tuple[Sequence[str], int, Callable[[int], Sequence[Any]]]]) -> None:
+        """As `run`, of kernels of any arguments. A call: the kernels' names by rank, blocks, a rank's arguments."""
+        self.turns = Turns(self.chance)
+
+        def work(rank: int, block: int) -> Callable[[], None]:
+            def go() -> None:
+                for names, blocks, arguments in calls:
+                    if block < blocks:
+                        _local.block, _local.blocks = block, blocks
+                        self.kernels[names[rank]](*arguments(rank))
+
+            return go
+
+        self.turns.run([work(rank, b) for rank in range(self.n) for b in range(max(call[1] for call in calls))])
+
     def run(self, calls: Sequence[tuple[Sequence[str], Sequence[Any], Sequence[Any], int, int, int, Any]]) -> None:
         """Makes calls one after the other on every rank's stream, ranks and blocks as they come.
 
         A call: the kernels' names by rank, inputs, outputs, elements of a block, blocks, BLOCK, ACC.
         """
-        self.turns = Turns(self.chance)
-        most = max(call[4] for call in calls)
+        rows: list[Any] = []
+        for number, (names, xs, outs, count, blocks, tile, acc) in enumerate(calls):
+            header = 1000 + number
 
-        def work(rank: int, block: int) -> Callable[[], None]:
-            def go() -> None:
-                for number, (names, xs, outs, count, blocks, tile, acc) in enumerate(calls):
-                    if block < blocks:
-                        _local.block, _local.blocks = block, blocks
-                        self.kernels[names[rank]](
-                            Pointers(Space(xs[rank]), 0), Pointers(Space(outs[rank]), 0), Pointers("bases", 0),
-                            Pointers(self.counters[rank], 0), None, Number(count), 1000 + number, None, acc, tile,
-                        )  # fmt: skip
+            def arguments(rank: int, xs: Any = xs, outs: Any = outs, rest: Any = (count, header, acc, tile)) -> Any:
+                count, header, acc, tile = rest
+                return (
+                    Pointers(Space(xs[rank]), 0), Pointers(Space(outs[rank]), 0), Pointers("bases", 0),
+                    Pointers(self.counters[rank], 0), None, Number(count), header, None, acc, tile,
+                )  # fmt: skip
 
-            return go
-
-        self.turns.run([work(rank, block) for rank in range(self.n) for block in range(most)])
+            rows.append((names, blocks, arguments))
+        self.launch(rows)
 
 
 def half_of(names: dict[str, Any]) -> Callable[[int, int], Number]:

@@ -195,6 +195,28 @@ class DeviceCalls:
                 self._issued(call)
         return inner.call(name, *arguments)
 
+    def ready(self, name: str, tensors: Sequence[torch.Tensor]) -> KernelCalls | None:
+        """The kernels of the group, for calls that are no methods of torch's; checks as `call` does."""
+        self.raise_failure()
+        if not self._group.joined:
+            self._group.join(name)
+        self.start(self._checked(name, tensors))
+        return self.kernels
+
+    def by_name(self) -> bool:
+        """True where an algorithm is chosen by name, which collectives run."""
+        return chosen(self._group.operations.options) is not None
+
+    def launch(self, call: Call, go: Callable[[int], None]) -> None:
+        """Launches on the current stream, after the guard has compared the call."""
+        assert self.device is not None
+        with self._lock:
+            self._issued(call)
+            stream: int = torch._C._cuda_getCurrentRawStream(self.device.index)
+            if stream != self._stream:
+                self._order(stream)
+            go(stream)
+
     def _packed(self, name: str, arguments: Sequence[Any], source: torch.Tensor, output: torch.Tensor) -> Any:
         """A call on tensors with gaps: on contiguous copies, brought back in the order of the stream."""
         flat, result = source.contiguous(), torch.empty_like(output, memory_format=torch.contiguous_format)

@@ -20,6 +20,7 @@ from unisono.backend.cuda_calls import CANONICAL, KNOWN_AGAIN, devices_of
 from unisono.backend.device_calls import DeviceCalls
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
+from unisono.backend.norm_calls import NormCalls
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.errors import UsageError
 
@@ -77,6 +78,7 @@ class TwoDeviceGroup(UnisonoProcessGroup):
         super().__init__(group, store, timeout)
         wanted = kernels and devices.cuda == "unisono"
         self._cuda = DeviceCalls(group, store, timeout, wanted, devices.bound)
+        self.norms = NormCalls(self._cuda)
         self._on_cpu = devices.cpu
         self._gloo: Inner | None = None
 

@@ -30,6 +30,8 @@ HOPPER = ("cuda", 90, 32)
 _TYPES = {
     "bases": "*i64", "counters": "*i32", "record": "*i64", "count": "i32", "header": "i32", "limit": "i64",
 }  # fmt: skip
+_TENSORS = ("x", "out", "residual", "weight", "residual_out")
+"""Arguments of the kernel's dtype."""
 _REGISTERS = 64
 """Registers a thread, at most, of blocks of 16 warps: so that two of them fit on a multiprocessor."""
 
@@ -45,7 +47,8 @@ def triton_missing() -> str:
 class Kernel:
     """A kernel to compile: its name and its module's text, the dtype, BLOCK, warps.
 
-    ``even``: the count is a multiple of 16; ``aligned``: input and output begin at multiples of 16 bytes.
+    ``even``: the count is a multiple of 16; ``aligned``: all tensors begin at multiples of 16 bytes; ``capped``: two
+    blocks of 16 warps are to fit on a multiprocessor.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Kernel:
     warps: int
     even: bool = True
     aligned: bool = True
+    capped: bool = True
 
 
 @lru_cache(maxsize=256)
@@ -92,16 +96,16 @@ def compiled(kernel: Kernel, target: tuple[str, int, int] | None = None) -> Any:
     from triton.compiler import ASTSource
 
     function = getattr(loaded(kernel.text), kernel.name)
-    types = _TYPES | dict.fromkeys(("x", "out"), f"*{DTYPES[kernel.dtype]}")
+    types = _TYPES | dict.fromkeys(_TENSORS, f"*{DTYPES[kernel.dtype]}")
     acc = "fp32" if kernel.dtype in ("bfloat16", "float16") else DTYPES[kernel.dtype]
     constants = {"ACC": _element(acc), "BLOCK": kernel.tile}
     names = function.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
-    aligned = ["bases", "counters", "record", *["x", "out"] * kernel.aligned, *["count"] * kernel.even]
-    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    aligned = {"bases", "counters", "record", *_TENSORS * kernel.aligned, *["count"] * kernel.even}
+    attributes = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name in aligned}
     source = ASTSource(function, signature, {(names.index(k),): v for k, v in constants.items()}, attributes)
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False}
-    if kernel.warps == 16:
+    if kernel.warps == 16 and kernel.capped:
         options["maxnreg"] = _REGISTERS
     return triton.compile(source, target=GPUTarget(*target) if target else None, options=options)
 
