@@ -22,6 +22,7 @@ from unisono.backend.group import Group
 from unisono.backend.inner import Inner
 from unisono.backend.norm_calls import NormCalls
 from unisono.backend.process_group import UnisonoProcessGroup
+from unisono.backend.row_calls import RowCalls
 from unisono.errors import UsageError
 
 __all__ = ["Devices", "TwoDeviceGroup", "asked_devices"]
@@ -78,7 +79,7 @@ class TwoDeviceGroup(UnisonoProcessGroup):
         super().__init__(group, store, timeout)
         wanted = kernels and devices.cuda == "unisono"
         self._cuda = DeviceCalls(group, store, timeout, wanted, devices.bound)
-        self.norms = NormCalls(self._cuda)
+        self.norms, self.rows = NormCalls(self._cuda), RowCalls(self._cuda)
         self._on_cpu = devices.cpu
         self._gloo: Inner | None = None
 

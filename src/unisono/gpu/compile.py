@@ -29,6 +29,7 @@ HOPPER = ("cuda", 90, 32)
 """A target to compile for where there is no GPU."""
 _TYPES = {
     "bases": "*i64", "counters": "*i32", "record": "*i64", "count": "i32", "header": "i32", "limit": "i64",
+    "counts": "*i64", "received": "*i64", "rows": "i32", "capacity": "i32", "width": "i32",
 }  # fmt: skip
 _TENSORS = ("x", "out", "residual", "weight", "residual_out")
 """Arguments of the kernel's dtype."""
@@ -47,8 +48,8 @@ def triton_missing() -> str:
 class Kernel:
     """A kernel to compile: its name and its module's text, the dtype, BLOCK, warps.
 
-    ``even``: the count is a multiple of 16; ``aligned``: all tensors begin at multiples of 16 bytes; ``capped``: two
-    blocks of 16 warps are to fit on a multiprocessor.
+    ``even``: the count, or the width, is a multiple of 16; ``aligned``: all tensors begin at multiples of 16 bytes;
+    ``capped``: two blocks of 16 warps are to fit on a multiprocessor.
     """
 
     name: str
@@ -101,7 +102,7 @@ def compiled(kernel: Kernel, target: tuple[str, int, int] | None = None) -> Any:
     constants = {"ACC": _element(acc), "BLOCK": kernel.tile}
     names = function.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
-    aligned = {"bases", "counters", "record", *_TENSORS * kernel.aligned, *["count"] * kernel.even}
+    aligned = {"bases", "counters", "record", *_TENSORS * kernel.aligned, *["count", "width"] * kernel.even}
     attributes = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name in aligned}
     source = ASTSource(function, signature, {(names.index(k),): v for k, v in constants.items()}, attributes)
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False}

@@ -23,7 +23,18 @@ from unisono.gpu.device_text import MODULE_HEAD
 from unisono.gpu.layout import WORLD_SIZE_MAX
 from unisono.program import Place, Program, Row, Unfit
 
-__all__ = ["ARGUMENTS", "REDUCE_OPS", "Form", "Tile", "assembled", "kernel", "kernel_name", "module"]
+__all__ = [
+    "ARGUMENTS",
+    "REDUCE_OPS",
+    "Form",
+    "Tile",
+    "assembled",
+    "held",
+    "indented",
+    "kernel",
+    "kernel_name",
+    "module",
+]
 
 ARGUMENTS = ("x", "out", "bases", "counters", "record", "count", "header", "limit")
 """Input, output, table of workspaces, meetings by row, failure record, elements of a block, header, nanoseconds."""
@@ -228,7 +239,7 @@ class Tile:
 
     def base(self, rank: int) -> str:
         """The workspace of a rank."""
-        return f"b{rank}" if rank in _held(self.program) else f"tl.load(bases + {rank})"
+        return f"b{rank}" if rank in held(self.program) else f"tl.load(bases + {rank})"
 
     def store(self, place: Place, name: str) -> None:
         """A line."""
@@ -251,7 +262,7 @@ def assembled(
         "offsets = tl.arange(0, BLOCK)",
         "count64 = count.to(tl.int64)",
         f"part = {part or ('count' if c.pieces == 1 else by_pieces)}",
-        *[f"b{rank} = tl.load(bases + {rank})" for rank in _held(program)],
+        *[f"b{rank} = tl.load(bases + {rank})" for rank in held(program)],
         *head,
     ]
     begin = f"block * {width}"
@@ -262,12 +273,12 @@ def assembled(
         inside = f"{start} + BLOCK <= part"
         if c.pieces > 1:
             inside = f"({inside}) & ({start} + {c.pieces - 1} * part + BLOCK <= count)"
-        body += [f"if {inside}:", *_indented(whole), "else:", *_indented(masked)]
+        body += [f"if {inside}:", *indented(whole), "else:", *indented(masked)]
     else:
         body += masked
     body.append(f"met += {meetings}")
     if form.loop:
-        body = [f"for start in range({begin}, part, blocks * {width}):", *_indented(body)]
+        body = [f"for start in range({begin}, part, blocks * {width}):", *indented(body)]
     text = [
         "@triton.jit",
         f"def {name or kernel_name(program, form)}(",
@@ -275,16 +286,17 @@ def assembled(
         "):",
         f'    """{program.name}, rank {program.rank} of {c.world_size}, {program.placement}: '
         f'{max(program.slots, default=0)} slots, {meetings} meetings a tile."""',
-        *_indented([*lines, *body, "tl.store(counters + block, met)"]),
+        *indented([*lines, *body, "tl.store(counters + block, met)"]),
     ]
     return "\n".join(text) + "\n"
 
 
-def _held(program: Program) -> list[int]:
+def held(program: Program) -> list[int]:
     """The ranks whose bases are held in registers: all, the own one alone if they are many."""
     n = program.collective.world_size
     return list(range(n)) if n <= _HELD else [program.rank]
 
 
-def _indented(lines: Iterable[str]) -> list[str]:
+def indented(lines: Iterable[str]) -> list[str]:
+    """Lines one level deeper."""
     return [f"    {line}" for line in lines]
