@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from unisono.gpu.layout import ROWS, WORLD_SIZE_MAX, slot_numel
 
-__all__ = ["BLOCKS", "KIB", "LAUNCHES", "MIB", "TABLE", "GpuDefault", "LaunchShape", "gpu_default", "launch_shape"]
+__all__ = ["KIB", "LAUNCHES", "MIB", "TABLE", "GpuDefault", "LaunchShape", "gpu_default", "launch_shape"]
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -62,8 +62,7 @@ class LaunchShape:
 
 LAUNCHES = ((32 * KIB, 2 * KIB, 4), (128 * KIB, 4 * KIB, 8), (1 << 62, 16 * KIB, 16))
 """Rows: up to so many bytes of a chunk, tiles of so many bytes by so many warps."""
-BLOCKS = 128
-"""Blocks of threads, at most: they wait for their peers' and must be on the GPU at once."""
+_BLOCKS = 128
 
 
 def launch_shape(part: int, itemsize: int, slots: int, multiprocessors: int) -> LaunchShape:
@@ -73,5 +72,5 @@ def launch_shape(part: int, itemsize: int, slots: int, multiprocessors: int) -> 
     nbytes, warps = next((nbytes, warps) for upto, nbytes, warps in LAUNCHES if part * itemsize <= upto)
     tile = min(slot_numel(slots, itemsize), nbytes // itemsize)
     tiles = max(1, -(-part // tile))
-    blocks = min(tiles, BLOCKS, ROWS, multiprocessors)
+    blocks = min(tiles, _BLOCKS, ROWS, multiprocessors)
     return LaunchShape(tile, warps, blocks, blocks == tiles)

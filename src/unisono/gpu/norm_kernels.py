@@ -6,10 +6,10 @@ from functools import lru_cache
 
 from unisono.algorithms import build
 from unisono.gpu.compile import Kernel, compiled, launcher
-from unisono.gpu.defaults import BLOCKS, KIB, MIB, GpuDefault
+from unisono.gpu.defaults import KIB, MIB, GpuDefault
 from unisono.gpu.kernel_text import module
 from unisono.gpu.kernels import ITEMSIZES, KernelCalls, nanoseconds, signed
-from unisono.gpu.layout import HALF_NBYTES
+from unisono.gpu.layout import HALF_NBYTES, ROWS
 from unisono.gpu.norm_text import Norm, norm_kernel, norm_kernel_name
 from unisono.program import lower
 
@@ -77,7 +77,7 @@ def prepare_norm(kernels: KernelCalls, call: NormCall, header: int, aligned: boo
     """
     if call.dtype not in _DTYPES or not call.rows * call.hidden or not _serves(call, kernels.size):
         return None
-    blocks = min(call.rows, BLOCKS, kernels.multiprocessors)
+    blocks = min(call.rows, ROWS, kernels.multiprocessors)
     norm = Norm(call.hidden, call.eps, loop=blocks < call.rows)
     name, text, slots = _text(call.collective, kernels.rank, kernels.size, norm)
     nbytes = norm.tile * ITEMSIZES[call.dtype]
