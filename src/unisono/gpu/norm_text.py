@@ -36,8 +36,8 @@ class Norm:
 
     @property
     def tile(self) -> int:
-        """The least power of two that holds a row."""
-        return 1 << max(0, self.hidden - 1).bit_length()
+        """The least power of two that holds a row, 16 at least."""
+        return max(16, 1 << (self.hidden - 1).bit_length())
 
 
 def norm_kernel_name(program: Program) -> str:
