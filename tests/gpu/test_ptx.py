@@ -9,6 +9,7 @@ from unisono.gpu.compile import HOPPER, Kernel, compiled, launcher, triton_missi
 from unisono.gpu.kernel_text import Form, kernel, kernel_name, module
 from unisono.gpu.norm_kernels import NORMS
 from unisono.gpu.norm_text import Norm, norm_kernel, norm_kernel_name
+from unisono.gpu.row_text import row_kernel, row_kernel_name, row_module
 from unisono.program import lower
 
 pytestmark = pytest.mark.skipif(bool(triton_missing()), reason=triton_missing() or "-")
@@ -59,6 +60,18 @@ def test_accesses_of_fused_norms_are_wide(collective: str, hidden: int) -> None:
     assert len(accesses(found, "v4.b32")) >= (moved + 2) * norm.tile // 2048
     assert not accesses(found, "(?:b16|b8)")
     assert found.count("st.release.sys.global.u64") == program.meetings
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_accesses_of_rows_with_counts_are_wide(n: int) -> None:
+    program = lower(build("direct", "all_to_all", n), 1, "put", True)
+    made = compiled(
+        Kernel(row_kernel_name(program), row_module(row_kernel(program)), "int16", 4096, 16, capped=False), HOPPER
+    )
+    found = str(made.asm["ptx"])
+    assert len(accesses(found, "v4.b32")) == 2 * n + (n - 1) + (n - 1) + 1  # in, out; sent, received; zeros
+    assert not accesses(found, "(?:b16|b8)")
+    assert found.count("st.release.sys.global.u64") == 1
 
 
 def test_what_is_not_aligned_is_narrow_and_no_less_right() -> None:

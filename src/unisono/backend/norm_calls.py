@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from unisono.backend.caller_frame import keep_from_dynamo
-from unisono.backend.device_calls import DeviceCalls
+from unisono.backend.device_calls import DeviceCalls, Kind
 from unisono.backend.tensors import PLAIN
-from unisono.gpu.norm_kernels import NORMS, NormCall, NormLaunch, prepare_norm
+from unisono.gpu.norm_kernels import NORMS, NormCall, prepare_norm
 from unisono.runtime.call import SIGNATURE, Call, name_of_dtype
 
 __all__ = ["NormCalls", "NormKernel"]
@@ -23,10 +23,10 @@ _KEPT = 1024
 class NormKernel:
     """The kernel of a kind of call, as a function of tensors."""
 
-    def __init__(self, calls: DeviceCalls, launch: NormLaunch, call: Call, size: int) -> None:
-        self._calls, self._launch, self._call, self._size = calls, launch, call, size
-        self._scatters = call.op == "reduce_scatter"
-        self._gathers = "all_gather" in call.extra_signature
+    def __init__(self, calls: DeviceCalls, kind: Kind, collective: str, size: int) -> None:
+        self._calls, self._kind, self._size = calls, kind, size
+        self._scatters = collective.startswith("reduce_scatter")
+        self._gathers = collective.endswith("all_gather")
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
@@ -39,13 +39,9 @@ class NormKernel:
         else:
             out = torch.empty_like(x if self._gathers else carried)
         residual_out = x if residual is None else torch.empty_like(carried)
-
-        def go(stream: int) -> None:
-            self._launch(
-                stream, x.data_ptr(), carried.data_ptr(), gain.data_ptr(), out.data_ptr(), residual_out.data_ptr()
-            )
-
-        self._calls.launch(self._call, go)
+        self._calls.launch(
+            self._kind, x.data_ptr(), carried.data_ptr(), gain.data_ptr(), out.data_ptr(), residual_out.data_ptr()
+        )
         return out, residual_out
 
 
@@ -71,8 +67,7 @@ class NormCalls:
         calls = self._calls
         if calls.by_name():
             return None
-        if (found := self._kinds.get(key)) is not None and calls.kernels is not None:
-            calls.raise_failure()
+        if calls.served(x) and (found := self._kinds.get(key)) is not None:
             return found
         kernels = calls.ready(collective, tensors)
         if kernels is None or any(type(t) not in PLAIN or t.dtype != x.dtype for t in tensors):
@@ -89,7 +84,7 @@ class NormCalls:
             return None
         if len(self._kinds) >= _KEPT:
             self._kinds.clear()
-        found = self._kinds[key] = NormKernel(calls, launch, call, kernels.size)
+        found = self._kinds[key] = NormKernel(calls, calls.kind(call, launch), collective, kernels.size)
         return found
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from unisono.backend.caller_frame import keep_from_dynamo
-from unisono.backend.device_calls import DeviceCalls
+from unisono.backend.device_calls import DeviceCalls, Kind
 from unisono.backend.tensors import PLAIN
 from unisono.gpu.kernels import moved_as
-from unisono.gpu.row_kernels import RowCall, RowLaunch, prepare_rows
+from unisono.gpu.row_kernels import RowCall, prepare_rows
 from unisono.runtime.call import SIGNATURE, Call, name_of_dtype
 
 __all__ = ["RowCalls", "RowKernel"]
@@ -24,18 +24,14 @@ _KEPT = 1024
 class RowKernel:
     """The kernel of a kind of call, as a function of tensors."""
 
-    def __init__(self, calls: DeviceCalls, launch: RowLaunch, call: Call, capacity: int) -> None:
-        self._calls, self._launch, self._call, self._capacity = calls, launch, call, capacity
+    def __init__(self, calls: DeviceCalls, kind: Kind, capacity: int) -> None:
+        self._calls, self._kind, self._capacity = calls, kind, capacity
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows received, filled up with zeros, and how many came from each rank."""
         x, counts = x.contiguous(), counts.contiguous()
         out, received = x.new_empty((self._capacity, *x.shape[1:])), torch.empty_like(counts)
-
-        def go(stream: int) -> None:
-            self._launch(stream, x.data_ptr(), counts.data_ptr(), out.data_ptr(), received.data_ptr())
-
-        self._calls.launch(self._call, go)
+        self._calls.launch(self._kind, x.data_ptr(), counts.data_ptr(), out.data_ptr(), received.data_ptr())
         return out, received
 
 
@@ -54,8 +50,7 @@ class RowCalls:
         calls = self._calls
         place = x.data_ptr() & 15
         key = (x.shape, x.dtype, x.get_device(), type(x), counts.get_device(), place, capacity, agreed)
-        if (found := self._kinds.get(key)) is not None and calls.kernels is not None:
-            calls.raise_failure()
+        if calls.served(x) and (found := self._kinds.get(key)) is not None:
             return found
         kernels = calls.ready("all_to_all_rows", [x, counts])
         numel = x.shape[1:].numel()
@@ -70,7 +65,7 @@ class RowCalls:
             return None
         if len(self._kinds) >= _KEPT:
             self._kinds.clear()
-        found = self._kinds[key] = RowKernel(calls, launch, call, capacity)
+        found = self._kinds[key] = RowKernel(calls, calls.kind(call, launch), capacity)
         return found
 
 

@@ -119,26 +119,26 @@ def _element(name: str) -> Any:
     return getattr(tl, long.replace("i", "int") if name.startswith("i") else long)
 
 
-Launch = Callable[[int, int, int], None]
-"""Called with the raw stream, the addresses of input and output."""
+Launch = Callable[..., None]
+"""Called with the raw stream and the addresses of the tensors: input and output, or what else a kernel has."""
 
 
 def launcher(made: Any, grid: int, last: Sequence[int]) -> Launch:
     """The launch of a compiled kernel, which is loaded now: loading one while another waits for a peer would block.
 
-    ``grid``: blocks; ``last``: all arguments of the kernel after input and output (`kernel_text.ARGUMENTS`), as
-    integers. Triton's own launcher is called without its dispatch where it has the form known here, else by its
-    public one.
+    ``grid``: blocks; ``last``: all arguments of the kernel after its tensors (of `kernel_text.ARGUMENTS` for
+    instance), as integers. Triton's own launcher is called without its dispatch where it has the form known here, else
+    by its public one.
     """
     made._init_handles()
     run = getattr(made, "_run", None) or made.run
     launch, function, metadata = getattr(run, "launch", None), made.function, made.packed_metadata
     if launch is None or not hasattr(run, "launch_cooperative_grid") or not hasattr(run, "launch_pdl"):
-        return lambda stream, source, target: run(
-            grid, 1, 1, stream, function, metadata, None, None, None, source, target, *last, None, None
+        return lambda stream, *tensors: run(
+            grid, 1, 1, stream, function, metadata, None, None, None, *tensors, *last, None, None
         )
     cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
-    return lambda stream, source, target: launch(
+    return lambda stream, *tensors: launch(
         grid, 1, 1, stream, function, cooperative, pdl, None, None, metadata, None, None, None,
-        source, target, *last, None, None,
+        *tensors, *last, None, None,
     )  # fmt: skip

@@ -1,19 +1,18 @@
 """Kernels of collectives fused with RMSNorm: which calls they serve, and their launches."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.algorithms import build
-from unisono.gpu.compile import Kernel, compiled, launcher
+from unisono.gpu.compile import Kernel, Launch, compiled, launcher
 from unisono.gpu.defaults import KIB, MIB, GpuDefault
 from unisono.gpu.kernel_text import module
-from unisono.gpu.kernels import ITEMSIZES, KernelCalls, nanoseconds, signed
+from unisono.gpu.kernels import ITEMSIZES, KernelCalls
 from unisono.gpu.layout import HALF_NBYTES, ROWS
 from unisono.gpu.norm_text import Norm, norm_kernel, norm_kernel_name
 from unisono.program import lower
 
-__all__ = ["NORMS", "NORM_TABLE", "NormCall", "NormLaunch", "prepare_norm"]
+__all__ = ["NORMS", "NORM_TABLE", "NormCall", "prepare_norm"]
 
 NORMS = {
     "all_reduce_rms_norm": ("one_shot", "all_reduce"),
@@ -50,10 +49,6 @@ class NormCall:
     eps: float
 
 
-NormLaunch = Callable[[int, int, int, int, int, int], None]
-"""Called with the raw stream, the addresses of input, residual, weight, norm, new residual."""
-
-
 @lru_cache(maxsize=256)
 def _text(collective: str, rank: int, world_size: int, norm: Norm) -> tuple[str, str, int]:
     """A kernel's name, the text of its module, the slots of a half."""
@@ -70,10 +65,11 @@ def _serves(call: NormCall, world_size: int) -> bool:
     )
 
 
-def prepare_norm(kernels: KernelCalls, call: NormCall, header: int, aligned: bool) -> NormLaunch | None:
+def prepare_norm(kernels: KernelCalls, call: NormCall, header: int, aligned: bool) -> Launch | None:
     """The launch of a kind of call, its kernel loaded; None if it is to be made of a collective and a norm.
 
-    ``header``: 32 bits that must be equal on all ranks; ``aligned``: all tensors begin at multiples of 16 bytes.
+    Of input, residual, weight, norm, new residual. ``header``: 32 bits that must be equal on all ranks; ``aligned``:
+    all tensors begin at multiples of 16 bytes.
     """
     if call.dtype not in _DTYPES or not call.rows * call.hidden or not _serves(call, kernels.size):
         return None
@@ -86,14 +82,5 @@ def prepare_norm(kernels: KernelCalls, call: NormCall, header: int, aligned: boo
     warps = next(warps for upto, warps in _WARPS if nbytes <= upto)
     even = call.hidden % 16 == 0
     made = compiled(Kernel(name, text, call.dtype, norm.tile, warps, even, aligned and even, capped=False))
-    launch, space, limit, word = launcher(made), kernels.workspace, nanoseconds(kernels.limit), signed(header)
     pieces = kernels.size if call.collective == "reduce_scatter_rms_norm_all_gather" else 1
-    count = call.rows * call.hidden * pieces
-
-    def go(stream: int, x: int, residual: int, weight: int, out: int, residual_out: int) -> None:
-        launch(
-            blocks, stream, x, residual, weight, out, residual_out, space.bases, space.counters, space.record, count,
-            word, limit,
-        )  # fmt: skip
-
-    return go
+    return launcher(made, blocks, kernels.last(header, call.rows * call.hidden * pieces))

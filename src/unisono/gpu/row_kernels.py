@@ -1,17 +1,16 @@
 """Kernels of all_to_all of rows whose numbers lie on the device: their launches."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.algorithms import build
-from unisono.gpu.compile import Kernel, compiled, launcher
+from unisono.gpu.compile import Kernel, Launch, compiled, launcher
 from unisono.gpu.defaults import launch_shape
-from unisono.gpu.kernels import ITEMSIZES, KernelCalls, nanoseconds, signed
+from unisono.gpu.kernels import ITEMSIZES, KernelCalls
 from unisono.gpu.row_text import row_kernel, row_kernel_name, row_module
 from unisono.program import lower
 
-__all__ = ["RowCall", "RowLaunch", "prepare_rows"]
+__all__ = ["RowCall", "prepare_rows"]
 
 _COUNT_MAX = (1 << 31) - 1
 
@@ -29,10 +28,6 @@ class RowCall:
     capacity: int
 
 
-RowLaunch = Callable[[int, int, int, int, int], None]
-"""Called with the raw stream, the addresses of input, counts, output, counts received."""
-
-
 @lru_cache(maxsize=64)
 def _text(rank: int, world_size: int) -> tuple[str, str]:
     """A kernel's name and the text of its module."""
@@ -40,26 +35,19 @@ def _text(rank: int, world_size: int) -> tuple[str, str]:
     return row_kernel_name(program), row_module(row_kernel(program))
 
 
-def prepare_rows(kernels: KernelCalls, call: RowCall, header: int, aligned: bool) -> RowLaunch | None:
+def prepare_rows(kernels: KernelCalls, call: RowCall, header: int, aligned: bool) -> Launch | None:
     """The launch of a kind of call, its kernel loaded; None for rows of more elements than kernels count.
 
-    ``header``: 32 bits that must be equal on all ranks; ``aligned``: input and output begin at multiples of 16 bytes.
+    Of input, counts, output, counts received. ``header``: 32 bits that must be equal on all ranks; ``aligned``: input
+    and output begin at multiples of 16 bytes.
     """
-    n, space = kernels.size, kernels.workspace
     if max(call.width, call.agreed) > _COUNT_MAX:
         return None
+    n = kernels.size
     name, text = _text(kernels.rank, n)
     part = -(-call.agreed // n) * call.width
     shape = launch_shape(part, ITEMSIZES[call.dtype], n, kernels.multiprocessors)  # the last slot's end has the words
     made = compiled(
         Kernel(name, text, call.dtype, shape.tile, shape.warps, call.width % 16 == 0, aligned, capped=False)
     )
-    launch, limit, word = launcher(made), nanoseconds(kernels.limit), signed(header)
-
-    def go(stream: int, x: int, counts: int, out: int, received: int) -> None:
-        launch(
-            shape.blocks, stream, x, counts, out, received, space.bases, space.counters, space.record, call.rows,
-            call.capacity, call.width, word, limit,
-        )  # fmt: skip
-
-    return go
+    return launcher(made, shape.blocks, kernels.last(header, call.rows, call.capacity, call.width))
