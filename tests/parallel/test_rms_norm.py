@@ -113,6 +113,8 @@ def in_bfloat16(rank: int, world_size: int) -> None:
     wide = carried.float()
     by_hand = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
     torch.testing.assert_close(norm.float(), by_hand, rtol=2**-8, atol=0)
+    _, wider = all_reduce_rms_norm(xs[rank], residual.float(), weight.float())
+    assert torch.equal(wider, residual.float() + total)
 
 
 def test_bfloat16_is_rounded_once_a_step() -> None:
@@ -125,7 +127,6 @@ def refusals(rank: int, world_size: int) -> list[str]:
         [
             lambda: all_reduce_rms_norm(x, x, torch.ones(4)),
             lambda: all_reduce_rms_norm(x, x[:2], weight),
-            lambda: all_reduce_rms_norm(x, x.double(), weight),
             lambda: reduce_scatter_rms_norm(x, x, weight),
             lambda: reduce_scatter_rms_norm(x, x[:2], weight, dim=-1),
             lambda: rms_norm_all_gather(x, weight, lengths=[1, 2]),
@@ -136,8 +137,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
 def test_what_does_not_fit_is_refused() -> None:
     first, _ = ranks(2).run(refusals)
     assert first[0] == "weight must be [hidden], the last dim of x [4, 6], not [4]"
-    assert first[1] == "residual must be torch.float32 [4, 6] for x [4, 6], not torch.float32 [2, 6]"
-    assert "not torch.float64 [4, 6]" in first[2]
-    assert first[3] == "residual must be torch.float32 [2, 6] for x [4, 6], not torch.float32 [4, 6]"
-    assert first[4] == "dim = -1 of [4, 6] must be one of the sequence, not that of the hidden elements"
-    assert "rank 0 holds 4 elements of dim 0" in first[5]
+    assert first[1] == "residual must be [4, 6] for x [4, 6], not [2, 6]"
+    assert first[2] == "residual must be [2, 6] for x [4, 6], not [4, 6]"
+    assert first[3] == "dim = -1 of [4, 6] must be one of the sequence, not that of the hidden elements"
+    assert "rank 0 holds 4 elements of dim 0" in first[4]
