@@ -155,6 +155,7 @@ class Device:
         for name in ("program_id", "num_programs", "load", "store", "arange", "maximum", "minimum", "full", "div_rn"):
             setattr(language, name, getattr(self, name))
         language.sum, language.rsqrt, language.where = torch.sum, torch.rsqrt, where  # type: ignore[attr-defined]
+        language.max = lambda values, axis: Number(values.max(axis)[0])  # type: ignore[attr-defined]
         language.constexpr = lambda value: value  # type: ignore[attr-defined]
         language.int64, language.int32 = torch.int64, torch.int32  # type: ignore[attr-defined]
         language.PropagateNan = type("PropagateNan", (), {"ALL": None})  # type: ignore[attr-defined]

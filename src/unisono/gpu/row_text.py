@@ -36,6 +36,12 @@ def word(half, SOURCE: tl.constexpr):
 def gave_up(mine):
     """The abort word: not 0 once a wait has ended without its peer, whose words are then of another call."""
     return tl.load(mine.to(tl.pointer_type(tl.int32)), volatile=True)
+
+
+@triton.jit
+def agreed(number, offsets):
+    """What the first thread has read, in all threads: they would part if the memory changed while they read it."""
+    return tl.max(tl.where(offsets == 0, number, 0), 0)
 '''
 _MOST = (1 << 31) - 1
 
@@ -118,7 +124,7 @@ class _RowTile(Tile):
         for p in range(1, self.n):
             self.put(f"o{p} = tl.minimum({_after('o', 'r', p)}, capacity)")
         self.put(f"total = tl.minimum({_after('o', 'r', self.n)}, capacity)")
-        self.put(f"most = tl.where(gave_up(b{self.rank}) == 0, most * wide, 0)")
+        self.put(f"most = agreed(tl.where(gave_up(b{self.rank}) == 0, most * wide, 0), offsets)")
         self.segment(taken, [], 1)
         return [*self.text, "met += 1", "start += blocks * BLOCK"]
 
