@@ -30,7 +30,14 @@ def _training() -> dict[str, Any]:
 
 
 def _tensor() -> dict[str, Any]:
-    return {"hidden": torch.randn(2, 3, 512), "targets": torch.randint(0, 50257, (2, 3))}
+    hidden = torch.randn(2, 3, 512)
+    sums = {"partial_sum": hidden, "residual": torch.zeros(2, 3, 512), "weight": torch.ones(512)}
+    return {"hidden": hidden, "targets": torch.randint(0, 50257, (2, 3))} | sums
+
+
+def _experts() -> dict[str, Any]:
+    rows = torch.randn(6, 4)
+    return {"rows": rows, "rank_of_row": torch.tensor([0, 0, 0, 1, 1, 1]), "capacity": 8, "expert": nn.Linear(4, 4)}
 
 
 def _sequence() -> dict[str, Any]:
@@ -52,6 +59,7 @@ SECTIONS = {
     "Sharded": _training,
     "Parameter": _training,
     "Tensor:": _tensor,
+    "Experts:": _experts,
     "Sequence:": _sequence,
     "Pipeline": _pipeline,
     "Together:": _mesh,

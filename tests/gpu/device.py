@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from unisono.gpu.layout import FLAGS, STAGE
+from unisono.gpu.layout import FLAGS, HALF_NBYTES, STAGE
 
-__all__ = ["Device", "Space", "Stuck", "Unstaged"]
+__all__ = ["Device", "Number", "Pointers", "Space", "Stuck", "Unstaged"]
 
 _local = threading.local()
 
@@ -116,6 +116,13 @@ class Slot:
         self.rank, self.first, self.dtype, self.at = rank, first, dtype, at
 
 
+class Word:
+    """A pointer to one word in staging memory."""
+
+    def __init__(self, rank: int, at: int) -> None:
+        self.rank, self.at = rank, at
+
+
 class Number(int):
     """An integer of a kernel."""
 
@@ -135,6 +142,7 @@ class Device:
     def __init__(self, text: str, world_size: int, chance: random.Random) -> None:
         self.n, self.chance = world_size, chance
         self.stages: list[dict[int, torch.Tensor]] = [{} for _ in range(world_size)]
+        self.words: list[dict[int, int]] = [{} for _ in range(world_size)]
         self.flags: list[dict[int, int]] = [{} for _ in range(world_size)]
         self.counters = [Space(torch.zeros(256, dtype=torch.int32)) for _ in range(world_size)]
         self.waits = True  # False: nobody waits at a meeting
@@ -146,6 +154,8 @@ class Device:
         triton.language = language  # type: ignore[attr-defined]
         for name in ("program_id", "num_programs", "load", "store", "arange", "maximum", "minimum", "full", "div_rn"):
             setattr(language, name, getattr(self, name))
+        language.sum, language.rsqrt, language.where = torch.sum, torch.rsqrt, where  # type: ignore[attr-defined]
+        language.max = lambda values, axis: Number(values.max(axis)[0])  # type: ignore[attr-defined]
         language.constexpr = lambda value: value  # type: ignore[attr-defined]
         language.int64, language.int32 = torch.int64, torch.int32  # type: ignore[attr-defined]
         language.PropagateNan = type("PropagateNan", (), {"ALL": None})  # type: ignore[attr-defined]
@@ -161,6 +171,7 @@ class Device:
                 else:
                     sys.modules[name] = module
         names.update(arrive=self.arrive, await_peers=self.await_peers, half_of=half_of(names), slot=self.slot)
+        names.update(word=self.word, gave_up=lambda mine: 0)
         return names
 
     # What stands in for the language
@@ -180,16 +191,20 @@ class Device:
     def div_rn(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a / b
 
-    def maximum(self, a: torch.Tensor, b: torch.Tensor, propagate_nan: Any) -> torch.Tensor:
-        return torch.maximum(a, b)
+    def maximum(self, a: Any, b: Any, propagate_nan: Any = None) -> Any:
+        return Number(max(a, b)) if isinstance(a, int) else torch.maximum(a, b)
 
-    def minimum(self, a: torch.Tensor, b: torch.Tensor, propagate_nan: Any) -> torch.Tensor:
-        return torch.minimum(a, b)
+    def minimum(self, a: Any, b: Any, propagate_nan: Any = None) -> Any:
+        return Number(min(a, b)) if isinstance(a, int) else torch.minimum(a, b)
 
-    def load(self, where: Any, mask: Any = None, cache_modifier: str = "") -> Any:
+    def load(self, where: Any, mask: Any = None, cache_modifier: str = "", other: int = 77) -> Any:
         if isinstance(where, Pointers) and where.space == "bases":
             return Number(where.at << 40)
         self.turns.step()
+        if isinstance(where, Word):
+            if where.at not in self.words[where.rank]:
+                raise Unstaged(f"byte {where.at} of rank {where.rank}")
+            return Number(self.words[where.rank][where.at])
         if isinstance(where, Pointers) and isinstance(where.at, int):
             return Number(where.space.flat[where.at].item())
         at, keep = where.at, torch.ones_like(where.at, dtype=torch.bool) if mask is None else mask
@@ -203,10 +218,13 @@ class Device:
             flat = where.space.flat
             assert not bool((keep & ((at < 0) | (at >= flat.numel()))).any()), "a load outside the tensor"
             found = flat[at.clamp(0, max(0, flat.numel() - 1))].clone() if flat.numel() else at.to(flat.dtype)
-        return torch.where(keep, found, torch.full_like(found, 77))
+        return torch.where(keep, found, torch.full_like(found, other))
 
     def store(self, where: Any, values: Any, mask: Any = None) -> None:
         self.turns.step()
+        if isinstance(where, Word):
+            self.words[where.rank][where.at] = int(values)
+            return
         if isinstance(where, Pointers) and isinstance(where.at, int):
             where.space.flat[where.at] = int(values)
             return
@@ -224,6 +242,10 @@ class Device:
         dtype = like.space.flat.dtype
         assert byte >= STAGE
         return Slot(rank, byte + offset * dtype.itemsize, dtype, offsets)
+
+    def word(self, half: int, source: int) -> "Word":
+        rank, byte = divmod(int(half), 1 << 40)
+        return Word(rank, byte + HALF_NBYTES - 8 * (source + 1))
 
     def arrive(self, bases: Any, block: int, number: int, header: int, rank: int, world_size: int) -> None:
         line = FLAGS + ((number & 1) * 256 + block) * 64
@@ -255,27 +277,43 @@ class Device:
 
     # Calls
 
+    def launch(self, calls: Sequence[tuple[Sequence[str], int, Callable[[int], Sequence[Any]]]]) -> None:
+        """As `run`, of kernels of any arguments. A call: the kernels' names by rank, blocks, a rank's arguments."""
+        self.turns = Turns(self.chance)
+
+        def work(rank: int, block: int) -> Callable[[], None]:
+            def go() -> None:
+                for names, blocks, arguments in calls:
+                    if block < blocks:
+                        _local.block, _local.blocks = block, blocks
+                        self.kernels[names[rank]](*arguments(rank))
+
+            return go
+
+        self.turns.run([work(rank, b) for rank in range(self.n) for b in range(max(call[1] for call in calls))])
+
     def run(self, calls: Sequence[tuple[Sequence[str], Sequence[Any], Sequence[Any], int, int, int, Any]]) -> None:
         """Makes calls one after the other on every rank's stream, ranks and blocks as they come.
 
         A call: the kernels' names by rank, inputs, outputs, elements of a block, blocks, BLOCK, ACC.
         """
-        self.turns = Turns(self.chance)
-        most = max(call[4] for call in calls)
+        rows: list[Any] = []
+        for number, (names, xs, outs, count, blocks, tile, acc) in enumerate(calls):
+            header = 1000 + number
 
-        def work(rank: int, block: int) -> Callable[[], None]:
-            def go() -> None:
-                for number, (names, xs, outs, count, blocks, tile, acc) in enumerate(calls):
-                    if block < blocks:
-                        _local.block, _local.blocks = block, blocks
-                        self.kernels[names[rank]](
-                            Pointers(Space(xs[rank]), 0), Pointers(Space(outs[rank]), 0), Pointers("bases", 0),
-                            Pointers(self.counters[rank], 0), None, Number(count), 1000 + number, None, acc, tile,
-                        )  # fmt: skip
+            def arguments(rank: int, xs: Any = xs, outs: Any = outs, rest: Any = (count, header, acc, tile)) -> Any:
+                count, header, acc, tile = rest
+                return (
+                    Pointers(Space(xs[rank]), 0), Pointers(Space(outs[rank]), 0), Pointers("bases", 0),
+                    Pointers(self.counters[rank], 0), None, Number(count), header, None, acc, tile,
+                )  # fmt: skip
 
-            return go
+            rows.append((names, blocks, arguments))
+        self.launch(rows)
 
-        self.turns.run([work(rank, block) for rank in range(self.n) for block in range(most)])
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    return torch.where(condition, a, b) if isinstance(condition, torch.Tensor) else a if condition else b
 
 
 def half_of(names: dict[str, Any]) -> Callable[[int, int], Number]:

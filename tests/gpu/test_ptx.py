@@ -7,6 +7,9 @@ import pytest
 from unisono.algorithms import build
 from unisono.gpu.compile import HOPPER, Kernel, compiled, launcher, triton_missing
 from unisono.gpu.kernel_text import Form, kernel, kernel_name, module
+from unisono.gpu.norm_kernels import NORMS
+from unisono.gpu.norm_text import Norm, norm_kernel, norm_kernel_name
+from unisono.gpu.row_text import row_kernel, row_kernel_name, row_module
 from unisono.program import lower
 
 pytestmark = pytest.mark.skipif(bool(triton_missing()), reason=triton_missing() or "-")
@@ -44,6 +47,31 @@ def test_accesses_are_wide(case: tuple[str, str, int, Form]) -> None:
         assert not accesses(text, "(?:b16|b8)")
     assert text.count("st.release.sys.global.u64") == program.meetings * (2 if form.ragged else 1)
     assert "multimem" not in text
+
+
+@pytest.mark.parametrize("hidden", [4096, 5120])
+@pytest.mark.parametrize("collective", NORMS)
+def test_accesses_of_fused_norms_are_wide(collective: str, hidden: int) -> None:
+    program, norm = lower(build(*NORMS[collective], 4), 1, "put", True), Norm(hidden, 1e-6)
+    text = module([norm_kernel(program, norm)])
+    made = compiled(Kernel(norm_kernel_name(program), text, "bfloat16", norm.tile, 8, capped=False), HOPPER)
+    found = str(made.asm["ptx"])
+    moved = sum(len(row.to) for row in program.rows if row.kind == "copy" and row.to[0].space == "stage")
+    assert len(accesses(found, "v4.b32")) >= (moved + 2) * norm.tile // 2048
+    assert not accesses(found, "(?:b16|b8)")
+    assert found.count("st.release.sys.global.u64") == program.meetings
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_accesses_of_rows_with_counts_are_wide(n: int) -> None:
+    program = lower(build("direct", "all_to_all", n), 1, "put", True)
+    made = compiled(
+        Kernel(row_kernel_name(program), row_module(row_kernel(program)), "int16", 4096, 16, capped=False), HOPPER
+    )
+    found = str(made.asm["ptx"])
+    assert len(accesses(found, "v4.b32")) == 2 * n + (n - 1) + (n - 1) + 1  # in, out; sent, received; zeros
+    assert not accesses(found, "(?:b16|b8)")
+    assert found.count("st.release.sys.global.u64") == 1
 
 
 def test_what_is_not_aligned_is_narrow_and_no_less_right() -> None:

@@ -5,7 +5,7 @@ in a call is one whose kernel is not launched.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -82,6 +82,15 @@ class World:
             assert launch is not None
             self.kept[key] = launch
         return self.kept[key]
+
+    def run_each(self, launches: Sequence[Callable[[int], None]], delays: Sequence[int] = ()) -> None:
+        """Launches what each rank has prepared on its stream, after what the current stream has to do."""
+        for rank, (launch, stream) in enumerate(zip(launches, self.streams, strict=True)):
+            stream.wait_stream(torch.cuda.current_stream())
+            if delays:
+                with torch.cuda.stream(stream):
+                    torch.cuda._sleep(delays[rank])  # type: ignore[no-untyped-call]
+            launch(stream.cuda_stream)
 
     def failures(self) -> list[str]:
         """The kinds of the recorded failures by rank; empty where there is none."""

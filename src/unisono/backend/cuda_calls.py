@@ -157,7 +157,8 @@ def strided(name: str, arguments: Sequence[Any]) -> tuple[torch.Tensor, torch.Te
 _OPERATIONS = {
     "allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "reduce": "reduce", "broadcast": "broadcast",
     "allgather": "all_gather", "all_gather": "all_gather", "gather": "gather", "scatter": "scatter",
-    "alltoall": "all_to_all", "all_to_all": "all_to_all",
+    "alltoall": "all_to_all", "all_to_all": "all_to_all", "all_reduce": "all_reduce",
+    "rms_norm_all_gather": "all_gather",
 }  # fmt: skip
 _COLLECTIVES = {
     "allreduce": "all_reduce", "broadcast": "broadcast", "all_gather_single": "all_gather",

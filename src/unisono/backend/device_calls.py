@@ -19,18 +19,20 @@ from unisono.backend.inner import Inner
 from unisono.backend.options import chosen
 from unisono.backend.work import DONE
 from unisono.errors import UnisonoError, UsageError
+from unisono.gpu.compile import Launch
 from unisono.gpu.kernels import KernelCalls
 from unisono.gpu.workspace import symmetric_workspace
 from unisono.runtime.call import SIGNATURE, Call
 from unisono.runtime.task import copy_error
 from unisono.units import show_ranks
 
-__all__ = ["DeviceCalls", "LaunchedWork"]
+__all__ = ["DeviceCalls", "Kind", "LaunchedWork"]
 
 _INTERVAL = 0.05  # s between two looks of the watcher
 _KEPT = 2048
 _NONE = -2  # no tensor's device
-_Kind = tuple[Callable[[int, int, int], None], Call, bytes]  # the launch, what peers compare, its header
+Kind = tuple[Launch, Call, bytes]
+"""A kind of call: the launch, what peers compare, its header."""
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # without CUDA
 _log = logging.getLogger("unisono")
 
@@ -92,7 +94,7 @@ class DeviceCalls:
         self._inner: Inner | None = None
         self.kernels: KernelCalls | None = None
         self._launches: dict[Any, Callable[[int, int, int], None] | None] = {}
-        self._kinds: dict[Any, _Kind] = {}
+        self._kinds: dict[Any, Kind] = {}
         self._index = _NONE  # of the GPU, once kernels are there
         self._failed: Any = None  # the words of the kernels' failure record
         self._stream, self._captured = -1, False  # the last one launched on, and whether it was captured then
@@ -159,9 +161,15 @@ class DeviceCalls:
             return name, extra, source.dtype, source.shape, places & 15, by
         return name, extra, source.dtype, source.shape, places & 15, by, output.dtype, output.shape, output.get_device()
 
-    def _launched(self, kind: _Kind, source_at: int, output_at: int, output: torch.Tensor, asynchronous: bool) -> Any:
+    def _launched(self, kind: Kind, source_at: int, output_at: int, output: torch.Tensor, asynchronous: bool) -> Any:
         """The Work of a launch, after the guard. Lock held."""
         launch, call, header = kind
+        stream = self._next(call, header)
+        launch(stream, source_at, output_at)
+        return LaunchedWork([output], stream, self) if asynchronous else DONE
+
+    def _next(self, call: Call, header: bytes) -> int:
+        """The current stream, in order after the last one, once the guard has compared a call. Lock held."""
         try:
             self._group.device_guard.issued(call, header)
         except UnisonoError as error:
@@ -170,8 +178,7 @@ class DeviceCalls:
         stream = _raw_stream(self._index)
         if stream != self._stream:
             self._order(stream)
-        launch(stream, source_at, output_at)
-        return LaunchedWork([output], stream, self) if asynchronous else DONE
+        return stream
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
         """The Work of a call by torch's method ``name`` (canonical)."""
@@ -194,6 +201,32 @@ class DeviceCalls:
             if call is not None:
                 self._issued(call)
         return inner.call(name, *arguments)
+
+    def ready(self, name: str, tensors: Sequence[torch.Tensor]) -> KernelCalls | None:
+        """The kernels of the group, for calls that are no methods of torch's; checks as `call` does."""
+        self.raise_failure()
+        if not self._group.joined:
+            self._group.join(name)
+        self.start(self._checked(name, tensors))
+        return self.kernels
+
+    def served(self, tensor: torch.Tensor) -> bool:
+        """True for a tensor of the GPU whose kernels are ready, unless the group has failed."""
+        return tensor.get_device() == self._index and not self._failed[0]
+
+    def by_name(self) -> bool:
+        """True where an algorithm is chosen by name, which collectives run."""
+        return chosen(self._group.operations.options) is not None
+
+    def kind(self, call: Call, launch: Launch) -> Kind:
+        """A kind of call that is no method of torch's, to `launch`."""
+        return launch, call, self._group.device_guard.header(call)
+
+    def launch(self, kind: Kind, *tensors: int) -> None:
+        """Launches a kernel on the current stream, after the guard; ``tensors``: addresses."""
+        launch, call, header = kind
+        with self._lock:
+            launch(self._next(call, header), *tensors)
 
     def _packed(self, name: str, arguments: Sequence[Any], source: torch.Tensor, output: torch.Tensor) -> Any:
         """A call on tensors with gaps: on contiguous copies, brought back in the order of the stream."""

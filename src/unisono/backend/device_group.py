@@ -20,7 +20,9 @@ from unisono.backend.cuda_calls import CANONICAL, KNOWN_AGAIN, devices_of
 from unisono.backend.device_calls import DeviceCalls
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
+from unisono.backend.norm_calls import NormCalls
 from unisono.backend.process_group import UnisonoProcessGroup
+from unisono.backend.row_calls import RowCalls
 from unisono.errors import UsageError
 
 __all__ = ["Devices", "TwoDeviceGroup", "asked_devices"]
@@ -77,6 +79,7 @@ class TwoDeviceGroup(UnisonoProcessGroup):
         super().__init__(group, store, timeout)
         wanted = kernels and devices.cuda == "unisono"
         self._cuda = DeviceCalls(group, store, timeout, wanted, devices.bound)
+        self.norms, self.rows = NormCalls(self._cuda), RowCalls(self._cuda)
         self._on_cpu = devices.cpu
         self._gloo: Inner | None = None
 

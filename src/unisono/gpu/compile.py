@@ -29,7 +29,10 @@ HOPPER = ("cuda", 90, 32)
 """A target to compile for where there is no GPU."""
 _TYPES = {
     "bases": "*i64", "counters": "*i32", "record": "*i64", "count": "i32", "header": "i32", "limit": "i64",
+    "counts": "*i64", "received": "*i64", "rows": "i32", "capacity": "i32", "width": "i32",
 }  # fmt: skip
+_TENSORS = ("x", "out", "residual", "weight", "residual_out")
+"""Arguments of the kernel's dtype."""
 _REGISTERS = 64
 """Registers a thread, at most, of blocks of 16 warps: so that two of them fit on a multiprocessor."""
 
@@ -45,7 +48,8 @@ def triton_missing() -> str:
 class Kernel:
     """A kernel to compile: its name and its module's text, the dtype, BLOCK, warps.
 
-    ``even``: the count is a multiple of 16; ``aligned``: input and output begin at multiples of 16 bytes.
+    ``even``: the count, or the width, is a multiple of 16; ``aligned``: all tensors begin at multiples of 16 bytes;
+    ``capped``: two blocks of 16 warps are to fit on a multiprocessor.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Kernel:
     warps: int
     even: bool = True
     aligned: bool = True
+    capped: bool = True
 
 
 @lru_cache(maxsize=256)
@@ -92,16 +97,16 @@ def compiled(kernel: Kernel, target: tuple[str, int, int] | None = None) -> Any:
     from triton.compiler import ASTSource
 
     function = getattr(loaded(kernel.text), kernel.name)
-    types = _TYPES | dict.fromkeys(("x", "out"), f"*{DTYPES[kernel.dtype]}")
+    types = _TYPES | dict.fromkeys(_TENSORS, f"*{DTYPES[kernel.dtype]}")
     acc = "fp32" if kernel.dtype in ("bfloat16", "float16") else DTYPES[kernel.dtype]
     constants = {"ACC": _element(acc), "BLOCK": kernel.tile}
     names = function.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
-    aligned = ["bases", "counters", "record", *["x", "out"] * kernel.aligned, *["count"] * kernel.even]
-    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    aligned = {"bases", "counters", "record", *_TENSORS * kernel.aligned, *["count", "width"] * kernel.even}
+    attributes = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name in aligned}
     source = ASTSource(function, signature, {(names.index(k),): v for k, v in constants.items()}, attributes)
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False}
-    if kernel.warps == 16:
+    if kernel.warps == 16 and kernel.capped:
         options["maxnreg"] = _REGISTERS
     return triton.compile(source, target=GPUTarget(*target) if target else None, options=options)
 
@@ -114,26 +119,26 @@ def _element(name: str) -> Any:
     return getattr(tl, long.replace("i", "int") if name.startswith("i") else long)
 
 
-Launch = Callable[[int, int, int], None]
-"""Called with the raw stream, the addresses of input and output."""
+Launch = Callable[..., None]
+"""Called with the raw stream and the addresses of the tensors: input and output, or what else a kernel has."""
 
 
 def launcher(made: Any, grid: int, last: Sequence[int]) -> Launch:
     """The launch of a compiled kernel, which is loaded now: loading one while another waits for a peer would block.
 
-    ``grid``: blocks; ``last``: all arguments of the kernel after input and output (`kernel_text.ARGUMENTS`), as
-    integers. Triton's own launcher is called without its dispatch where it has the form known here, else by its
-    public one.
+    ``grid``: blocks; ``last``: all arguments of the kernel after its tensors (of `kernel_text.ARGUMENTS` for
+    instance), as integers. Triton's own launcher is called without its dispatch where it has the form known here, else
+    by its public one.
     """
     made._init_handles()
     run = getattr(made, "_run", None) or made.run
     launch, function, metadata = getattr(run, "launch", None), made.function, made.packed_metadata
     if launch is None or not hasattr(run, "launch_cooperative_grid") or not hasattr(run, "launch_pdl"):
-        return lambda stream, source, target: run(
-            grid, 1, 1, stream, function, metadata, None, None, None, source, target, *last, None, None
+        return lambda stream, *tensors: run(
+            grid, 1, 1, stream, function, metadata, None, None, None, *tensors, *last, None, None
         )
     cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
-    return lambda stream, source, target: launch(
+    return lambda stream, *tensors: launch(
         grid, 1, 1, stream, function, cooperative, pdl, None, None, metadata, None, None, None,
-        source, target, *last, None, None,
+        *tensors, *last, None, None,
     )  # fmt: skip

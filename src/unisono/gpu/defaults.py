@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from unisono.gpu.layout import ROWS, WORLD_SIZE_MAX, slot_numel
 
-__all__ = ["LAUNCHES", "TABLE", "GpuDefault", "LaunchShape", "gpu_default", "launch_shape"]
+__all__ = ["KIB", "LAUNCHES", "MIB", "TABLE", "GpuDefault", "LaunchShape", "gpu_default", "launch_shape"]
 
 KIB, MIB = 1 << 10, 1 << 20
 

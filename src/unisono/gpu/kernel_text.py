@@ -23,7 +23,18 @@ from unisono.gpu.device_text import MODULE_HEAD
 from unisono.gpu.layout import WORLD_SIZE_MAX
 from unisono.program import Place, Program, Row, Unfit
 
-__all__ = ["ARGUMENTS", "REDUCE_OPS", "Form", "kernel", "kernel_name", "module"]
+__all__ = [
+    "ARGUMENTS",
+    "REDUCE_OPS",
+    "Form",
+    "Tile",
+    "assembled",
+    "held",
+    "indented",
+    "kernel",
+    "kernel_name",
+    "module",
+]
 
 ARGUMENTS = ("x", "out", "bases", "counters", "record", "count", "header", "limit")
 """Input, output, table of workspaces, meetings by row, failure record, elements of a block, header, nanoseconds."""
@@ -75,12 +86,12 @@ def kernel(program: Program, form: Form) -> str:
         raise Unfit(f"{program.name} over {c.world_size} ranks: kernels serve up to {WORLD_SIZE_MAX}, and no barrier")
     if form.op not in REDUCE_OPS or bool(form.op) != c.reduces:
         raise UsageError(f"{program.name} has no kernel for reduce op {form.op!r}")
-    masked = _Tile(program, form, masked=True).lines()
-    whole = _Tile(program, form, masked=False).lines() if form.ragged else []
-    return _assembled(program, form, masked, whole)
+    masked = Tile(program, form, masked=True).lines()
+    whole = Tile(program, form, masked=False).lines() if form.ragged else []
+    return assembled(program, form, masked, whole)
 
 
-class _Tile:
+class Tile:
     """The lines for one tile."""
 
     def __init__(self, program: Program, form: Form, masked: bool) -> None:
@@ -228,26 +239,33 @@ class _Tile:
 
     def base(self, rank: int) -> str:
         """The workspace of a rank."""
-        return f"b{rank}" if rank in _held(self.program) else f"tl.load(bases + {rank})"
+        return f"b{rank}" if rank in held(self.program) else f"tl.load(bases + {rank})"
 
     def store(self, place: Place, name: str) -> None:
         """A line."""
         self.put(f"tl.store({self.address(place)}, {name}{self.mask(place)})")
 
 
-def _assembled(program: Program, form: Form, masked: Sequence[str], whole: Sequence[str]) -> str:
-    """The kernel around the lines of a tile."""
+def assembled(
+    program: Program, form: Form, masked: Sequence[str], whole: Sequence[str], *, name: str = "",
+    arguments: Sequence[str] = ARGUMENTS, width: str = "BLOCK", part: str = "", head: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """The kernel around the lines of a tile, which is ``width`` elements wide. ``part``: how a chunk's elements are
+    counted, where it is another way than for plain programs; ``head``: lines before the first tile.
+    """
     c, meetings = program.collective, program.meetings
-    arguments = ", ".join(ARGUMENTS)
-    head = [
+    words = ", ".join(arguments)
+    by_pieces = f"((count + {c.pieces - 1}) // {c.pieces} + 15) // 16 * 16"
+    lines = [
         "block, blocks = tl.program_id(0), tl.num_programs(0)",
         "met = tl.load(counters + block)",
         "offsets = tl.arange(0, BLOCK)",
         "count64 = count.to(tl.int64)",
-        "part = count" if c.pieces == 1 else f"part = ((count + {c.pieces - 1}) // {c.pieces} + 15) // 16 * 16",
+        f"part = {part or ('count' if c.pieces == 1 else by_pieces)}",
+        *[f"b{rank} = tl.load(bases + {rank})" for rank in held(program)],
+        *head,
     ]
-    head += [f"b{rank} = tl.load(bases + {rank})" for rank in _held(program)]
-    begin = "block * BLOCK"
+    begin = f"block * {width}"
     body = ["now, other = half_of(block, met + 1), half_of(block, met)"]
     body += [f"at = {'start' if form.loop else begin} + offsets"]
     if whole:
@@ -255,29 +273,30 @@ def _assembled(program: Program, form: Form, masked: Sequence[str], whole: Seque
         inside = f"{start} + BLOCK <= part"
         if c.pieces > 1:
             inside = f"({inside}) & ({start} + {c.pieces - 1} * part + BLOCK <= count)"
-        body += [f"if {inside}:", *_indented(whole), "else:", *_indented(masked)]
+        body += [f"if {inside}:", *indented(whole), "else:", *indented(masked)]
     else:
         body += masked
     body.append(f"met += {meetings}")
     if form.loop:
-        body = [f"for start in range({begin}, part, blocks * BLOCK):", *_indented(body)]
-    lines = [
+        body = [f"for start in range({begin}, part, blocks * {width}):", *indented(body)]
+    text = [
         "@triton.jit",
-        f"def {kernel_name(program, form)}(",
-        f"    {arguments}, ACC: tl.constexpr, BLOCK: tl.constexpr",
+        f"def {name or kernel_name(program, form)}(",
+        f"    {words}, ACC: tl.constexpr, BLOCK: tl.constexpr",
         "):",
         f'    """{program.name}, rank {program.rank} of {c.world_size}, {program.placement}: '
         f'{max(program.slots, default=0)} slots, {meetings} meetings a tile."""',
-        *_indented([*head, *body, "tl.store(counters + block, met)"]),
+        *indented([*lines, *body, "tl.store(counters + block, met)"]),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(text) + "\n"
 
 
-def _held(program: Program) -> list[int]:
+def held(program: Program) -> list[int]:
     """The ranks whose bases are held in registers: all, the own one alone if they are many."""
     n = program.collective.world_size
     return list(range(n)) if n <= _HELD else [program.rank]
 
 
-def _indented(lines: Iterable[str]) -> list[str]:
+def indented(lines: Iterable[str]) -> list[str]:
+    """Lines one level deeper."""
     return [f"    {line}" for line in lines]

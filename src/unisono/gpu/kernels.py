@@ -12,7 +12,7 @@ from unisono.gpu.workspace import Workspace
 from unisono.program import lower
 from unisono.schedule import Schedule
 
-__all__ = ["GpuCall", "KernelCalls", "moved_as", "reduces_on_gpu"]
+__all__ = ["ITEMSIZES", "GpuCall", "KernelCalls", "moved_as", "reduces_on_gpu"]
 
 _FLOATS = ("bfloat16", "float16", "float32")
 _NUMBERS = (*_FLOATS, "float64", "int32", "int64")
@@ -28,7 +28,7 @@ def reduces_on_gpu(op: str, dtype: str) -> bool:
 def moved_as(itemsize: int, count: int) -> tuple[str, int]:
     """The dtype, and how many elements, as which ``count`` elements of ``itemsize`` bytes are moved."""
     dtype = {2: "int16", 4: "int32"}.get(itemsize, "int64" if itemsize % 8 == 0 else "int8")
-    return dtype, count * itemsize // _ITEMSIZES[dtype]
+    return dtype, count * itemsize // ITEMSIZES[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class GpuCall:
         return 1 if self.collective in _SHAPES else world_size
 
 
-_ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1}
+ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1}
+"""Bytes of an element, by dtype."""
 
 
 @lru_cache(maxsize=256)
@@ -63,7 +64,7 @@ class KernelCalls:
 
     def __init__(self, workspace: Workspace, rank: int, world_size: int, multiprocessors: int, limit: float) -> None:
         self.workspace, self.rank, self.size = workspace, rank, world_size
-        self._multiprocessors = min(multiprocessors, workspace.multiprocessors)
+        self.multiprocessors = min(multiprocessors, workspace.multiprocessors)
         self.limit = limit
 
     def schedule(self, call: GpuCall) -> Schedule | None:
@@ -71,7 +72,7 @@ class KernelCalls:
 
         Raises UsageError if one was chosen by name that does not exist for the collective and the number of ranks.
         """
-        nbytes = call.count * _ITEMSIZES[call.dtype] * call.blocks(self.size)
+        nbytes = call.count * ITEMSIZES[call.dtype] * call.blocks(self.size)
         name = call.schedule or gpu_default(call.collective, nbytes, self.size)
         if not name:
             return None
@@ -94,9 +95,12 @@ class KernelCalls:
         part = call.count if pieces == 1 else (-(-call.count // pieces) + 15) // 16 * 16
         ragged = call.count % 16 != 0
         _, _, slots = _text(schedule, self.rank, Form(call.op, True, ragged))
-        shape = launch_shape(part, _ITEMSIZES[call.dtype], slots, self._multiprocessors)
+        shape = launch_shape(part, ITEMSIZES[call.dtype], slots, self.multiprocessors)
         name, text, _ = _text(schedule, self.rank, Form(call.op, not shape.one_tile, ragged))
         made = compiled(Kernel(name, text, call.dtype, shape.tile, shape.warps, not ragged, aligned))
+        return launcher(made, shape.blocks, self.last(header, call.count))
+
+    def last(self, header: int, *sizes: int) -> tuple[int, ...]:
+        """The arguments of a kernel after the addresses of tensors: the workspace, sizes, header, limit."""
         space, signed = self.workspace, header - (1 << 32) if header >= 1 << 31 else header
-        limit = int(min(self.limit, 1e9) * 1e9)
-        return launcher(made, shape.blocks, (space.bases, space.counters, space.record, call.count, signed, limit))
+        return (space.bases, space.counters, space.record, *sizes, signed, int(min(self.limit, 1e9) * 1e9))

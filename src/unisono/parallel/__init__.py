@@ -4,6 +4,7 @@
 | --- | --- |
 | `data` | the batch |
 | `tensor` | the weights of a layer |
+| `expert` | the experts of a mixture, and the rows that go to them |
 | `sequence` | the positions of a sequence, in attention |
 | `pipeline` | the layers, into stages |
 | `mesh` | all of them at once, for a transformer |
@@ -14,7 +15,7 @@ Names are imported from the folder: `from unisono.parallel.tensor import ColumnP
 from importlib import import_module
 from typing import Any
 
-__all__ = ["data", "mesh", "pipeline", "sequence", "tensor"]
+__all__ = ["data", "expert", "mesh", "pipeline", "sequence", "tensor"]
 
 
 def __getattr__(name: str) -> Any:

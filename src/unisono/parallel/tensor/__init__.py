@@ -29,6 +29,7 @@ from unisono.parallel.tensor.regions import (
     scatter_to_region,
     sum_gradients,
 )
+from unisono.parallel.tensor.rms_norm import all_reduce_rms_norm, reduce_scatter_rms_norm, rms_norm_all_gather
 from unisono.parallel.tensor.state_dict import full_state_dict, load_full_state_dict
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "RowParallelLinear",
     "VocabParallelEmbedding",
     "all_gather_to_region",
+    "all_reduce_rms_norm",
     "copy_to_region",
     "full_state_dict",
     "gather_from_region",
@@ -46,6 +48,8 @@ __all__ = [
     "parallel_cross_entropy",
     "reduce_from_region",
     "reduce_scatter_from_region",
+    "reduce_scatter_rms_norm",
+    "rms_norm_all_gather",
     "scatter_to_region",
     "split_evenly",
     "sum_gradients",
