@@ -29,6 +29,8 @@ HOPPER = ("cuda", 90, 32)
 """A target to compile for where there is no GPU."""
 _TYPES = {
     "bases": "*i64", "counters": "*i32", "record": "*i64", "count": "i32", "header": "i32", "limit": "i64",
+    "rank": "i32", "world_size": "i32",
+    **{f"{side}_{word}": "i32" for side in ("x", "out") for word in ("nbytes", "header", "peer", "blocks")},
 }  # fmt: skip
 _REGISTERS = 64
 """Registers a thread, at most, of blocks of 16 warps: so that two of them fit on a multiprocessor."""
@@ -98,7 +100,7 @@ def compiled(kernel: Kernel, target: tuple[str, int, int] | None = None) -> Any:
     names = function.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
     aligned = ["bases", "counters", "record", *["x", "out"] * kernel.aligned, *["count"] * kernel.even]
-    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned if name in names}
     source = ASTSource(function, signature, {(names.index(k),): v for k, v in constants.items()}, attributes)
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False}
     if kernel.warps == 16:
