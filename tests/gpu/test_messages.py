@@ -176,7 +176,8 @@ def test_headers_differ_with_dtype_size_and_tag() -> None:
 def test_a_launch_is_of_the_sizes_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        "unisono.gpu.messages._loaded", lambda tile, warps: lambda *arguments: calls.append((tile, *arguments))
+        "unisono.gpu.messages._loaded",
+        lambda tile, warps: lambda grid, stream, rest: calls.append((tile, grid, stream, *rest)),
     )
 
     class Space:

@@ -10,12 +10,13 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Work
+from torch._C._distributed_c10d import PrefixStore
 
 from unisono.backend.cuda_calls import KNOWN_AGAIN, call_of, devices_of, kernel_form, operation_of, strided
 from unisono.backend.device_facts import exchanged, no_kernels, own_facts
 from unisono.backend.device_lists import flat_call
 from unisono.backend.device_messages import MESSAGES, DeviceMessages
+from unisono.backend.device_work import LaunchedWork, external_stream, raw_stream
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
 from unisono.backend.options import chosen
@@ -36,52 +37,7 @@ _INTERVAL = 0.05  # s between two looks of the watcher
 _KEPT = 2048
 _NONE = -2  # no tensor's device
 _Kind = tuple[Callable[[int, int, int], None], Call, bytes]  # the launch, what peers compare, its header
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # without CUDA
 _log = logging.getLogger("unisono")
-
-
-def _external(stream: int, device: torch.device | None) -> Any:
-    """The stream of a raw handle."""
-    return torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
-
-
-class LaunchedWork(Work):
-    """A kernel launched on ``stream``: `wait` orders the current stream after it; nothing waits on the host."""
-
-    def __init__(self, outputs: list[torch.Tensor], stream: int, calls: "DeviceCalls") -> None:
-        super().__init__()
-        self._outputs, self._stream, self._calls = outputs, stream, calls
-        self._device = outputs[0].device
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Raises the error of the group if a kernel has failed."""
-        self._calls.raise_failure()
-        if _raw_stream(self._device.index) != self._stream:
-            torch.cuda.current_stream(self._device).wait_stream(_external(self._stream, self._device))
-        return True
-
-    def synchronize(self) -> None:
-        """As `wait`."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """True once the stream has reached the end of the kernel."""
-        return bool(_external(self._stream, self._device).query())
-
-    def is_success(self) -> bool:
-        """True once it is complete, unless the group has failed."""
-        return self.is_completed() and self._calls.error is None
-
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors."""
-        return self._outputs
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Complete at once, in the order of streams: who reads it goes on after the kernel."""
-        future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._device])
-        self.wait()
-        future.set_result(self._outputs)
-        return future
 
 
 class DeviceCalls:
@@ -175,11 +131,11 @@ class DeviceCalls:
         except UnisonoError as error:
             self._fail(error)
             raise error from None
-        stream = _raw_stream(self._index)
+        stream = raw_stream(self._index)
         if stream != self._stream:
             self._order(stream)
         launch(stream, source_at, output_at)
-        return LaunchedWork([output], stream, self) if asynchronous else DONE
+        return LaunchedWork([output], stream, self.raise_failure) if asynchronous else DONE
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
         """The Work of a call by torch's method ``name`` (canonical)."""
@@ -237,8 +193,8 @@ class DeviceCalls:
         work = self.call(name, [*given, *arguments[len(given) :]])
         work.wait()
         output.copy_(flat if output is source else result)
-        stream = _raw_stream(output.device.index)
-        return LaunchedWork([output], stream, self) if arguments[-1].asyncOp else DONE
+        stream = raw_stream(output.device.index)
+        return LaunchedWork([output], stream, self.raise_failure) if arguments[-1].asyncOp else DONE
 
     def _checked(self, name: str, arguments: Sequence[Any]) -> torch.device:
         """The device of all tensors; raises `UsageError`, of which the peers learn, if it is not the group's."""
@@ -284,8 +240,8 @@ class DeviceCalls:
             if self._launch(flat.name, [*tensors, arguments[-1]], call, again=False) is None:
                 return None
             flat.deliver(tensors)
-        stream = torch._C._cuda_getCurrentRawStream(flat.outputs[0].device.index)
-        return LaunchedWork(flat.outputs, stream, self) if arguments[-1].asyncOp else DONE
+        stream = raw_stream(flat.outputs[0].device.index)
+        return LaunchedWork(flat.outputs, stream, self.raise_failure) if arguments[-1].asyncOp else DONE
 
     def _launch(self, name: str, arguments: Sequence[Any], call: Call, again: bool = True) -> Any:
         """The Work of a call that kernels serve; None for any other. ``again``: it may come by `again`. Lock held."""
@@ -326,7 +282,7 @@ class DeviceCalls:
         last, captured, capturing = self._stream, self._captured, torch.cuda.is_current_stream_capturing()
         self._stream, self._captured = stream, capturing
         if last >= 0 and captured == capturing:  # a graph is ordered by the stream that it is replayed on
-            torch.cuda.current_stream(self.device).wait_stream(_external(last, self.device))
+            torch.cuda.current_stream(self.device).wait_stream(external_stream(last, self.device))
 
     # Failures
 

@@ -6,109 +6,29 @@ of this rank, nor a message of one peer for those of another. A message is order
 GPUs, so that none is loaded while another one waits for a peer.
 """
 
-import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Work
 
+from unisono.backend.device_work import MessageWork, current_stream, new_event, new_stream
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
 from unisono.backend.tensors import PLAIN, check_memory
-from unisono.errors import UnisonoError, UsageError
+from unisono.errors import UsageError
 from unisono.gpu.defaults import MESSAGE_NBYTES
 from unisono.gpu.messages import MessageKernels, Side, header_of
 from unisono.runtime.call import name_of_dtype
 from unisono.watch.message_guard import MessageGuard
 
-__all__ = ["MESSAGES", "DeviceMessages", "MessageWork"]
+__all__ = ["MESSAGES", "DeviceMessages"]
 
 MESSAGES = ("send", "recv", "recv_anysource")
 """torch's methods that are served here."""
 _ALIGNED = 16
-
-
-_known: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and raw stream: to ask torch for one takes longer
-
-
-def _current(device: torch.device) -> torch.cuda.Stream:
-    """The current stream."""
-    key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
-    stream = _known.get(key)
-    if stream is None:
-        stream = _known[key] = torch.cuda.current_stream(device)
-    return stream
-
-
 _free: dict[int, list[torch.cuda.Stream]] = {}  # by device: streams of groups that were left
-_NON_BLOCKING = 1
-
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream that nothing else uses: torch's own are handed out in turn, and two of them may be one."""
-    if free := _free.get(device.index):
-        return free.pop()
-    handle = ctypes.c_void_p()
-    with torch.cuda.device(device):
-        code = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING)
-    if code:
-        raise UnisonoError(f"CUDA gave no stream on {device}: error {code} of cuStreamCreate")
-    return torch.cuda.ExternalStream(handle.value, device)  # type: ignore[no-untyped-call]
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-
-class MessageWork(Work):
-    """A message on a stream of its own, complete at ``done``: `wait` orders the current stream after it.
-
-    ``check`` raises the error of the group if a kernel has failed.
-    """
-
-    def __init__(self, tensor: torch.Tensor, done: torch.cuda.Event, source: int, check: Callable[[], None]) -> None:
-        super().__init__()
-        self._tensor, self._done, self._source, self._check = tensor, done, source, check
-
-    def source_rank(self) -> int:
-        """The group rank that a receive is from; -1 of a send."""
-        return self._source
-
-    _source_rank = source_rank
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Nothing waits on the host."""
-        self._check()
-        _current(self._tensor.device).wait_event(self._done)
-        return True
-
-    def synchronize(self) -> None:
-        """As `wait`."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """True once the message has been moved."""
-        return bool(self._done.query())  # type: ignore[no-untyped-call]
-
-    def is_success(self) -> bool:
-        """True once it is complete; raises the error of the group if that has failed."""
-        self._check()
-        return self.is_completed()
-
-    def result(self) -> list[torch.Tensor]:
-        """The tensor."""
-        return [self._tensor]
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Complete at once, in the order of streams: who reads it goes on after the message."""
-        future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._tensor.device])
-        self.wait()
-        future.set_result([self._tensor])
-        return future
 
 
 @dataclass(slots=True)
@@ -143,7 +63,7 @@ class DeviceMessages:
         if segment is not None and segment.elsewhere is None:
             self._guard = MessageGuard(segment, group.rank, group.global_ranks, group.label, group.monitor)
         self._streams: dict[tuple[str, int], torch.cuda.Stream] = {}
-        self._before = _event()
+        self._before = new_event()
         self._lock = threading.Lock()
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
@@ -219,8 +139,8 @@ class DeviceMessages:
 
     def _empty(self, message: _Message) -> MessageWork:
         """The Work of a message without elements, which is only compared."""
-        done = _event()
-        done.record(_current(self._device))
+        done = new_event()
+        done.record(current_stream(self._device))
         return self._work(message, done)
 
     # Launches
@@ -228,7 +148,8 @@ class DeviceMessages:
     def _stream(self, op: str, peer: int) -> torch.cuda.Stream:
         stream = self._streams.get((op, peer))
         if stream is None:
-            stream = self._streams[op, peer] = _new_stream(self._device)
+            free = _free.get(self._device.index)
+            stream = self._streams[op, peer] = free.pop() if free else new_stream(self._device)
         return stream
 
     def _by_kernels(self, messages: Sequence[_Message]) -> list[MessageWork]:
@@ -244,7 +165,7 @@ class DeviceMessages:
         assert self._kernels is not None
         streams = [self._stream(message.op, message.peer) for message in messages]
         stream = streams[0]
-        self._before.record(_current(self._device))
+        self._before.record(current_stream(self._device))
         for own in streams:
             own.wait_event(self._before)
         for other in streams[1:]:
@@ -261,7 +182,7 @@ class DeviceMessages:
                 message.tensor.record_stream(stream)
                 with torch.cuda.stream(stream):
                     message.tensor.copy_(message.flat)
-        done = _event()
+        done = new_event()
         done.record(stream)
         for later in streams[1:]:
             later.wait_event(done)

@@ -18,7 +18,7 @@ from typing import Any
 
 from unisono.errors import UsageError
 
-__all__ = ["DTYPES", "HOPPER", "Kernel", "Launch", "compiled", "launcher", "triton_missing"]
+__all__ = ["DTYPES", "HOPPER", "Kernel", "Launch", "compiled", "launcher", "message_launcher", "triton_missing"]
 
 DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "int64": "i64", "int32": "i32",
@@ -120,22 +120,34 @@ Launch = Callable[[int, int, int], None]
 """Called with the raw stream, the addresses of input and output."""
 
 
-def launcher(made: Any, grid: int, last: Sequence[int]) -> Launch:
-    """The launch of a compiled kernel, which is loaded now: loading one while another waits for a peer would block.
+def _loaded(made: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """What launches a compiled kernel, which is loaded now, and what it takes between the stream and the arguments.
 
-    ``grid``: blocks; ``last``: all arguments of the kernel after input and output (`kernel_text.ARGUMENTS`), as
-    integers. Triton's own launcher is called without its dispatch where it has the form known here, else by its
-    public one.
+    Loading a kernel while another one waits for a peer would block. Triton's own launcher is called without its
+    dispatch where it has the form known here, else by its public one.
     """
     made._init_handles()
     run = getattr(made, "_run", None) or made.run
     launch, function, metadata = getattr(run, "launch", None), made.function, made.packed_metadata
     if launch is None or not hasattr(run, "launch_cooperative_grid") or not hasattr(run, "launch_pdl"):
-        return lambda stream, source, target: run(
-            grid, 1, 1, stream, function, metadata, None, None, None, source, target, *last, None, None
-        )
+        return run, (function, metadata, None, None, None)
     cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
+    return launch, (function, cooperative, pdl, None, None, metadata, None, None, None)
+
+
+def launcher(made: Any, grid: int, last: Sequence[int]) -> Launch:
+    """The launch of a kernel of a program; ``grid``: blocks; ``last``: its arguments after input and output
+    (`kernel_text.ARGUMENTS`), as integers.
+    """
+    launch, fixed = _loaded(made)
     return lambda stream, source, target: launch(
-        grid, 1, 1, stream, function, cooperative, pdl, None, None, metadata, None, None, None,
-        source, target, *last, None, None,
+        grid, 1, 1, stream, *fixed, source, target, *last, None, None
     )  # fmt: skip
+
+
+def message_launcher(made: Any) -> Callable[[int, int, Sequence[int]], None]:
+    """The launch of the kernel of messages: called with the blocks, the raw stream, and its arguments
+    (`message_text.ARGUMENTS`) as integers.
+    """
+    launch, fixed = _loaded(made)
+    return lambda grid, stream, arguments: launch(grid, 1, 1, stream, *fixed, *arguments, None, None)

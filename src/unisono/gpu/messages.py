@@ -2,10 +2,11 @@
 
 import struct
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from unisono.gpu.compile import Kernel, Launch, compiled, launcher
+from unisono.gpu.compile import Kernel, compiled, message_launcher
 from unisono.gpu.defaults import LAUNCHES, message_rows, message_shape
 from unisono.gpu.message_text import KERNEL, MESSAGE_MODULE
 from unisono.gpu.workspace import Workspace
@@ -35,9 +36,9 @@ class Side:
 
 
 @lru_cache(maxsize=16)
-def _loaded(tile: int, warps: int) -> Launch:
+def _loaded(tile: int, warps: int) -> Callable[[int, int, Sequence[int]], None]:
     """The kernel of a tile's bytes, the same for all groups of the process."""
-    return launcher(compiled(Kernel(KERNEL, MESSAGE_MODULE, "int64", tile // _WORD, warps)))
+    return message_launcher(compiled(Kernel(KERNEL, MESSAGE_MODULE, "int64", tile // _WORD, warps)))
 
 
 class MessageKernels:
@@ -64,4 +65,4 @@ class MessageKernels:
             launch, blocks = self._launches[tile], blocks + mine
             arguments += [side.address, side.nbytes, side.header, side.peer, mine]
         assert launch is not None
-        launch(blocks, stream, *arguments, *self._fixed)
+        launch(blocks, stream, (*arguments, *self._fixed))
