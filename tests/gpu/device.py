@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from unisono.gpu.layout import FLAGS, HALF_NBYTES, STAGE
+from unisono.gpu.layout import COUNTERS, FLAGS, HALF_NBYTES, STAGE, TAKEN
 
 __all__ = ["Device", "Number", "Pointers", "Space", "Stuck", "Unstaged"]
 
@@ -108,12 +108,25 @@ class Pointers:
     def __add__(self, more: Any) -> "Pointers":
         return Pointers(self.space, self.at + more)
 
+    def to(self, kind: "PointerType") -> "Pointers":
+        return Pointers(Space(self.space.flat.view(kind.dtype)), self.at * self.space.flat.itemsize)
+
 
 class Slot:
     """Pointers into staging memory: a workspace, the first byte, the dtype of the elements."""
 
     def __init__(self, rank: int, first: int, dtype: torch.dtype, at: torch.Tensor) -> None:
         self.rank, self.first, self.dtype, self.at = rank, first, dtype, at
+
+    def __add__(self, more: Any) -> "Slot":
+        return Slot(self.rank, self.first, self.dtype, self.at + more)
+
+
+class PointerType:
+    """Of pointers to elements of a dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
 
 
 class Word:
@@ -126,8 +139,21 @@ class Word:
 class Number(int):
     """An integer of a kernel."""
 
-    def to(self, dtype: Any) -> "Number":
-        return self
+    def to(self, kind: Any) -> Any:
+        """Itself, or the address that it is."""
+        if not isinstance(kind, PointerType):
+            return self
+        rank, byte = divmod(int(self), 1 << 40)
+        return Slot(rank, byte, kind.dtype, 0)
+
+    def __sub__(self, other: Any) -> Any:
+        return Number(int(self) - int(other)) if isinstance(other, int) else int(self) - other
+
+    def __and__(self, bits: int) -> "Number":
+        return Number(int(self) & bits)
+
+    def __lshift__(self, bits: Any) -> "Number":
+        return Number(int(self) << bits)
 
     def __add__(self, other: Any) -> Any:
         return Number(int(self) + int(other)) if isinstance(other, int) else int(self) + other
@@ -144,7 +170,7 @@ class Device:
         self.stages: list[dict[int, torch.Tensor]] = [{} for _ in range(world_size)]
         self.words: list[dict[int, int]] = [{} for _ in range(world_size)]
         self.flags: list[dict[int, int]] = [{} for _ in range(world_size)]
-        self.counters = [Space(torch.zeros(256, dtype=torch.int32)) for _ in range(world_size)]
+        self.counters = [Space(torch.zeros(COUNTERS, dtype=torch.int32)) for _ in range(world_size)]
         self.waits = True  # False: nobody waits at a meeting
         self.kernels = self._load(text)
 
@@ -157,7 +183,8 @@ class Device:
         language.sum, language.rsqrt, language.where = torch.sum, torch.rsqrt, where  # type: ignore[attr-defined]
         language.max = lambda values, axis: Number(values.max(axis)[0])  # type: ignore[attr-defined]
         language.constexpr = lambda value: value  # type: ignore[attr-defined]
-        language.int64, language.int32 = torch.int64, torch.int32  # type: ignore[attr-defined]
+        language.int64, language.int32, language.int8 = torch.int64, torch.int32, torch.int8  # type: ignore[attr-defined]
+        language.pointer_type = PointerType  # type: ignore[attr-defined]
         language.PropagateNan = type("PropagateNan", (), {"ALL": None})  # type: ignore[attr-defined]
         kept = {name: sys.modules.get(name) for name in ("triton", "triton.language")}
         sys.modules.update({"triton": triton, "triton.language": language})
@@ -172,6 +199,7 @@ class Device:
                     sys.modules[name] = module
         names.update(arrive=self.arrive, await_peers=self.await_peers, half_of=half_of(names), slot=self.slot)
         names.update(word=self.word, gave_up=lambda mine: 0)
+        names.update(raise_at=self.raise_at, await_one=self.await_one)
         return names
 
     # What stands in for the language
@@ -275,6 +303,22 @@ class Device:
                     break
                 self.turns.step(moved=False)
 
+    def raise_at(self, bases: Any, offset: int, flag: int, peer: int) -> None:
+        self.turns.step()
+        self.flags[int(peer)][offset] = flag
+
+    def await_one(
+        self, bases: Any, mine: int, line: int, flag: int, record: Any, limit: Any, peer: int, world_size: int
+    ) -> None:
+        number, header = flag >> 32, flag & 0xFFFFFFFF
+        while self.waits:
+            came = self.flags[mine >> 40].get(line + 8 * peer, 0)
+            if came >> 32 >= number:
+                assert came >> 32 == number or line >= TAKEN, "a tile was overwritten before it was taken"
+                assert came & 0xFFFFFFFF == header, "the flag of another message was taken for one of this one"
+                return
+            self.turns.step(moved=False)
+
     # Calls
 
     def launch(self, calls: Sequence[tuple[Sequence[str], int, Callable[[int], Sequence[Any]]]]) -> None:
@@ -291,6 +335,43 @@ class Device:
             return go
 
         self.turns.run([work(rank, b) for rank in range(self.n) for b in range(max(call[1] for call in calls))])
+
+    def run_messages(self, streams: Sequence[tuple[int, Sequence[tuple[Any, Any]]]], tile: int) -> None:
+        """Runs the kernel of messages: streams of a rank, each of launches one after the other.
+
+        A launch: what is sent and what is received, as words, bytes, header, peer and blocks, or None.
+        """
+        self.turns, work = Turns(self.chance), []
+        for rank, launches in streams:
+            widths = [sum(side[4] for side in sides if side) for sides in launches]
+            ended = [0] * len(launches)
+
+            def block(
+                number: int, rank: int = rank, launches: Any = launches, widths: Any = widths, ended: Any = ended
+            ) -> Callable[[], None]:
+                def go() -> None:
+                    for k, sides in enumerate(launches):
+                        while k and ended[k - 1] < widths[k - 1]:
+                            self.turns.step(moved=False)
+                        if number < widths[k]:
+                            _local.block, _local.blocks = number, widths[k]
+                            self.kernels["exchange"](
+                                *_arguments(sides),
+                                Pointers("bases", 0),
+                                Pointers(self.counters[rank], 0),
+                                None,
+                                Number(rank),
+                                Number(self.n),
+                                None,
+                                None,
+                                tile,
+                            )
+                            ended[k] += 1
+
+                return go
+
+            work += [block(number) for number in range(max(widths))]
+        self.turns.run(work)
 
     def run(self, calls: Sequence[tuple[Sequence[str], Sequence[Any], Sequence[Any], int, int, int, Any]]) -> None:
         """Makes calls one after the other on every rank's stream, ranks and blocks as they come.
@@ -319,3 +400,12 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 def half_of(names: dict[str, Any]) -> Callable[[int, int], Number]:
     stage, half = names["STAGE"], names["HALF"]
     return lambda block, number: Number(stage + (block * 2 + (number & 1)) * half)
+
+
+def _arguments(sides: Sequence[Any]) -> list[Any]:
+    """A launch's sides as the kernel of messages takes them."""
+    none = (torch.zeros(0, dtype=torch.int64), 0, 0, 0, 0)
+    found = []
+    for words, *numbers in (side or none for side in sides):
+        found += [Pointers(Space(words), 0), *map(Number, numbers)]
+    return found

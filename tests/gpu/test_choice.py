@@ -26,7 +26,9 @@ def test_the_table() -> None:
     assert gpu_default("all_reduce", (16 << 20) + 1, 4) == ""
     assert gpu_default("broadcast", 8 << 20, 2) == "star"
     assert gpu_default("broadcast", 4 << 20, 4) == ""
-    assert gpu_default("reduce", 4, 2) == ""
+    assert gpu_default("reduce", 4 << 20, 2) == gpu_default("gather", 4, 8) == "star"
+    assert gpu_default("reduce", 1 << 20, 4) == "two_phase"
+    assert gpu_default("scatter", (8 << 20) + 1, 2) == ""
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])

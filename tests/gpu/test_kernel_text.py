@@ -26,6 +26,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "kernels"
 SERVED = {
     "one_shot": "all_reduce", "two_phase": "all_reduce", "direct_all_gather": "all_gather",
     "direct_reduce_scatter": "reduce_scatter", "direct_all_to_all": "all_to_all", "star": "broadcast",
+    "star_reduce": "reduce", "two_phase_reduce": "reduce", "star_gather": "gather", "star_scatter": "scatter",
 }  # fmt: skip
 TILE = 16
 

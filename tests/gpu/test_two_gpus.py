@@ -73,14 +73,12 @@ def values(rank: int, world_size: int) -> list[str]:
 
 def messages_and_lists(rank: int, world_size: int) -> list[Any]:
     torch.cuda.set_device(rank)
-    mine, theirs = torch.full((1000,), float(rank), device="cuda"), torch.empty(1000, device="cuda")
-    ops = [dist.P2POp(dist.isend, mine, 1 - rank), dist.P2POp(dist.irecv, theirs, 1 - rank)]
+    mine, theirs = torch.full((4 << 20,), float(rank), device="cuda"), torch.empty(4 << 20, device="cuda")
     (dist.send if rank == 0 else dist.recv)(mine if rank == 0 else theirs, 1 - rank)
-    listed = [torch.empty(3, device="cuda") for _ in range(2)]
-    dist.all_gather(listed, torch.full((3,), float(rank), device="cuda"))
+    listed = [torch.empty(4 << 20, device="cuda") for _ in range(2)]
+    dist.all_gather(listed, torch.full((4 << 20,), float(rank), device="cuda"))
     x = torch.full((4,), 1.0, device="cuda", dtype=torch.float64)
     dist.all_reduce(x, dist.ReduceOp.AVG)
-    del ops
     torch.cuda.synchronize()
     return [theirs[0].item() if rank == 1 else None, [t[0].item() for t in listed], x[0].item()]
 

@@ -15,9 +15,12 @@ import torch
 from unisono.gpu.compile import Launch, triton_missing
 from unisono.gpu.kernels import GpuCall, KernelCalls
 from unisono.gpu.layout import NBYTES
+from unisono.gpu.messages import MessageKernels, Side
 from unisono.gpu.workspace import Workspace
 
 __all__ = ["NEEDS_GPU", "World"]
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a stream for each rank, and for each of its messages
 
 
 def _missing() -> str:
@@ -43,6 +46,8 @@ class World:
         # Blocks of all ranks must be on the one GPU at once.
         most = self.spaces[0].multiprocessors // n
         self.kernels = [KernelCalls(space, rank, n, most, limit) for rank, space in enumerate(self.spaces)]
+        self.messages = [MessageKernels(space, rank, n, most, limit) for rank, space in enumerate(self.spaces)]
+        self.sides: dict[tuple[str, int, int], torch.cuda.Stream] = {}
         self.streams = [torch.cuda.Stream() for _ in range(n)]
         self.pool, self.kept = ThreadPoolExecutor(n), {}  # type: ignore[var-annotated]
         torch.cuda.synchronize()
@@ -92,6 +97,27 @@ class World:
                     torch.cuda._sleep(delays[rank])  # type: ignore[no-untyped-call]
             launch(stream.cuda_stream)
 
+    def send(self, source: int, target: int, x: torch.Tensor, header: int = 7) -> None:
+        """Launches a send on the stream of its direction and pair."""
+        self.messages[source].launch(self.side("send", source, target), _side(x, header, target), None)
+
+    def receive(self, target: int, source: int, out: torch.Tensor, header: int = 7) -> None:
+        """Launches a receive on the stream of its direction and pair."""
+        self.messages[target].launch(self.side("recv", target, source), None, _side(out, header, source))
+
+    def exchange(self, rank: int, to: int, x: torch.Tensor, source: int, out: torch.Tensor) -> None:
+        """Launches a send and a receive at once."""
+        self.messages[rank].launch(self.side("both", rank, 0), _side(x, 7, to), _side(out, 7, source))
+
+    def side(self, op: str, rank: int, peer: int) -> int:
+        """A raw stream."""
+        stream = self.sides.get((op, rank, peer)) or self.sides.setdefault((op, rank, peer), torch.cuda.Stream())
+        return stream.cuda_stream
+
     def failures(self) -> list[str]:
         """The kinds of the recorded failures by rank; empty where there is none."""
         return [found.kind if (found := space.failure()) else "" for space in self.spaces]
+
+
+def _side(tensor: torch.Tensor, header: int, peer: int) -> Side:
+    return Side(tensor.data_ptr(), tensor.nbytes, header, peer)

@@ -98,9 +98,12 @@ def kernel_form(name: str, arguments: Sequence[Any], size: int, by: str = "", ch
 
     Decided by facts that the header holds, or by the caller's own mistakes, for which NCCL has its words.
     """
-    if name in ("allreduce", "broadcast"):
+    if name in ("allreduce", "broadcast", "reduce"):
         tensor, options = arguments[0][0], arguments[1]
         source, output, count = tensor, tensor, tensor.numel()
+    elif name in ("gather_single", "scatter_single"):
+        output, source, options = arguments
+        count = source.numel() if name == "gather_single" else output.numel()
     elif name in ("all_gather_single", "reduce_scatter_single", "all_to_all_single"):
         output, source, options = arguments[0], arguments[1], arguments[-1]
         swaps = name == "all_to_all_single"
@@ -123,14 +126,14 @@ def kernel_form(name: str, arguments: Sequence[Any], size: int, by: str = "", ch
     check_memory(output, "the output")
     if name == "all_to_all_single" and overlap(source, output):
         source = source.clone()
-    collective, reduces, dtype = _COLLECTIVES[name], name in ("allreduce", "reduce_scatter_single"), source.dtype
+    collective, reduces, dtype = _COLLECTIVES[name], name in _REDUCING, source.dtype
+    root = options.rootRank if name in _ROOTED else 0
     if reduces:
         op, names = _op(options), name_of_dtype(dtype)
         if not reduces_on_gpu(op, names):
             return None
-        return GpuCall(collective, names, count, op, 0, by, chunks), source, output
+        return GpuCall(collective, names, count, op, root, by, chunks), source, output
     moved, each = moved_as(dtype.itemsize, count)
-    root = options.rootRank if name == "broadcast" else 0
     return GpuCall(collective, moved, each, "", root, by, chunks), source, output
 
 
@@ -143,7 +146,7 @@ def operation_of(name: str) -> str:
 
 def strided(name: str, arguments: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Input and output of a call with one of each, of which one is not contiguous; None for any other."""
-    if name in ("allreduce", "broadcast"):
+    if name in ("allreduce", "broadcast", "reduce"):
         source = output = arguments[0][0]
     elif name in ("all_gather_single", "reduce_scatter_single", "all_to_all_single"):
         output, source = arguments[0], arguments[1]
@@ -162,8 +165,11 @@ _OPERATIONS = {
 }  # fmt: skip
 _COLLECTIVES = {
     "allreduce": "all_reduce", "broadcast": "broadcast", "all_gather_single": "all_gather",
-    "reduce_scatter_single": "reduce_scatter", "all_to_all_single": "all_to_all",
+    "reduce_scatter_single": "reduce_scatter", "all_to_all_single": "all_to_all", "reduce": "reduce",
+    "gather_single": "gather", "scatter_single": "scatter",
 }  # fmt: skip
+_REDUCING = ("allreduce", "reduce_scatter_single", "reduce")
+_ROOTED = ("broadcast", "reduce", "gather_single", "scatter_single")
 
 
 def _all_reduce_form(tensors: Any, opts: Any = None, *_: Any) -> Any:

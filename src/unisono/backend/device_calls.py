@@ -7,20 +7,25 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Work
+from torch._C._distributed_c10d import PrefixStore
 
 from unisono.backend.cuda_calls import KNOWN_AGAIN, call_of, devices_of, kernel_form, operation_of, strided
 from unisono.backend.device_facts import exchanged, no_kernels, own_facts
+from unisono.backend.device_lists import flat_call
+from unisono.backend.device_messages import MESSAGES, DeviceMessages
+from unisono.backend.device_work import LaunchedWork, external_stream, raw_stream
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
 from unisono.backend.options import chosen
 from unisono.backend.work import DONE
 from unisono.errors import UnisonoError, UsageError
 from unisono.gpu.compile import Launch
+from unisono.gpu.defaults import gpu_default
 from unisono.gpu.kernels import KernelCalls
+from unisono.gpu.messages import MessageKernels
 from unisono.gpu.workspace import symmetric_workspace
 from unisono.runtime.call import SIGNATURE, Call
 from unisono.runtime.task import copy_error
@@ -28,57 +33,13 @@ from unisono.units import show_ranks
 
 __all__ = ["DeviceCalls", "Kind", "LaunchedWork"]
 
+_Result = TypeVar("_Result")
 _INTERVAL = 0.05  # s between two looks of the watcher
 _KEPT = 2048
 _NONE = -2  # no tensor's device
 Kind = tuple[Launch, Call, bytes]
 """A kind of call: the launch, what peers compare, its header."""
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # without CUDA
 _log = logging.getLogger("unisono")
-
-
-def _external(stream: int, device: torch.device | None) -> Any:
-    """The stream of a raw handle."""
-    return torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
-
-
-class LaunchedWork(Work):
-    """A kernel launched on ``stream``: `wait` orders the current stream after it; nothing waits on the host."""
-
-    def __init__(self, outputs: list[torch.Tensor], stream: int, calls: "DeviceCalls") -> None:
-        super().__init__()
-        self._outputs, self._stream, self._calls = outputs, stream, calls
-        self._device = outputs[0].device
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Raises the error of the group if a kernel has failed."""
-        self._calls.raise_failure()
-        if _raw_stream(self._device.index) != self._stream:
-            torch.cuda.current_stream(self._device).wait_stream(_external(self._stream, self._device))
-        return True
-
-    def synchronize(self) -> None:
-        """As `wait`."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """True once the stream has reached the end of the kernel."""
-        return bool(_external(self._stream, self._device).query())
-
-    def is_success(self) -> bool:
-        """True once it is complete, unless the group has failed."""
-        return self.is_completed() and self._calls.error is None
-
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors."""
-        return self._outputs
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Complete at once, in the order of streams: who reads it goes on after the kernel."""
-        future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._device])
-        self.wait()
-        future.set_result(self._outputs)
-        return future
 
 
 class DeviceCalls:
@@ -93,6 +54,7 @@ class DeviceCalls:
         self._lock = threading.RLock()
         self._inner: Inner | None = None
         self.kernels: KernelCalls | None = None
+        self.messages: DeviceMessages | None = None
         self._launches: dict[Any, Callable[[int, int, int], None] | None] = {}
         self._kinds: dict[Any, Kind] = {}
         self._index = _NONE  # of the GPU, once kernels are there
@@ -120,14 +82,16 @@ class DeviceCalls:
                 "nccl", PrefixStore("nccl/", store), group.rank, group.global_ranks, self._timeout, self._name,
                 self.device,
             )  # fmt: skip
+            by_kernels: MessageKernels | None = None
             why = no_kernels(found, over_hosts=group.segment is not None and group.segment.elsewhere is not None)
             if not why:
                 os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-                space = symmetric_workspace(self._name, self.device)
+                space, least = symmetric_workspace(self._name, self.device), min(f.multiprocessors for f in found)
+                by_kernels = MessageKernels(space, group.rank, group.size, least, seconds)
                 self._inner.call("barrier").wait()  # no rank raises a flag before all workspaces are empty
-                least = min(facts.multiprocessors for facts in found)
-                self.kernels = KernelCalls(space, group.rank, group.size, least, min(group.timeout, 1e6))
+                self.kernels = KernelCalls(space, group.rank, group.size, least, seconds)
                 self._failed, self._index = space.failed, self.device.index
+            self.messages = DeviceMessages(group, self._inner, self.device, by_kernels, self.raise_failure)
             how = f"NCCL alone: {why}" if why else "kernels over mapped memory, and NCCL for what they do not serve"
             if group.rank == 0:
                 _log.info("%s: calls on GPUs of %s by %s", group.label, show_ranks(group.size), how)
@@ -166,7 +130,7 @@ class DeviceCalls:
         launch, call, header = kind
         stream = self._next(call, header)
         launch(stream, source_at, output_at)
-        return LaunchedWork([output], stream, self) if asynchronous else DONE
+        return LaunchedWork([output], stream, self.raise_failure) if asynchronous else DONE
 
     def _next(self, call: Call, header: bytes) -> int:
         """The current stream, in order after the last one, once the guard has compared a call. Lock held."""
@@ -175,7 +139,7 @@ class DeviceCalls:
         except UnisonoError as error:
             self._fail(error)
             raise error from None
-        stream = _raw_stream(self._index)
+        stream = raw_stream(self._index)
         if stream != self._stream:
             self._order(stream)
         return stream
@@ -187,12 +151,16 @@ class DeviceCalls:
             self._group.join(name)
         device = self._checked(name, arguments)
         inner = self.start(device)
+        if name in MESSAGES:
+            return self._messages(lambda messages: messages.call(name, arguments))
         call = call_of(self._group.operations, name, arguments)
         if (tensors := strided(name, arguments)) is not None:
             return self._packed(name, arguments, *tensors)
         with self._lock:
             try:
-                launched = self._launch(name, arguments, call) if call is not None else None
+                launched = self._several(name, arguments, call) if call is not None else None
+                if launched is None and call is not None:
+                    launched = self._launch(name, arguments, call)
             except UsageError as error:
                 self.refuse(name, error, device)
                 raise
@@ -228,6 +196,29 @@ class DeviceCalls:
         with self._lock:
             launch(self._next(call, header), *tensors)
 
+    def batch(self, calls: Sequence[tuple[str, torch.Tensor, int, int]]) -> list[Any]:
+        """The Works of messages that are issued together, see `DeviceMessages.batch`."""
+        self.raise_failure()
+        if not self._group.joined:
+            self._group.join("batch_isend_irecv")
+        self.start(self._checked("batch_isend_irecv", [tensor for _, tensor, _, _ in calls]))
+        return self._messages(lambda messages: messages.batch(calls))
+
+    def _messages(self, issue: Callable[[DeviceMessages], _Result]) -> _Result:
+        """What issuing messages gives; of what the guard finds the peers learn. A caller's mistake is its own."""
+        assert self.messages is not None
+        try:
+            return issue(self.messages)
+        except UsageError:
+            raise
+        except UnisonoError as error:
+            with self._lock:
+                self._fail(error)
+            raise
+        except RuntimeError:  # NCCL's, or of the store by which two ranks meet for their first message
+            self.raise_failure()
+            raise
+
     def _packed(self, name: str, arguments: Sequence[Any], source: torch.Tensor, output: torch.Tensor) -> Any:
         """A call on tensors with gaps: on contiguous copies, brought back in the order of the stream."""
         flat, result = source.contiguous(), torch.empty_like(output, memory_format=torch.contiguous_format)
@@ -235,8 +226,8 @@ class DeviceCalls:
         work = self.call(name, [*given, *arguments[len(given) :]])
         work.wait()
         output.copy_(flat if output is source else result)
-        stream = _raw_stream(output.device.index)
-        return LaunchedWork([output], stream, self) if arguments[-1].asyncOp else DONE
+        stream = raw_stream(output.device.index)
+        return LaunchedWork([output], stream, self.raise_failure) if arguments[-1].asyncOp else DONE
 
     def _checked(self, name: str, arguments: Sequence[Any]) -> torch.device:
         """The device of all tensors; raises `UsageError`, of which the peers learn, if it is not the group's."""
@@ -269,8 +260,24 @@ class DeviceCalls:
             self._fail(instead)
             raise instead
 
-    def _launch(self, name: str, arguments: Sequence[Any], call: Call) -> Any:
-        """The Work of a call that kernels serve; None for any other. Lock held."""
+    def _several(self, name: str, arguments: Sequence[Any], call: Call) -> Any:
+        """The Work of a call on several tensors that kernels serve by way of one; None for any other. Lock held."""
+        size, options = self._group.size, chosen(self._group.operations.options)
+        given = self.kernels is not None and hasattr(arguments[-1], "asyncOp")
+        flat = flat_call(name, arguments, self._group.rank, size) if given else None
+        by = options.name_for(call.op) if options is not None else ""
+        if flat is None or not (by or gpu_default(call.op, flat.nbytes, size)):
+            return None
+        with torch.no_grad():
+            tensors = flat.pack()
+            if self._launch(flat.name, [*tensors, arguments[-1]], call, again=False) is None:
+                return None
+            flat.deliver(tensors)
+        stream = raw_stream(flat.outputs[0].device.index)
+        return LaunchedWork(flat.outputs, stream, self.raise_failure) if arguments[-1].asyncOp else DONE
+
+    def _launch(self, name: str, arguments: Sequence[Any], call: Call, again: bool = True) -> Any:
+        """The Work of a call that kernels serve; None for any other. ``again``: it may come by `again`. Lock held."""
         if self.kernels is None:
             return self._refuse_named(call)
         options = chosen(self._group.operations.options)
@@ -293,7 +300,8 @@ class DeviceCalls:
         if launch is None:
             return None
         kind = launch, call, self._group.device_guard.header(call)
-        if (known := KNOWN_AGAIN[name](*arguments)) is not None:
+        known = KNOWN_AGAIN[name](*arguments) if again and name in KNOWN_AGAIN else None
+        if known is not None:
             self._kinds[self._kind(name, known[0], source, output, source_at | output_at)] = kind
         return self._launched(kind, source_at, output_at, output, arguments[-1].asyncOp)
 
@@ -307,7 +315,7 @@ class DeviceCalls:
         last, captured, capturing = self._stream, self._captured, torch.cuda.is_current_stream_capturing()
         self._stream, self._captured = stream, capturing
         if last >= 0 and captured == capturing:  # a graph is ordered by the stream that it is replayed on
-            torch.cuda.current_stream(self.device).wait_stream(_external(last, self.device))
+            torch.cuda.current_stream(self.device).wait_stream(external_stream(last, self.device))
 
     # Failures
 
@@ -315,9 +323,19 @@ class DeviceCalls:
         """Raises the error of the group if a call on GPUs has failed."""
         if self.error is None and self.kernels is not None and (failure := self.kernels.workspace.failure()):
             with self._lock:
-                self._fail(self._group.device_guard.explain(failure.peer))
+                self._fail(self._explained(failure.peer))
         if self.error is not None:
             raise copy_error(self.error, f"this group has failed before and can only be destroyed: {self.error}")
+
+    def _explained(self, peer: int) -> UnisonoError:
+        """The error of a kernel that gave up over ``peer``."""
+        try:
+            self._group.device_guard.compare()
+            if self.messages is not None:
+                self.messages.check(0.9 * self._group.timeout)
+        except UnisonoError as error:
+            return error
+        return self._group.device_guard.explain(peer)
 
     def _fail(self, error: UnisonoError) -> None:
         """Ends all calls under way, here and, by what they wait for, at the peers."""
@@ -340,8 +358,10 @@ class DeviceCalls:
                 return
             try:
                 guard.check(self._group.timeout)
+                if self.messages is not None:
+                    self.messages.check(self._group.timeout)
                 if self.kernels is not None and (failure := self.kernels.workspace.failure()):
-                    raise guard.explain(failure.peer)
+                    raise self._explained(failure.peer)
             except UnisonoError as error:
                 self._fail(error)
                 _log.error("%s: %s", type(error).__name__, error)
@@ -355,7 +375,9 @@ class DeviceCalls:
                 self._aborting.join()
             if self._inner is not None:
                 self._inner.close(self._aborting is None)
-            self._inner = self.kernels = None
+            if self.messages is not None:
+                self.messages.close()
+            self._inner = self.kernels = self.messages = None
             self._launches.clear()
             self._kinds.clear()
 

@@ -4,6 +4,7 @@
     sync_batch_norm  nn.SyncBatchNorm.forward, and DDP's check for it: torch refuses CPU tensors before any backend is
                      asked
     excepthook       sys.excepthook: peers read which exception has ended this rank
+    devices          where there are GPUs: batch_isend_irecv, split_group (device_patches.py)
 
 and this when the backend is registered, for it decides where the first group meets:
 
@@ -302,8 +303,9 @@ def _patch_excepthook() -> None:
     sys.excepthook = hook
 
 
-_PATCHES = {
-    "objects": _patch_objects, "sync_batch_norm": _patch_sync_batch_norm, "excepthook": _patch_excepthook
+_PATCHES: dict[str, Callable[[], Any]] = {
+    "objects": _patch_objects, "sync_batch_norm": _patch_sync_batch_norm, "excepthook": _patch_excepthook,
+    "devices": lambda: importlib.import_module("unisono.backend.device_patches").patch(_put),
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from unisono.errors import UsageError
 
-__all__ = ["DTYPES", "HOPPER", "Kernel", "Launch", "compiled", "launcher", "triton_missing"]
+__all__ = ["DTYPES", "HOPPER", "Kernel", "Launch", "compiled", "launcher", "message_launcher", "triton_missing"]
 
 DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "int64": "i64", "int32": "i32",
@@ -30,6 +30,8 @@ HOPPER = ("cuda", 90, 32)
 _TYPES = {
     "bases": "*i64", "counters": "*i32", "record": "*i64", "count": "i32", "header": "i32", "limit": "i64",
     "counts": "*i64", "received": "*i64", "rows": "i32", "capacity": "i32", "width": "i32",
+    "rank": "i32", "world_size": "i32",
+    **{f"{side}_{word}": "i32" for side in ("x", "out") for word in ("nbytes", "header", "peer", "blocks")},
 }  # fmt: skip
 _TENSORS = ("x", "out", "residual", "weight", "residual_out")
 """Arguments of the kernel's dtype."""
@@ -123,22 +125,34 @@ Launch = Callable[..., None]
 """Called with the raw stream and the addresses of the tensors: input and output, or what else a kernel has."""
 
 
-def launcher(made: Any, grid: int, last: Sequence[int]) -> Launch:
-    """The launch of a compiled kernel, which is loaded now: loading one while another waits for a peer would block.
+def _loaded(made: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """What launches a compiled kernel, which is loaded now, and what it takes between the stream and the arguments.
 
-    ``grid``: blocks; ``last``: all arguments of the kernel after its tensors (of `kernel_text.ARGUMENTS` for
-    instance), as integers. Triton's own launcher is called without its dispatch where it has the form known here, else
-    by its public one.
+    Loading a kernel while another one waits for a peer would block. Triton's own launcher is called without its
+    dispatch where it has the form known here, else by its public one.
     """
     made._init_handles()
     run = getattr(made, "_run", None) or made.run
     launch, function, metadata = getattr(run, "launch", None), made.function, made.packed_metadata
     if launch is None or not hasattr(run, "launch_cooperative_grid") or not hasattr(run, "launch_pdl"):
-        return lambda stream, *tensors: run(
-            grid, 1, 1, stream, function, metadata, None, None, None, *tensors, *last, None, None
-        )
+        return run, (function, metadata, None, None, None)
     cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
+    return launch, (function, cooperative, pdl, None, None, metadata, None, None, None)
+
+
+def launcher(made: Any, grid: int, last: Sequence[int]) -> Launch:
+    """The launch of a compiled kernel; ``grid``: blocks; ``last``: all arguments after its tensors (of
+    `kernel_text.ARGUMENTS` for instance), as integers.
+    """
+    launch, fixed = _loaded(made)
     return lambda stream, *tensors: launch(
-        grid, 1, 1, stream, function, cooperative, pdl, None, None, metadata, None, None, None,
-        *tensors, *last, None, None,
+        grid, 1, 1, stream, *fixed, *tensors, *last, None, None
     )  # fmt: skip
+
+
+def message_launcher(made: Any) -> Callable[[int, int, Sequence[int]], None]:
+    """The launch of the kernel of messages: called with the blocks, the raw stream, and its arguments
+    (`message_text.ARGUMENTS`) as integers.
+    """
+    launch, fixed = _loaded(made)
+    return lambda grid, stream, arguments: launch(grid, 1, 1, stream, *fixed, *arguments, None, None)

@@ -7,9 +7,12 @@ kernels are as fast as NCCL alone, but take more multiprocessors from what compu
 from dataclasses import dataclass
 from functools import lru_cache
 
-from unisono.gpu.layout import ROWS, WORLD_SIZE_MAX, slot_numel
+from unisono.gpu.layout import MESSAGE_ROWS, ROWS, WORLD_SIZE_MAX, slot_numel
 
-__all__ = ["KIB", "LAUNCHES", "MIB", "TABLE", "GpuDefault", "LaunchShape", "gpu_default", "launch_shape"]
+__all__ = [
+    "KIB", "LAUNCHES", "MESSAGE_NBYTES", "MIB", "TABLE", "GpuDefault", "LaunchShape", "gpu_default", "launch_shape",
+    "message_rows", "message_shape",
+]  # fmt: skip
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -37,8 +40,17 @@ TABLE = (
     GpuDefault("all_to_all", 16 * MIB, "direct"),
     GpuDefault("broadcast", 8 * MIB, "star", 2),
     GpuDefault("broadcast", 2 * MIB, "star"),
+    GpuDefault("reduce", 8 * MIB, "star", 2),
+    GpuDefault("reduce", 512 * KIB, "star"),
+    GpuDefault("reduce", 8 * MIB, "two_phase"),
+    GpuDefault("gather", 8 * MIB, "star"),
+    GpuDefault("scatter", 8 * MIB, "star"),
 )
-"""The first row that fits counts. Rows for more than 4 ranks are not measured."""
+"""The first row that fits counts. Rows for more than 4 ranks are not measured, nor those of reduce, gather, scatter."""
+
+
+MESSAGE_NBYTES = 8 * MIB
+"""Bytes of a message, at most, that goes by a kernel. On 2 GPUs NCCL is faster from 16 MiB on."""
 
 
 @lru_cache(maxsize=4096)
@@ -74,3 +86,16 @@ def launch_shape(part: int, itemsize: int, slots: int, multiprocessors: int) -> 
     tiles = max(1, -(-part // tile))
     blocks = min(tiles, _BLOCKS, ROWS, multiprocessors)
     return LaunchShape(tile, warps, blocks, blocks == tiles)
+
+
+def message_rows(world_size: int, multiprocessors: int) -> int:
+    """Rows of a message. Kernels of all peers and both directions may wait at once, beside one of a collective: with
+    as many blocks as there are multiprocessors, which hold two of 16 warps each, all of them are on the GPU.
+    """
+    return max(1, min(MESSAGE_ROWS, multiprocessors // max(2, 2 * (world_size - 1))))
+
+
+def message_shape(nbytes: int, rows: int) -> tuple[int, int, int]:
+    """Bytes of a tile, warps and blocks of a message, equal at both of its ends."""
+    tile, warps = next((tile, warps) for upto, tile, warps in LAUNCHES if nbytes <= upto)
+    return tile, warps, min(rows, -(-nbytes // tile))

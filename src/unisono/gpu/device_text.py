@@ -7,50 +7,42 @@ record stays; who gives up sets the abort words of all ranks.
 
 from unisono.gpu.layout import FLAGS, HALF_NBYTES, ROWS, STAGE, WORLD_SIZE_MAX
 
-__all__ = ["MODULE_HEAD"]
+__all__ = ["MODULE_HEAD", "of_one_peer"]
 
-_CONSTANTS = f"""\
-FLAGS = tl.constexpr({FLAGS})
-STAGE = tl.constexpr({STAGE})
-ROWS = tl.constexpr({ROWS})
-HALF = tl.constexpr({HALF_NBYTES})
-FLAG_LINE = tl.constexpr({8 * WORLD_SIZE_MAX})
-"""
-
-MODULE_HEAD = (
-    '''"""Generated from programs by unisono.gpu.kernel_text; do not edit."""
-
-import triton
-import triton.language as tl
-
-'''
-    + _CONSTANTS
-    + '''
-# $1 table of bases, $2 offset of my flag at a peer, $3 the flag, $4 this rank, $5 ranks
-RAISE = tl.constexpr("""{
-    .reg .pred p; .reg .u32 t; .reg .u64 a;
-    mov.u32 t, %tid.x;
+_OF_ALL_PEERS = """\
     setp.ge.u32 p, t, $5;
     @p bra DONE;
     setp.eq.u32 p, t, $4;
     @p bra DONE;
+"""
+_OF_ONE_PEER = """\
+    setp.ne.u32 p, t, 0;
+    @p bra DONE;
+    mov.u32 t, $4;
+"""
+
+_RAISE = (
+    """{
+    .reg .pred p; .reg .u32 t; .reg .u64 a;
+    mov.u32 t, %tid.x;
+"""
+    + _OF_ALL_PEERS
+    + """\
     mad.wide.u32 a, t, 8, $1;
     ld.global.u64 a, [a];
     add.u64 a, a, $2;
     st.release.sys.global.u64 [a], $3;
     DONE:
     mov.u32 $0, 0;
-    }""")
-
-# $1 table of bases, $2 my flags of this meeting, $3 the flag, $4 this rank, $5 ranks, $6 my base (abort word),
-# $7 failure record (pinned host memory), $8 nanoseconds to wait
-AWAIT = tl.constexpr("""{
+    }"""
+)
+_AWAIT = (
+    """{
     .reg .pred p, q; .reg .u32 t, n, k, lo, hi, ml, mh; .reg .u64 a, b, f, now, end;
     mov.u32 t, %tid.x;
-    setp.ge.u32 p, t, $5;
-    @p bra DONE;
-    setp.eq.u32 p, t, $4;
-    @p bra DONE;
+"""
+    + _OF_ALL_PEERS
+    + """\
     mad.wide.u32 a, t, 8, $2;
     mov.b64 {ml, mh}, $3;
     mov.u32 n, 0;
@@ -111,7 +103,42 @@ AWAIT = tl.constexpr("""{
     st.release.sys.global.u32 [$7], k;
     DONE:
     mov.u32 $0, 0;
-    }""")
+    }"""
+)
+
+
+def of_one_peer() -> tuple[str, str]:
+    """What raises, and what awaits, the flag of one peer, which takes the place of this rank among the operands."""
+    return _RAISE.replace(_OF_ALL_PEERS, _OF_ONE_PEER), _AWAIT.replace(_OF_ALL_PEERS, _OF_ONE_PEER)
+
+
+_CONSTANTS = f"""\
+FLAGS = tl.constexpr({FLAGS})
+STAGE = tl.constexpr({STAGE})
+ROWS = tl.constexpr({ROWS})
+HALF = tl.constexpr({HALF_NBYTES})
+FLAG_LINE = tl.constexpr({8 * WORLD_SIZE_MAX})
+"""
+
+MODULE_HEAD = (
+    '''"""Generated from programs by unisono.gpu.kernel_text; do not edit."""
+
+import triton
+import triton.language as tl
+
+'''
+    + _CONSTANTS
+    + '''
+# $1 table of bases, $2 offset of my flag at a peer, $3 the flag, $4 this rank, $5 ranks
+RAISE = tl.constexpr("""'''
+    + _RAISE
+    + '''""")
+
+# $1 table of bases, $2 my flags of this meeting, $3 the flag, $4 this rank, $5 ranks, $6 my base (abort word),
+# $7 failure record (pinned host memory), $8 nanoseconds to wait
+AWAIT = tl.constexpr("""'''
+    + _AWAIT
+    + '''""")
 
 
 @triton.jit

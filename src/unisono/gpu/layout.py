@@ -4,22 +4,36 @@ A workspace is bytes at one base address per rank:
 
     0        the abort word, 32 bits; not 0 once any rank has given up
     FLAGS    parity of the meeting, row, source: 64 bits, the meeting's number << 32 | header
+    SENT     slot, message row, source: 64 bits, the tile's number << 32 | header
+    TAKEN    message row, reader: 64 bits, the number << 32 of the last tile that it has taken
     STAGE    row, parity: HALF_NBYTES of staging memory
+    INBOX    source, message row, slot: SLOT_NBYTES of a message
 
 A *row* here is what block number b of every rank uses: its counter of meetings, its flags, its two halves of staging
 memory. Flags and halves follow the parity of meetings exactly as the board of shared memory does
 (transport/board.py), and for the same reason: whoever passes meeting k has seen that all peers have read what was
 written for meeting k - 2. So programs with slots of any size follow each other on one row.
+
+Messages have rows of their own, counted for every ordered pair of ranks. Tile k of a row goes to slot k % SLOTS of the
+reader; its sender waits until tile k - SLOTS has been taken, and so runs ahead of the reader by so many tiles a row.
 """
 
-__all__ = ["FLAGS", "HALF_NBYTES", "NBYTES", "RECORD_WORDS", "ROWS", "STAGE", "WORLD_SIZE_MAX", "slot_numel"]
+__all__ = [
+    "COUNTERS", "FLAGS", "HALF_NBYTES", "INBOX", "MESSAGE_ROWS", "NBYTES", "RECORD_WORDS", "ROWS", "SENT", "SLOTS",
+    "SLOT_NBYTES", "STAGE", "TAKEN", "WORLD_SIZE_MAX", "slot_numel",
+]  # fmt: skip
 
 WORLD_SIZE_MAX = 8
 ROWS = 256
 FLAGS = 4096
 STAGE = 1 << 18
 HALF_NBYTES = 128 << 10
-NBYTES = STAGE + ROWS * 2 * HALF_NBYTES
+MESSAGE_ROWS, SLOTS, SLOT_NBYTES = 64, 4, 16 << 10
+SENT, TAKEN = 1 << 16, 1 << 17
+INBOX = STAGE + ROWS * 2 * HALF_NBYTES
+NBYTES = INBOX + WORLD_SIZE_MAX * MESSAGE_ROWS * SLOTS * SLOT_NBYTES
+COUNTERS = ROWS + 2 * WORLD_SIZE_MAX * MESSAGE_ROWS
+"""32-bit counters of a rank: of meetings by row; of tiles sent, then received, by peer and message row."""
 RECORD_WORDS = 8
 """64-bit words of a rank's failure record, in pinned host memory: code | peer << 8; the flag that came; the flag that
 was expected; what the host writes to end the kernels of this rank; four spare."""

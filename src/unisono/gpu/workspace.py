@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from unisono.gpu.layout import NBYTES, RECORD_WORDS, ROWS
+from unisono.gpu.layout import COUNTERS, NBYTES, RECORD_WORDS
 
 __all__ = ["FAILURES", "Failure", "Workspace", "symmetric_workspace"]
 
@@ -30,7 +30,7 @@ class Workspace:
 
     def __init__(self, bases: int, device: torch.device, keep: Any) -> None:
         self.bases, self.device, self._keep = bases, device, keep
-        self._counters = torch.zeros(ROWS, dtype=torch.int32, device=device)
+        self._counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
         self._record = torch.zeros(RECORD_WORDS, dtype=torch.int64).pin_memory()
         self.counters, self.record = self._counters.data_ptr(), self._record.data_ptr()
         self.failed = (ctypes.c_int64 * RECORD_WORDS).from_address(self.record)

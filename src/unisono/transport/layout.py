@@ -55,6 +55,8 @@ class Layout:
     OUTBOX = PAGE  # per rank: what it has staged for other hosts
     COUNTERS = 4  # meeting counters, used in turn
     DEVICE_CALLS = 64  # per rank: headers of its last calls on GPUs
+    DEVICE_MESSAGES = 16  # per ordered pair and end: its last messages on GPUs
+    DEVICE_MESSAGE = 4 * 8  # 64-bit words: number, tag, elements, dtype << 32 | checksum
     RING_CONTROL = 3 * LINE  # per ordered pair: head, tail, what the reader refused, each on its own line
 
     @cached_property
@@ -129,8 +131,14 @@ class Layout:
         return _up(self.device_numbers + 8 * self.DEVICE_CALLS * self.world_size, LINE)
 
     @cached_property
+    def device_messages(self) -> int:
+        """Per sender, receiver and end (what was sent, what was received): how many, then the last ones by turns."""
+        return _up(self.device_headers + self.DEVICE_CALLS * self.world_size * self.header, LINE)
+
+    @cached_property
     def total(self) -> int:  # noqa: D102
-        return _up(self.device_headers + self.DEVICE_CALLS * self.world_size * self.header, PAGE)
+        each = LINE + self.DEVICE_MESSAGES * self.DEVICE_MESSAGE
+        return _up(self.device_messages + 2 * self.world_size**2 * each, PAGE)
 
     @cached_property
     def mark(self) -> int:

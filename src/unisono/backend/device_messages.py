@@ -1,0 +1,192 @@
+"""Messages of CUDA tensors of one rank in one group: by kernels up to a size, by the inner NCCL above it.
+
+Each peer and direction has a stream of its own, and rows of its own in the workspace: a send never waits for a receive
+of this rank, nor a message of one peer for those of another. A message is ordered after the current stream at the call;
+`wait` of its Work orders the current stream after it. All kernels are loaded when the group makes its first call on
+GPUs, so that none is loaded while another one waits for a peer.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unisono.backend.device_work import MessageWork, current_stream, new_event, new_stream
+from unisono.backend.group import Group
+from unisono.backend.inner import Inner
+from unisono.backend.tensors import PLAIN, check_memory
+from unisono.errors import UsageError
+from unisono.gpu.defaults import MESSAGE_NBYTES
+from unisono.gpu.messages import MessageKernels, Side, header_of
+from unisono.runtime.call import name_of_dtype
+from unisono.watch.message_guard import MessageGuard
+
+__all__ = ["MESSAGES", "DeviceMessages"]
+
+MESSAGES = ("send", "recv", "recv_anysource")
+"""torch's methods that are served here."""
+_ALIGNED = 16
+_free: dict[int, list[torch.cuda.Stream]] = {}  # by device: streams of groups that were left
+
+
+@dataclass(slots=True)
+class _Message:
+    """A send or a receive, checked: ``flat`` is what a kernel moves, None if NCCL does."""
+
+    op: str
+    tensor: torch.Tensor
+    peer: int
+    tag: int
+    flat: torch.Tensor | None = None
+
+    @property
+    def side(self) -> Side:
+        """As kernels take it."""
+        assert self.flat is not None
+        header = header_of(name_of_dtype(self.tensor.dtype), self.tensor.numel(), self.tag)
+        return Side(self.flat.data_ptr(), self.flat.nbytes, header, self.peer)
+
+
+class DeviceMessages:
+    """``check`` raises the error of the group if it has failed; ``kernels``: None where NCCL carries all."""
+
+    def __init__(
+        self, group: Group, inner: Inner, device: torch.device, kernels: MessageKernels | None,
+        check: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._inner, self._device, self._kernels, self._check = inner, device, kernels, check
+        self._operations = group.operations
+        segment = group.segment
+        self._guard: MessageGuard | None = None
+        if segment is not None and segment.elsewhere is None:
+            self._guard = MessageGuard(segment, group.rank, group.global_ranks, group.label, group.monitor)
+        self._streams: dict[tuple[str, int], torch.cuda.Stream] = {}
+        self._before = new_event()
+        self._lock = threading.Lock()
+
+    def call(self, name: str, arguments: Sequence[Any]) -> Any:
+        """The Work of a message by one of torch's methods. Raises `UsageError`, and what the guard finds."""
+        message = self._checked(name, *arguments)
+        with self._lock:
+            self._issued(message)
+            if not message.tensor.numel():
+                return self._empty(message)
+            if message.flat is not None:
+                return self._launched([message])[0]
+        return self._inner.call(name, [message.tensor], message.peer, message.tag)
+
+    def batch(self, calls: Sequence[tuple[str, torch.Tensor, int, int]]) -> list[Any]:
+        """The Works of messages (send or recv, tensor, group rank, tag) that are issued together: none waits for
+        another one, and those that NCCL carries are one call of its.
+        """
+        messages = [self._checked(op, [tensor], peer, tag) for op, tensor, peer, tag in calls]
+        with self._lock:
+            for message in messages:
+                self._issued(message)
+            works: list[Any] = [self._empty(message) for message in messages if not message.tensor.numel()]
+            moved = [message for message in messages if message.tensor.numel()]
+            works += self._by_kernels([message for message in moved if message.flat is not None])
+        if large := [message for message in moved if message.flat is None]:
+            self._inner.group._start_coalescing(self._device)
+            for message in large:
+                self._inner.call(message.op, [message.tensor], message.peer, message.tag)
+            works.append(self._inner.group._end_coalescing(self._device))
+        return works
+
+    def check(self, timeout: float) -> None:
+        """Raises what the guard finds, see `MessageGuard.check`."""
+        if self._guard is not None:
+            self._guard.check(timeout)
+
+    def close(self) -> None:
+        """Leaves the streams to later groups: memory that was used on them may outlive this one."""
+        _free.setdefault(self._device.index, []).extend(self._streams.values())
+        self._streams.clear()
+
+    # Checks
+
+    def _checked(self, name: str, tensors: Sequence[torch.Tensor], peer: int, tag: int = 0) -> _Message:
+        """The message of a call."""
+        if name == "recv_anysource":
+            raise UsageError("recv of a CUDA tensor needs src: between GPUs a receive names its sender")
+        if len(tensors) != 1:
+            raise UsageError(f"{name} of {len(tensors)} tensors where a rank has one: make a call for each")
+        tensor = tensors[0]
+        self._operations.check_rank(peer)
+        if type(tensor) not in PLAIN or tensor.layout != torch.strided:
+            raise UsageError(f"{name} of a {type(tensor).__name__} of layout {tensor.layout}: give a plain tensor")
+        check_memory(tensor, f"the tensor to {name}")
+        message = _Message(name, tensor.detach(), peer, tag)
+        if self._kernels is not None and tensor.nbytes <= MESSAGE_NBYTES:
+            whole = tensor.is_contiguous() and tensor.data_ptr() % _ALIGNED == 0 and not tensor.is_conj()
+            plain = whole and not tensor.is_neg()
+            message.flat = message.tensor if plain else self._copy(message)
+        elif not tensor.is_contiguous():
+            raise UsageError(f"{name} of a tensor with gaps, of {tensor.nbytes} bytes: give .contiguous()")
+        return message
+
+    def _copy(self, message: _Message) -> torch.Tensor:
+        """Aligned memory for a tensor with gaps, or one that begins anywhere."""
+        flat = torch.empty(message.tensor.shape, dtype=message.tensor.dtype, device=self._device)
+        return flat.copy_(message.tensor) if message.op == "send" else flat
+
+    def _issued(self, message: _Message) -> None:
+        if self._guard is not None:
+            tensor = message.tensor
+            self._guard.issued(message.op, message.peer, message.tag, tensor.numel(), tensor.dtype)
+
+    def _empty(self, message: _Message) -> MessageWork:
+        """The Work of a message without elements, which is only compared."""
+        done = new_event()
+        done.record(current_stream(self._device))
+        return self._work(message, done)
+
+    # Launches
+
+    def _stream(self, op: str, peer: int) -> torch.cuda.Stream:
+        stream = self._streams.get((op, peer))
+        if stream is None:
+            free = _free.get(self._device.index)
+            stream = self._streams[op, peer] = free.pop() if free else new_stream(self._device)
+        return stream
+
+    def _by_kernels(self, messages: Sequence[_Message]) -> list[MessageWork]:
+        """The Works of messages, a send and a receive of one kind of kernel in one launch. Lock held."""
+        if [message.op for message in messages] in (["send", "recv"], ["recv", "send"]) and self._kernels is not None:
+            sizes = [message.tensor.nbytes for message in messages]
+            if self._kernels.alike(*sizes):
+                return self._launched(messages)
+        return [work for message in messages for work in self._launched([message])]
+
+    def _launched(self, messages: Sequence[_Message]) -> list[MessageWork]:
+        """The Works of one launch: of a message, or a send and a receive. Lock held."""
+        assert self._kernels is not None
+        streams = [self._stream(message.op, message.peer) for message in messages]
+        stream = streams[0]
+        self._before.record(current_stream(self._device))
+        for own in streams:
+            own.wait_event(self._before)
+        for other in streams[1:]:
+            stream.wait_stream(other)
+        sides: dict[str, Side] = {}
+        for message in messages:
+            assert message.flat is not None
+            message.flat.record_stream(stream)
+            sides[message.op] = message.side
+        self._kernels.launch(stream.cuda_stream, sides.get("send"), sides.get("recv"))
+        for message in messages:
+            if message.op == "recv" and message.flat is not message.tensor:
+                assert message.flat is not None
+                message.tensor.record_stream(stream)
+                with torch.cuda.stream(stream):
+                    message.tensor.copy_(message.flat)
+        done = new_event()
+        done.record(stream)
+        for later in streams[1:]:
+            later.wait_event(done)
+        return [self._work(message, done) for message in messages]
+
+    def _work(self, message: _Message, done: torch.cuda.Event) -> MessageWork:
+        return MessageWork(message.tensor, done, message.peer if message.op == "recv" else -1, self._check)

@@ -1,0 +1,121 @@
+"""The Works of calls on GPUs: `wait` orders the current stream after the call, and nothing waits on the host."""
+
+import ctypes
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from unisono.errors import UnisonoError
+
+__all__ = ["LaunchedWork", "MessageWork", "current_stream", "external_stream", "new_event", "new_stream", "raw_stream"]
+
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # without CUDA
+"""The handle of the current stream of a GPU, by the GPU's index."""
+_known: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and handle: to ask torch for one takes longer
+_NON_BLOCKING = 1
+
+
+def external_stream(handle: int, device: torch.device | None) -> torch.cuda.Stream:
+    """The stream of a handle."""
+    return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]
+
+
+def current_stream(device: torch.device) -> torch.cuda.Stream:
+    """The current stream of a GPU."""
+    key = device.index, raw_stream(device.index)
+    stream = _known.get(key)
+    if stream is None:
+        stream = _known[key] = torch.cuda.current_stream(device)
+    return stream
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream that nothing else uses: torch's own are handed out in turn, and two of them may be one."""
+    handle = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        code = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING)
+    if code:
+        raise UnisonoError(f"CUDA gave no stream on {device}: error {code} of cuStreamCreate")
+    return external_stream(handle.value or 0, device)
+
+
+def new_event() -> torch.cuda.Event:
+    """An event without a time."""
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+class _DeviceWork(Work):
+    """``check`` raises the error of the group if a call on GPUs has failed."""
+
+    def __init__(self, outputs: list[torch.Tensor], check: Callable[[], None]) -> None:
+        super().__init__()
+        self._outputs, self._check, self._device = outputs, check, outputs[0].device
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def is_success(self) -> bool:
+        """True once it is complete, unless the group has failed."""
+        try:
+            self._check()
+        except UnisonoError:
+            return False
+        return self.is_completed()
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Complete at once, in the order of streams: who reads it goes on after the call."""
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._device])
+        self.wait()
+        future.set_result(self._outputs)
+        return future
+
+
+class LaunchedWork(_DeviceWork):
+    """A kernel launched on ``stream``, a handle."""
+
+    def __init__(self, outputs: list[torch.Tensor], stream: int, check: Callable[[], None]) -> None:
+        super().__init__(outputs, check)
+        self._stream = stream
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Raises the error of the group if a kernel has failed."""
+        self._check()
+        if raw_stream(self._device.index) != self._stream:
+            torch.cuda.current_stream(self._device).wait_stream(external_stream(self._stream, self._device))
+        return True
+
+    def is_completed(self) -> bool:
+        """True once the stream has reached the end of the kernel."""
+        return external_stream(self._stream, self._device).query()
+
+
+class MessageWork(_DeviceWork):
+    """A message on a stream of its own, which has been moved at the event ``done``; ``source``: -1 of a send."""
+
+    def __init__(self, tensor: torch.Tensor, done: torch.cuda.Event, source: int, check: Callable[[], None]) -> None:
+        super().__init__([tensor], check)
+        self._done, self._source = done, source
+
+    def source_rank(self) -> int:
+        """The group rank that a receive is from."""
+        return self._source
+
+    _source_rank = source_rank
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Raises the error of the group if a kernel has failed."""
+        self._check()
+        current_stream(self._device).wait_event(self._done)
+        return True
+
+    def is_completed(self) -> bool:
+        """True once the message has been moved."""
+        return bool(self._done.query())  # type: ignore[no-untyped-call]

@@ -1,0 +1,164 @@
+"""The kernel of messages, as text: a send and a receive, either of which may have no blocks. Equal on all ranks.
+
+It is written by hand, for no program of one rank has what it needs: its sender runs ahead of the reader. A block of the
+sender stores tile after tile into the slots that its row has at the reader, and raises a flag with each; before it
+fills a slot again it waits until the reader has taken the tile that was there. So a message that fits the slots of its
+rows is gone whether or not its receive has begun. Send and receive have counters of their own, by peer: calls in two
+directions, and to several peers, order nothing among each other.
+
+Bytes are moved as words of 64 bits, 16 bytes an access; the last tile's odd bytes one by one.
+"""
+
+from unisono.gpu.device_text import MODULE_HEAD, of_one_peer
+from unisono.gpu.layout import INBOX, MESSAGE_ROWS, ROWS, SENT, SLOT_NBYTES, SLOTS, TAKEN, WORLD_SIZE_MAX
+
+__all__ = ["ARGUMENTS", "KERNEL", "MESSAGE_MODULE"]
+
+KERNEL = "exchange"
+_SIDE = ("nbytes", "header", "peer", "blocks")
+ARGUMENTS = (
+    "x", *(f"x_{word}" for word in _SIDE), "out", *(f"out_{word}" for word in _SIDE),
+    "bases", "counters", "record", "rank", "world_size", "limit",
+)  # fmt: skip
+"""What is sent: address, bytes, header, reader, blocks; the same of what is received; then as other kernels have them:
+table of workspaces, counters, failure record, nanoseconds to wait."""
+_RAISE, _AWAIT = of_one_peer()
+
+MESSAGE_MODULE = (
+    MODULE_HEAD
+    + f"""
+
+INBOX = tl.constexpr({INBOX})
+SENT = tl.constexpr({SENT})
+TAKEN = tl.constexpr({TAKEN})
+SLOTS = tl.constexpr({SLOTS})
+SLOT_NBYTES = tl.constexpr({SLOT_NBYTES})
+MESSAGE_ROWS = tl.constexpr({MESSAGE_ROWS})
+SEND_COUNTERS = tl.constexpr({ROWS})
+RECV_COUNTERS = tl.constexpr({ROWS + WORLD_SIZE_MAX * MESSAGE_ROWS})
+"""
+    + '''
+# $1 table of bases, $2 offset of a flag at the peer, $3 the flag, $4 the peer, $5 ranks
+RAISE_ONE = tl.constexpr("""'''
+    + _RAISE
+    + '''""")
+
+# As AWAIT, but $4 the peer, and $2 the flags of all peers of which its one is awaited
+AWAIT_ONE = tl.constexpr("""'''
+    + _AWAIT
+    + '''""")
+
+
+@triton.jit
+def raise_at(bases, offset, flag, peer):
+    """After the loads and stores of all threads: one thread raises a flag at a peer."""
+    tl.debug_barrier()
+    tl.inline_asm_elementwise(
+        RAISE_ONE, "=r,l,l,l,r,r", [bases.to(tl.int64), offset, flag, peer, peer],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )
+
+
+@triton.jit
+def await_one(bases, mine, line, flag, record, limit, peer, world_size):
+    """One thread waits for a peer's flag among those at ``line`` of the own workspace; then all threads go on."""
+    tl.inline_asm_elementwise(
+        AWAIT_ONE, "=r,l,l,l,r,r,l,l,l",
+        [bases.to(tl.int64), mine + line, flag, peer, world_size, mine, record.to(tl.int64), limit.to(tl.int64)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )
+    tl.debug_barrier()
+
+
+@triton.jit
+def sent_line(row, number):
+    """Where the flags of a row's tile lie at a reader, one per source."""
+    return SENT + ((number & (SLOTS - 1)) * MESSAGE_ROWS + row).to(tl.int64) * FLAG_LINE
+
+
+@triton.jit
+def taken_line(row):
+    """Where a sender reads, one flag per reader, which tile of a row has been taken."""
+    return TAKEN + row.to(tl.int64) * FLAG_LINE
+
+
+@triton.jit
+def tile_at(base, source, row, number):
+    """The slot of a row's tile in the workspace at ``base`` of its reader."""
+    slots = (source * MESSAGE_ROWS + row) * SLOTS + (number & (SLOTS - 1))
+    return base + INBOX + slots.to(tl.int64) * SLOT_NBYTES
+
+
+@triton.jit
+def send(
+    x, nbytes, header, peer, blocks, row, bases, counters, record, rank, world_size, limit, BLOCK: tl.constexpr
+):
+    """The tiles of one row to a peer."""
+    mine, theirs = tl.load(bases + rank), tl.load(bases + peer)
+    counter = counters + (SEND_COUNTERS + peer * MESSAGE_ROWS + row)
+    number = tl.load(counter)
+    offsets = tl.arange(0, BLOCK)
+    words = nbytes // 16 * 2
+    for start in range(row * BLOCK, (nbytes + 7) // 8, blocks * BLOCK):
+        number += 1
+        at = start + offsets
+        value = tl.load(x + at, mask=at < words)
+        taken = (number - SLOTS).to(tl.int64) << 32
+        await_one(bases, mine, taken_line(row), taken, record, limit, peer, world_size)
+        place = tile_at(theirs, rank, row, number)
+        tl.store(slot(place, 0, x, offsets), value, mask=at < words)
+        if (nbytes > words * 8) & (start + BLOCK > words):
+            odd, single = nbytes - words * 8, tl.arange(0, 16)
+            source = x.to(tl.pointer_type(tl.int8)) + words * 8 + single
+            target = (place + (words - start) * 8).to(tl.pointer_type(tl.int8)) + single
+            tl.store(target, tl.load(source, mask=single < odd), mask=single < odd)
+        raise_at(bases, sent_line(row, number) + rank * 8, flag_of(number, header), peer)
+    tl.store(counter, number)
+
+
+@triton.jit
+def receive(
+    out, nbytes, header, peer, blocks, row, bases, counters, record, rank, world_size, limit, BLOCK: tl.constexpr
+):
+    """The tiles of one row from a peer."""
+    mine = tl.load(bases + rank)
+    counter = counters + (RECV_COUNTERS + peer * MESSAGE_ROWS + row)
+    number = tl.load(counter)
+    offsets = tl.arange(0, BLOCK)
+    words = nbytes // 16 * 2
+    for start in range(row * BLOCK, (nbytes + 7) // 8, blocks * BLOCK):
+        number += 1
+        at = start + offsets
+        await_one(bases, mine, sent_line(row, number), flag_of(number, header), record, limit, peer, world_size)
+        place = tile_at(mine, peer, row, number)
+        value = tl.load(slot(place, 0, out, offsets), mask=at < words, cache_modifier=".cg")
+        tl.store(out + at, value, mask=at < words)
+        if (nbytes > words * 8) & (start + BLOCK > words):
+            odd, single = nbytes - words * 8, tl.arange(0, 16)
+            source = (place + (words - start) * 8).to(tl.pointer_type(tl.int8)) + single
+            target = out.to(tl.pointer_type(tl.int8)) + words * 8 + single
+            tl.store(target, tl.load(source, mask=single < odd, cache_modifier=".cg"), mask=single < odd)
+        raise_at(bases, taken_line(row) + rank * 8, number.to(tl.int64) << 32, peer)
+    tl.store(counter, number)
+
+
+@triton.jit
+def exchange(
+    '''
+    + ", ".join(ARGUMENTS)
+    + """, ACC: tl.constexpr, BLOCK: tl.constexpr
+):
+    \"\"\"The first blocks send x, the others receive out.\"\"\"
+    block = tl.program_id(0)
+    if block < x_blocks:
+        send(
+            x, x_nbytes, x_header, x_peer, x_blocks, block,
+            bases, counters, record, rank, world_size, limit, BLOCK,
+        )
+    else:
+        receive(
+            out, out_nbytes, out_header, out_peer, out_blocks, block - x_blocks,
+            bases, counters, record, rank, world_size, limit, BLOCK,
+        )
+"""
+)

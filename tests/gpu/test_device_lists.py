@@ -1,0 +1,135 @@
+"""Calls on several tensors as calls on one, with CPU tensors: what is packed, and where it comes out."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._C._distributed_c10d import ReduceOp
+
+from unisono.backend.device_lists import FlatCall, flat_call
+from unisono.errors import UsageError
+
+N, ROOT = 3, 1
+OPTIONS = SimpleNamespace(reduceOp=ReduceOp.SUM, rootRank=ROOT, asyncOp=False)
+
+
+def tensors(rank: int, *shapes: Sequence[int]) -> list[torch.Tensor]:
+    """Of every shape one, of numbers that no other rank has."""
+    chance = torch.Generator().manual_seed(rank)
+    return [torch.randint(0, 1000, tuple(shape), generator=chance).float() for shape in shapes]
+
+
+def made(name: str, arguments: Sequence[Sequence[Any]]) -> list[FlatCall]:
+    found = [flat_call(name, [*given, OPTIONS], rank, N) for rank, given in enumerate(arguments)]
+    assert all(call is not None for call in found)
+    return [call for call in found if call is not None]
+
+
+def run(name: str, arguments: Sequence[Sequence[Any]]) -> list[FlatCall]:
+    """Makes the call of all ranks: packs, does on one tensor what a kernel does, delivers."""
+    calls = made(name, arguments)
+    packed = [call.pack() for call in calls]
+    single = calls[0].name
+    assert {call.name for call in calls} == {single}
+    if single == "allreduce":
+        total = torch.stack([flat[0][0] for flat in packed]).sum(0)
+        for flat in packed:
+            flat[0][0].copy_(total)
+    else:
+        sources = [flat[1].reshape(-1).clone() for flat in packed]
+        for rank, (flat, source) in enumerate(zip(packed, sources, strict=True)):
+            count = source.numel() // N
+            if single == "all_gather_single" or (single == "gather_single" and rank == ROOT):
+                flat[0].view(-1).copy_(torch.cat(sources))
+            elif single == "reduce_scatter_single":
+                flat[0].copy_(torch.stack(sources).sum(0)[rank * count : (rank + 1) * count])
+            elif single == "scatter_single":
+                each = flat[0].numel()
+                flat[0].copy_(sources[ROOT][rank * each : (rank + 1) * each])
+    for call, flat in zip(calls, packed, strict=True):
+        call.deliver(flat)
+    return calls
+
+
+def outputs(count: int, shape: Sequence[int], together: bool) -> list[torch.Tensor]:
+    """Side by side in one memory, or each alone, with gaps."""
+    if together:
+        return list(torch.zeros(count, *shape))
+    return [torch.zeros(*shape, 2)[..., 0] for _ in range(count)]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_all_gather_and_gather(together: bool) -> None:
+    xs = [tensors(rank, (2, 5))[0] for rank in range(N)]
+    outs = [outputs(N, (2, 5), together) for _ in range(N)]
+    calls = run("allgather", [([out], [x]) for out, x in zip(outs, xs, strict=True)])
+    assert all(torch.equal(torch.stack(out), torch.stack(xs)) for out in outs)
+    assert calls[0].nbytes == N * 40
+    roots = outputs(N, (2, 5), together)
+    calls = run("gather", [([roots] if rank == ROOT else [], [x]) for rank, x in enumerate(xs)])
+    assert torch.equal(torch.stack(roots), torch.stack(xs))
+    assert calls[0].outputs == [xs[0]]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_reduce_scatter_and_scatter(together: bool) -> None:
+    lists = [tensors(rank, *[(2, 5)] * N) for rank in range(N)]
+    outs = [outputs(1, (2, 5), together)[0] for _ in range(N)]
+    run("reduce_scatter", [([out], [xs]) for out, xs in zip(outs, lists, strict=True)])
+    for rank, out in enumerate(outs):
+        assert torch.equal(out, sum(xs[rank] for xs in lists))
+    run("scatter", [([out], [lists[ROOT]] if rank == ROOT else []) for rank, out in enumerate(outs)])
+    assert all(torch.equal(out, lists[ROOT][rank]) for rank, out in enumerate(outs))
+
+
+def test_coalesced_calls() -> None:
+    shapes = [(3,), (2, 2), (7, 1)]
+    lists = [tensors(rank, *shapes) for rank in range(N)]
+    totals = [sum(xs[k] for xs in lists) for k in range(len(shapes))]
+    ours = [[x.clone() for x in xs] for xs in lists]
+    run("allreduce_coalesced", [(xs,) for xs in ours])
+    assert all(torch.equal(x, total) for xs in ours for x, total in zip(xs, totals, strict=True))
+    gathered = [[torch.zeros(N * shape[0], *shape[1:]) for shape in shapes] for _ in range(N)]
+    run("all_gather_single_coalesced", list(zip(gathered, lists, strict=True)))
+    wanted = [torch.cat([xs[k] for xs in lists]) for k in range(len(shapes))]
+    assert all(torch.equal(x, want) for outs in gathered for x, want in zip(outs, wanted, strict=True))
+    rows = [[[torch.zeros(shape) for shape in shapes] for _ in range(N)] for _ in range(N)]
+    run("allgather_coalesced", list(zip(rows, lists, strict=True)))
+    assert all(torch.equal(rows[r][i][k], lists[i][k]) for r in range(N) for i in range(N) for k in range(len(shapes)))
+    parts = [[torch.zeros(shape) for shape in shapes] for _ in range(N)]
+    inputs = [tensors(rank, *[(N * shape[0], *shape[1:]) for shape in shapes]) for rank in range(N)]
+    run("reduce_scatter_single_coalesced", list(zip(parts, inputs, strict=True)))
+    for k, shape in enumerate(shapes):
+        whole = sum(xs[k] for xs in inputs).chunk(N)  # type: ignore[union-attr]
+        assert all(torch.equal(parts[rank][k].view(shape), whole[rank]) for rank in range(N))
+
+
+def test_memory_that_lies_side_by_side_is_used_where_it_is() -> None:
+    whole = torch.zeros(N, 4)
+    call = made("allgather", [([list(whole)], [torch.ones(4)])] * N)[0]
+    assert call.pack()[0].data_ptr() == whole.data_ptr()
+    apart = [whole[0], whole[2], whole[1]]
+    assert made("allgather", [([apart], [torch.ones(4)])] * N)[0].pack()[0].data_ptr() != whole.data_ptr()
+
+
+def test_what_stays_with_nccl() -> None:
+    x, y = torch.ones(4), torch.ones(5)
+    assert flat_call("allgather", [[[x, x, y]], [x], OPTIONS], 0, N) is None
+    assert flat_call("allgather", [[[x.double()] * N], [x], OPTIONS], 0, N) is None
+    assert flat_call("allgather", [[[x[:0]] * N], [x[:0]], OPTIONS], 0, N) is None
+    assert flat_call("allreduce_coalesced", [[x, x.double()], OPTIONS], 0, N) is None
+    assert flat_call("allreduce_coalesced", [[x.to(torch.uint8)], OPTIONS], 0, N) is None
+    assert flat_call("alltoall", [[x] * N, [x] * N, OPTIONS], 0, N) is None
+    assert flat_call("allreduce", [[x], OPTIONS], 0, N) is None
+
+
+def test_lists_of_the_root_that_do_not_fit() -> None:
+    x, y = torch.ones(4), torch.ones(5)
+    with pytest.raises(
+        UsageError, match=r"gather on GPUs needs outputs alike, 3 of 4 elements of float32, not float32 "
+    ):
+        flat_call("gather", [[[y, x, x]], [x], OPTIONS], ROOT, N)
+    with pytest.raises(UsageError, match=r"scatter on GPUs needs inputs alike, 3 of 4 elements of float32, not none"):
+        flat_call("scatter", [[x], [], OPTIONS], ROOT, N)
