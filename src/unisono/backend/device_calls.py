@@ -111,7 +111,7 @@ class DeviceCalls:
             self.device = self.device or device
             torch.cuda.set_device(self.device)
             store = PrefixStore(f"cuda/{group.nonce}/", self._store)
-            mine, seconds = own_facts(self.device, self._kernels_wanted), min(group.timeout, 1e6)
+            mine, seconds = own_facts(self.device, self._kernels_wanted, group.size), min(group.timeout, 1e6)
             found = exchanged(store, group.rank, group.global_ranks, group.label, mine, seconds)
             self._name = f"unisono/{group.nonce}"
             self._inner = Inner(
@@ -124,7 +124,7 @@ class DeviceCalls:
                 space = symmetric_workspace(self._name, self.device)
                 self._inner.call("barrier").wait()  # no rank raises a flag before all workspaces are empty
                 least = min(facts.multiprocessors for facts in found)
-                self.kernels = KernelCalls(space, group.rank, group.size, least, min(group.timeout, 1e6))
+                self.kernels = KernelCalls(space, group.rank, group.size, least, seconds, found[0].table)
                 self._failed, self._index = space.failed, self.device.index
             how = f"NCCL alone: {why}" if why else "kernels over mapped memory, and NCCL for what they do not serve"
             if group.rank == 0:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import unisono
+from unisono.algorithms import build
 from unisono.bench.cases import Caller, Case
 from unisono.bench.clocks import Clock, HostClock, clock_of
 from unisono.bench.machine import limit_of, measure_rates
@@ -162,10 +163,13 @@ class _Walk:
 
     def _first_call(self, case: Case, timing: str, caller: Caller, entrant: _Entrant) -> None:
         """Makes the call on the known input, and notes its time, but on GPUs, where it compiles and loads."""
+        contender = entrant.contender
+        if self.on_gpu and contender.backend == "unisono" and contender.algorithm:
+            build(contender.algorithm, case.collective, self.settings.ranks)  # a refused call on GPUs fails its group
         case.fill()
         began = time.perf_counter()
         asynchronous = self.settings.asynchronous or timing == "async"
-        entrant.call = caller.call(case, asynchronous, entrant.contender.algorithm)
+        entrant.call = caller.call(case, asynchronous, contender.algorithm)
         entrant.call()
         if not self.on_gpu:
             entrant.first = time.perf_counter() - began

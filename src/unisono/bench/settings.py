@@ -190,7 +190,8 @@ class Settings:
                 raise UsageError(f"{words}: expected one of {', '.join(known)}")
             check_known("backend", backend, known)
             if contender.algorithm:
-                ways = SYMM_MEM_WAYS if backend == "symm_mem" else (*names(), PERSISTENT)
+                calls = (*names(), *[PERSISTENT] * (self.device == "cpu"))
+                ways = SYMM_MEM_WAYS if backend == "symm_mem" else calls
                 check_known("algorithm", contender.algorithm, ways)
         if self.by_mpiexec:
             self._validate_mpi()
