@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import unisono
 from unisono.bench.bound import bound_nbytes
 from unisono.bench.settings import cores
 from unisono.errors import UsageError, file_errors
@@ -163,7 +164,7 @@ def this_machine(mpi: str = "", gpu: str = "") -> Machine:
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
         torch=version("torch"),
-        unisono=version("unisono"),
+        unisono=unisono.__version__,
         load=os.getloadavg()[0],
         mpi=mpi,
         gpu=gpu,

@@ -198,25 +198,16 @@ def _call(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
 def _send_recv(case: Case, group: Any) -> Callable[[], Any]:
     """To the next rank and from the one before, at the same time, as nccl-tests' sendrecv does.
 
-    On GPUs in turn, since two-way messages block on backends that do not see them as one: first the even ranks send.
+    On GPUs both are given to torch as one batch: two calls, one after the other, may wait for each other.
     """
     x, y, rank, n = case.input, case.output, case.rank, case.settings.ranks
     after, before = (rank + 1) % n, (rank - 1) % n
     if n == 1:
         return lambda: y.copy_(x)
-    if x.is_cuda:
-
-        def in_turn() -> None:
-            if rank % 2 == 0:
-                dist.send(x, after, group)
-            dist.recv(y, before, group)
-            if rank % 2:
-                dist.send(x, after, group)
-
-        return in_turn
+    batch = [dist.P2POp(dist.isend, x, after, group), dist.P2POp(dist.irecv, y, before, group)] if x.is_cuda else []
 
     def exchange() -> None:
-        works = [dist.isend(x, after, group), dist.irecv(y, before, group)]
+        works = dist.batch_isend_irecv(batch) if batch else [dist.isend(x, after, group), dist.irecv(y, before, group)]
         for work in reversed(works):
             if work is not None:  # which is what a rank outside the group gets
                 work.wait()
