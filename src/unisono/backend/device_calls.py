@@ -327,6 +327,11 @@ class DeviceCalls:
             self._kinds.clear()
 
     @property
+    def group(self) -> Group:
+        """The group whose calls these are."""
+        return self._group
+
+    @property
     def inner(self) -> Inner | None:
         """The inner group, once there is one."""
         return self._inner
