@@ -82,6 +82,12 @@ EXAMPLES = [
             r"server, staleness 2 +loss 0\.\d+",
         ),
     ),
+    Example(
+        "13_decode.py",
+        2,
+        tuple(rf"{name}, eager: \d+ tokens/s, 12 of 12 as of one process" for name in ("unisono", "Gloo")),
+        ("unisono",),
+    ),
 ]
 
 TWO_HOSTS = "09_two_hosts.py"  # its own test: it is for two agents of torchrun, not for ranks that are given to it

@@ -1,6 +1,7 @@
 """The table that tune makes of what the bench measures; and real ranks."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from unisono.bench.result import Rates
 from unisono.bench.result import Row as Result
 from unisono.bench.settings import Settings
 from unisono.errors import UsageError
-from unisono.selection import BY_DEFAULT, Row
+from unisono.selection import BY_DEFAULT, Measured, Row
 from unisono.tune import runnable, tune
 
 
@@ -38,6 +39,29 @@ def test_measures_everything_that_can_run_and_leaves_out_what_is_refused(monkeyp
     assert "tree" not in table.algorithms("all_reduce", 4)
     assert table.seconds("all_reduce", 4, "ring", 8) == pytest.approx(9e-6)
     assert table.seconds("all_reduce", 4, BY_DEFAULT, 64) == pytest.approx(65e-6)
+
+
+def test_on_gpus_the_schedules_of_the_table_and_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Settings] = []
+
+    def bench(settings: Settings, tell: Callable[[Rates | Result], None]) -> None:
+        seen.append(settings)
+        for contender in settings.contenders:
+            row = Result("all_reduce", contender.name, 4, 1, "float32", "sum", "in", 2, 1, (1e-6,), requested=64)
+            tell(row)
+
+    monkeypatch.setattr(module, "launch", bench)
+    table = tune(["all_reduce", "all_gather"], 2, [64], device="cuda")
+    assert [contender.name for contender in seen[0].contenders] == [
+        "nccl", "unisono:one_shot", "unisono:two_phase", "unisono:direct", "unisono:star",
+    ]  # fmt: skip
+    assert (seen[0].device, seen[0].timings) == ("cuda", ("graph",))
+    assert {(row.algorithm, row.device) for row in table.rows} == {
+        (name, "cuda") for name in ("nccl", "one_shot", "two_phase", "direct", "star")
+    }
+    table.save(tmp_path / "kept")
+    assert Measured.load(tmp_path / "kept").rows == table.rows
+    assert table.algorithms("all_reduce", 2) == []  # of CPUs
 
 
 def test_what_only_a_switch_can_do_is_not_run() -> None:

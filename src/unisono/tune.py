@@ -1,4 +1,7 @@
-"""Tune: measure every algorithm on this machine, so that the choice rests on facts; by the bench, on local ranks."""
+"""Tune: measure every algorithm on this machine, so that the choice rests on facts; by the bench, on local ranks.
+
+On GPUs what is measured is what `gpu/defaults.py` chooses from: the schedules of its table, and NCCL.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -8,13 +11,17 @@ from unisono.bench.result import Rates
 from unisono.bench.result import Row as Result
 from unisono.bench.settings import Contender, Settings
 from unisono.errors import UsageError
+from unisono.gpu.defaults import NCCL, TABLE
 from unisono.selection import BY_DEFAULT, Measured, Row
 
-__all__ = ["SIZES", "runnable", "tune"]
+__all__ = ["GPU_COLLECTIVES", "GPU_SIZES", "SIZES", "runnable", "tune"]
 
 SIZES = (64, 1 << 10, 1 << 14, 1 << 18, 1 << 22)
+GPU_SIZES = (1 << 12, 1 << 14, *(1 << k for k in range(16, 25)))
+"""Up to 16 MiB: above, kernels take too many multiprocessors from what computes beside them to be chosen by time."""
+GPU_COLLECTIVES = tuple(dict.fromkeys(row.collective for row in TABLE))
 
-_RUNS, _SECONDS = 3, 0.05  # of one algorithm at one size
+_RUNS, _GPU_RUNS, _SECONDS = 3, 5, 0.05  # of one algorithm at one size
 
 
 def runnable(*collectives: str) -> list[str]:
@@ -28,6 +35,7 @@ def tune(
     sizes: Sequence[int] = SIZES,
     names: Sequence[str] | None = None,
     on_row: Callable[[Row], None] | None = None,
+    device: str = "cpu",
 ) -> Measured:
     """Measure each algorithm for each collective and size on new processes of this host, in float32.
 
@@ -37,13 +45,16 @@ def tune(
         sizes: bytes, as nccl-tests count; what is measured is rounded to whole elements, a barrier has none.
         names: restricts the algorithms; one that does not have a collective, or does not fit, is left out there.
         on_row: is told of each result as it comes.
+        device: cpu, or cuda, where a rank has a GPU of its own and replays of CUDA graphs are timed.
 
     Raises:
         UsageError: a number is out of range.
         PeerLostError: a process died.
 
     """
-    wanted = list(dict.fromkeys(names or [BY_DEFAULT, *runnable(*collectives)]))
+    on_gpu = device == "cuda"
+    usual = [NCCL, *(row.schedule for row in TABLE)] if on_gpu else [BY_DEFAULT, *runnable(*collectives)]
+    wanted = list(dict.fromkeys(names or usual))
     sized = any(collective != "barrier" for collective in collectives)
     if sized and min(sizes, default=0) < 1:
         raise UsageError(f"tune measures sizes of 1 byte or more, got {', '.join(map(str, sizes)) or 'none'}")
@@ -51,8 +62,10 @@ def tune(
         collectives=tuple(collectives),
         ranks=ranks,
         listed=tuple(sizes) if sized else (),
-        contenders=tuple(Contender("unisono", "" if name == BY_DEFAULT else name) for name in wanted),
-        runs=_RUNS,
+        contenders=tuple(map(_contender, wanted)),
+        device=device,
+        timings=("graph",) if on_gpu else ("eager",),
+        runs=_GPU_RUNS if on_gpu else _RUNS,
         seconds=_SECONDS * len(wanted) * (len(sizes) if sized else 1),
         check=False,
     )
@@ -61,11 +74,18 @@ def tune(
 
     def report(news: Rates | Result) -> None:
         if isinstance(news, Result) and not news.refused:
-            _, _, name = news.contender.partition(":")
-            row = Row(news.collective, ranks, name or BY_DEFAULT, news.requested, news.time)
+            backend, _, name = news.contender.partition(":")
+            algorithm = name or (BY_DEFAULT if backend == "unisono" else backend)
+            row = Row(news.collective, ranks, algorithm, news.requested, news.time, device)
             rows.append(row)
             if on_row is not None:
                 on_row(row)
 
     launch(settings, report)
     return Measured(rows)
+
+
+def _contender(name: str) -> Contender:
+    if name == NCCL:
+        return Contender(NCCL)
+    return Contender("unisono", "" if name == BY_DEFAULT else name)

@@ -44,6 +44,24 @@ def test_rivals_are_shown_beside_a_contender_that_refuses() -> None:
     assert refused.index("40.00") == served.index("40.00")
 
 
+def test_on_gpus_the_host_is_timed_without_bandwidth() -> None:
+    graph, eager = (replace(ROW, device="cuda", timing=timing) for timing in ("graph", "eager"))
+    table = Table(["unisono"], on_gpu=True)
+    assert not {"bound", "limit"} & set(columns(table))
+    assert table.line(graph, []).split()[6:] == ["0.00", "0.00", "0"]
+    assert table.line(eager, []).split()[6:] == ["0"]
+    assert table.heading(eager)[1] == "# all_reduce in place, eager calls, the host's time: unisono"
+
+
+def test_each_timing_of_gpus_is_compared_with_itself() -> None:
+    rows = [replace(row, device="cuda", timing=timing, seconds=(seconds,)) for row, timing, seconds in
+            ((ROW, "graph", 1e-5), (GLOO, "graph", 4e-5), (ROW, "eager", 2e-5), (GLOO, "eager", 3e-5))]  # fmt: skip
+    printed = footer(Result({}, Machine(), rows=rows, complete=True))
+    assert "# graph: gloo takes 4.00 times as long" in printed
+    assert "# eager: gloo takes 1.50 times as long" in printed
+    assert not any("avg bus bandwidth" in line for line in printed)
+
+
 def test_one_of_a_kind_is_said_as_one() -> None:
     said = footer(Result({}, Machine(), rows=[ROW, replace(GLOO, wrong=None)], complete=True))
     assert "# gloo takes 2.00 times as long" in said

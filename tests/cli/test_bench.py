@@ -156,6 +156,42 @@ def test_under_torchrun_each_process_is_a_rank() -> None:
     assert "# all 2 results checked are right" in output
 
 
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    result = _bench("--device", "cuda", "--against", "nccl,symm_mem")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("unisono: --device cuda needs a GPU, but torch ")
+    assert result.stderr.count("\n") == 1
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    result = _bench("--device", "cuda", "-n", "4")
+    assert result.stderr == "unisono: 4 ranks need a GPU each, but this host has 2: give --ranks 2\n"
+
+
+def test_on_gpus_every_rank_has_one_and_rows_are_saved_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names, asked, kept = ("unisono", "nccl", "symm_mem:one_shot", "symm_mem:two_shot"), [], tmp_path / "a.json"
+    rows = [Row(**{**vars(ROW), "contender": name, "device": "cuda", "timing": timing})
+            for timing in ("graph", "eager") for name in names]  # fmt: skip
+
+    def launch(settings: Settings, tell: Callable[[Rates | Row], None]) -> None:
+        asked.append(settings)
+        for row in rows:
+            tell(row)
+        assert len(Measured.load(kept).rows) == len(rows)
+
+    monkeypatch.setattr(bench, "launch", launch)
+    monkeypatch.setattr(bench, "count_gpus", lambda ranks: 3)
+    monkeypatch.setattr(bench, "describe_gpus", lambda ranks: f"{ranks} × some GPU")
+    result = _bench("all", "--device", "cuda", "--against", "nccl,symm_mem", "--quick", "--json", str(kept))
+    assert result.exit_code == 0, result.output
+    assert [contender.name for contender in asked[0].contenders] == [*names]
+    assert (asked[0].ranks, asked[0].timings, asked[0].runs) == (3, ("graph", "between", "eager", "async"), 5)
+    assert asked[0].listed == (4096, 65536, 1 << 20, 16 << 20)
+    assert "barrier" not in asked[0].collectives
+    assert result.stdout.startswith("# 3 ranks, 3 × some GPU; median of 5 runs")
+    assert "# all_reduce in place, replay of CUDA graphs, the GPU's time of a call: unisono" in result.stdout
+    assert "# eager: nccl takes 1.00 times as long" in result.stdout
+
+
 def test_what_all_can_not_do_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Settings] = []
     monkeypatch.setattr(bench, "launch", lambda settings, tell: asked.append(settings))
@@ -175,7 +211,11 @@ def test_what_all_can_not_do_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
         (["all", "all_reduc"], "send_recv, all"),
         (["all", "gather", "--in-place"], "gather has no in-place form"),
         (["-b", "x"], "'x' is not a size"),
-        (["--against", "nccl"], "unknown backend 'nccl'"),
+        (["--against", "ucc"], "unknown backend 'ucc'"),
+        (["--against", "nccl"], "nccl is not measured on tensors of --device cpu: expected one of unisono, gloo, mpi"),
+        (["--device", "cuda", "--against", "gloo"], "expected one of unisono, nccl, symm_mem"),
+        (["--timing", "graph"], "--timing graph is of GPUs: give --device cuda as well"),
+        (["barrier", "--device", "cuda"], "barrier is of processes"),
         (["--backend", "gloo", "--algorithm", "ring"], "--algorithm is for unisono"),
         (["--json", "/nowhere/a.json"], "the directory /nowhere does not exist"),
         (["compare", "a.json"], "compare takes two files"),

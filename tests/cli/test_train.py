@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 import agents
@@ -14,6 +15,7 @@ from unisono.cli.main import app
 COMMAND = [sys.executable, "-m", "unisono.cli", "train"]
 TINY = ["--ranks", "2", "--width", "16", "--layers", "1", "--context", "16", "--batch", "16"]
 BOX = ("│", "┃")
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there are GPUs")
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -36,6 +38,10 @@ def _train(*arguments: str) -> Result:
         (["--backend", "pigeon"], "unknown backend 'pigeon': expected one of unisono, gloo"),
         (["--compare", "pigeon"], "unknown backend 'pigeon': expected one of unisono, gloo"),
         (["--backend", "gloo", "--compare", "gloo"], "already in use"),
+        (["--backend", "nccl"], "unknown backend 'nccl': expected one of unisono, gloo"),
+        (["--device", "cuda", "--compare", "gloo"], "unknown backend 'gloo': expected one of unisono, nccl"),
+        (["--device", "tpu"], "unknown --device 'tpu': expected one of cpu, cuda"),
+        pytest.param(["--device", "cuda"], "--device cuda needs a GPU, but torch ", marks=WITHOUT_GPU),
         (["--text", "missing.txt"], "cannot read the text missing.txt: No such file"),
         (["--text", "/"], "cannot read the text /: it is no regular file"),
         (["--text", "/dev/null"], "cannot read the text /dev/null: it is no regular file"),

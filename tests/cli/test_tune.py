@@ -5,10 +5,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from unisono.bench.result import Row as BenchRow
+from unisono.cli import tune
 from unisono.cli.main import app
 from unisono.cli.predicted import predicted_lines
 from unisono.schedule.topology_file import load_topology
-from unisono.selection import Measured, table_path
+from unisono.selection import Measured, Row, table_path
+from unisono.tune import GPU_COLLECTIVES
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +55,27 @@ def test_what_is_predicted_stands_beside_what_was_measured_and_is_kept() -> None
     assert predicted_lines([row], 3) == []
 
 
+def test_on_gpus_the_table_of_choices_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure_all(wanted: list[str], ranks: int, sizes: list[int], *rest: object) -> Measured:
+        assert (wanted, ranks, sizes[-1], rest[-1]) == ([*GPU_COLLECTIVES], 2, 16 << 20, "cuda")
+        times = {"one_shot": 1e-6, "nccl": 3e-6}
+        return Measured([Row("all_reduce", 2, name, 4096, seconds, "cuda") for name, seconds in times.items()])
+
+    monkeypatch.setattr(tune, "measure_all", measure_all)
+    monkeypatch.setattr(tune, "count_gpus", lambda ranks: 2)
+    result = _tune("--device", "cuda")
+    assert result.exit_code == 0, result.stderr
+    assert "│ nccl" in result.stdout
+    chosen = "all_reduce      4 KiB   one_shot\nall_gather      16 MiB  direct\n"
+    assert chosen in result.stdout
+    planned = CliRunner().invoke(app, ["plan", "--default", "--device", "cuda", "-n", "2"])
+    assert chosen in planned.stdout
+    assert "For 2 ranks on GPUs, measured on this host by `unisono tune`." in planned.stdout
+    planned = CliRunner().invoke(app, ["plan", "--default", "all_reduce", "--device", "cuda", "-n", "4"])
+    assert "all_reduce  512 KiB  one_shot\n            16 MiB   two_phase\n" in planned.stdout
+    assert "For 4 ranks on GPUs, built in." in planned.stdout
+
+
 def test_keeps_nothing_if_asked_so() -> None:
     result = _tune("barrier", "-n", "2", "--algorithms", "default", "--no-keep")
     assert result.exit_code == 0, result.stderr
@@ -66,6 +89,8 @@ def test_keeps_nothing_if_asked_so() -> None:
         (["all_reduce", "-n", "0"], "--ranks is 0, expected 1 or more"),
         (["all_reduce", "--bytes", "1,x"], "'x' is not a size"),
         (["all_reduce", "--bytes", "0"], "tune measures sizes of 1 byte or more, got 0"),
+        (["reduce", "--device", "cuda"], "unknown collective 'reduce': expected one of all_reduce, all_gather"),
+        (["--device", "gpu"], "unknown --device 'gpu'"),
         (["all_reduce", "--algorithms", "in_network"], "no algorithm 'in_network' can run all_reduce"),
     ],
 )

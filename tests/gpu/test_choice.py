@@ -1,6 +1,7 @@
 """What is decided before a launch, which needs no GPU: kernels or NCCL, tiles and blocks, devices, mistakes."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +11,14 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, AllTo
 
 from unisono.algorithms import build
 from unisono.backend.cuda_calls import devices_of, kernel_form, operation_of, strided
-from unisono.backend.device_facts import Facts, exchanged, no_kernels
+from unisono.backend.device_facts import Facts, _kept_borders, exchanged, no_kernels
 from unisono.backend.device_group import Devices, asked_devices
 from unisono.errors import CollectiveTimeout, UsageError
-from unisono.gpu.defaults import LAUNCHES, TABLE, gpu_default, launch_shape
+from unisono.gpu.defaults import LAUNCHES, TABLE, GpuDefault, gpu_default, launch_shape, tuned_table
 from unisono.gpu.kernel_text import Form, kernel
 from unisono.gpu.layout import HALF_NBYTES, ROWS
 from unisono.program import lower
+from unisono.selection import Measured, Row, table_path
 
 
 def test_the_table() -> None:
@@ -29,6 +31,50 @@ def test_the_table() -> None:
     assert gpu_default("reduce", 4 << 20, 2) == gpu_default("gather", 4, 8) == "star"
     assert gpu_default("reduce", 1 << 20, 4) == "two_phase"
     assert gpu_default("scatter", (8 << 20) + 1, 2) == ""
+
+
+def measured(collective: str, times: dict[int, dict[str, float]], ranks: int = 2, device: str = "cuda") -> list[Row]:
+    return [Row(collective, ranks, name, nbytes, seconds, device)
+            for nbytes, by in times.items() for name, seconds in by.items()]  # fmt: skip
+
+
+def test_the_table_by_what_was_measured() -> None:
+    rows = measured("all_reduce", {
+        64: {"one_shot": 3.0, "two_phase": 5.0, "nccl": 9.0},
+        128: {"one_shot": 5.0, "two_phase": 4.9, "nccl": 9.0},  # no clear difference: as before
+        256: {"one_shot": 7.0, "two_phase": 5.0, "nccl": 9.0},
+        512: {"one_shot": 9.0, "two_phase": 9.0, "nccl": 8.0},
+    })  # fmt: skip
+    others = [*measured("broadcast", {64: {"star": 1.0}}), *measured("all_gather", {64: {"direct": 9.0, "nccl": 1.0}}),
+              *measured("all_to_all", {64: {"direct": 9.0, "nccl": 1.0}}, ranks=4),
+              *measured("reduce_scatter", {64: {"direct": 9.0, "nccl": 1.0}}, device="cpu")]  # fmt: skip
+    table = tuned_table([*rows, *others], 2)
+    assert [row for row in table if row.collective == "all_reduce"] == [
+        GpuDefault("all_reduce", 128, "one_shot"),
+        GpuDefault("all_reduce", 256, "two_phase"),
+        GpuDefault("all_reduce", 512, ""),
+    ]
+    chosen = [gpu_default("all_reduce", nbytes, 2, table) for nbytes in (4, 100, 129, 300, 1000)]
+    assert chosen == ["one_shot", "one_shot", "two_phase", "", ""]
+    assert gpu_default("all_gather", 4, 2, table) == ""
+    for name in ("broadcast", "all_to_all", "reduce_scatter"):  # NCCL not measured; other ranks; CPUs
+        assert [row for row in table if row.collective == name] == [row for row in TABLE if row.collective == name]
+
+
+def test_rank_0_brings_the_table_of_its_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert _kept_borders(2) == ()
+    Measured(measured("all_gather", {64: {"direct": 1.0, "nccl": 2.0}})).save()
+    borders = _kept_borders(2)
+    assert ("all_gather", 64, "direct") in borders
+    assert _kept_borders(3) == ()
+    store = Store()
+    found = exchanged(store, 0, [0], "group x", replace(ONE, borders=borders), 1.0)
+    assert gpu_default("all_gather", 64, 2, found[0].table) == "direct"
+    assert gpu_default("all_gather", 65, 2, found[0].table) == ""
+    assert ONE.table == TABLE
+    table_path().write_text("no table")
+    assert _kept_borders(2) == ()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])

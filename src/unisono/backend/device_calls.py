@@ -75,7 +75,7 @@ class DeviceCalls:
             self.device = self.device or device
             torch.cuda.set_device(self.device)
             store = PrefixStore(f"cuda/{group.nonce}/", self._store)
-            mine, seconds = own_facts(self.device, self._kernels_wanted), min(group.timeout, 1e6)
+            mine, seconds = own_facts(self.device, self._kernels_wanted, group.size), min(group.timeout, 1e6)
             found = exchanged(store, group.rank, group.global_ranks, group.label, mine, seconds)
             self._name = f"unisono/{group.nonce}"
             self._inner = Inner(
@@ -89,7 +89,7 @@ class DeviceCalls:
                 space, least = symmetric_workspace(self._name, self.device), min(f.multiprocessors for f in found)
                 by_kernels = MessageKernels(space, group.rank, group.size, least, seconds)
                 self._inner.call("barrier").wait()  # no rank raises a flag before all workspaces are empty
-                self.kernels = KernelCalls(space, group.rank, group.size, least, seconds)
+                self.kernels = KernelCalls(space, group.rank, group.size, least, seconds, found[0].table)
                 self._failed, self._index = space.failed, self.device.index
             self.messages = DeviceMessages(group, self._inner, self.device, by_kernels, self.raise_failure)
             how = f"NCCL alone: {why}" if why else "kernels over mapped memory, and NCCL for what they do not serve"
@@ -198,10 +198,7 @@ class DeviceCalls:
 
     def batch(self, calls: Sequence[tuple[str, torch.Tensor, int, int]]) -> list[Any]:
         """The Works of messages that are issued together, see `DeviceMessages.batch`."""
-        self.raise_failure()
-        if not self._group.joined:
-            self._group.join("batch_isend_irecv")
-        self.start(self._checked("batch_isend_irecv", [tensor for _, tensor, _, _ in calls]))
+        self.ready("batch_isend_irecv", [tensor for _, tensor, _, _ in calls])
         return self._messages(lambda messages: messages.batch(calls))
 
     def _messages(self, issue: Callable[[DeviceMessages], _Result]) -> _Result:
@@ -263,10 +260,11 @@ class DeviceCalls:
     def _several(self, name: str, arguments: Sequence[Any], call: Call) -> Any:
         """The Work of a call on several tensors that kernels serve by way of one; None for any other. Lock held."""
         size, options = self._group.size, chosen(self._group.operations.options)
-        given = self.kernels is not None and hasattr(arguments[-1], "asyncOp")
-        flat = flat_call(name, arguments, self._group.rank, size) if given else None
+        if self.kernels is None or not hasattr(arguments[-1], "asyncOp"):
+            return None
+        flat = flat_call(name, arguments, self._group.rank, size)
         by = options.name_for(call.op) if options is not None else ""
-        if flat is None or not (by or gpu_default(call.op, flat.nbytes, size)):
+        if flat is None or not (by or gpu_default(call.op, flat.nbytes, size, self.kernels.table)):
             return None
         with torch.no_grad():
             tensors = flat.pack()
@@ -380,6 +378,11 @@ class DeviceCalls:
             self._inner = self.kernels = self.messages = None
             self._launches.clear()
             self._kinds.clear()
+
+    @property
+    def group(self) -> Group:
+        """The group whose calls these are."""
+        return self._group
 
     @property
     def inner(self) -> Inner | None:

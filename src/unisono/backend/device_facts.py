@@ -1,6 +1,7 @@
 """What the ranks of a group must know of each other's GPUs before they choose alike, exchanged once over the store."""
 
 import json
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +11,9 @@ import torch
 
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.gpu.compile import triton_missing
+from unisono.gpu.defaults import TABLE, GpuDefault, tuned_table
 from unisono.gpu.layout import WORLD_SIZE_MAX
+from unisono.selection import Measured
 from unisono.units import name_ranks
 
 __all__ = ["Facts", "exchanged", "no_kernels", "own_facts"]
@@ -18,7 +21,10 @@ __all__ = ["Facts", "exchanged", "no_kernels", "own_facts"]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A rank's GPU. ``visible``: identities of the GPUs that this process sees; ``peers``: those that it may map."""
+    """A rank's GPU. ``visible``: identities of the GPUs that this process sees; ``peers``: those that it may map.
+
+    ``borders``: collective, bytes and schedule of the rows that `unisono tune` has found on this host; rank 0's count.
+    """
 
     uuid: str
     name: str
@@ -27,9 +33,15 @@ class Facts:
     peers: tuple[str, ...]
     triton: str
     kernels: bool
+    borders: tuple[tuple[str, int, str], ...] = ()
+
+    @property
+    def table(self) -> tuple[GpuDefault, ...]:
+        """Which schedule serves which call, by this rank's facts."""
+        return tuple(GpuDefault(*border) for border in self.borders) or TABLE
 
 
-def own_facts(device: torch.device, kernels: bool) -> Facts:
+def own_facts(device: torch.device, kernels: bool, world_size: int) -> Facts:
     """The facts of this rank; ``kernels``: whether its user wants them."""
     count, mine = torch.cuda.device_count(), device.index
     names = [str(torch.cuda.get_device_properties(k).uuid) for k in range(count)]
@@ -37,8 +49,18 @@ def own_facts(device: torch.device, kernels: bool) -> Facts:
     properties = torch.cuda.get_device_properties(device)
     return Facts(
         names[mine], properties.name, properties.multi_processor_count, tuple(names), tuple(mapped), triton_missing(),
-        kernels,
+        kernels, _kept_borders(world_size),
     )  # fmt: skip
+
+
+def _kept_borders(world_size: int) -> tuple[tuple[str, int, str], ...]:
+    """What `unisono tune` has kept on this host; nothing if the file cannot be read, which is said in the log."""
+    try:
+        rows = [row for row in Measured.load().rows if (row.device, row.ranks) == ("cuda", world_size)]
+    except UsageError as error:
+        logging.getLogger("unisono").warning("GPUs go by the built-in table: %s", error)
+        return ()
+    return tuple((row.collective, row.upto, row.schedule) for row in tuned_table(rows, world_size)) if rows else ()
 
 
 def exchanged(
@@ -59,7 +81,8 @@ def exchanged(
     found = []
     for key in keys:
         read = json.loads(store.get(key))
-        found.append(Facts(**read | {"visible": tuple(read["visible"]), "peers": tuple(read["peers"])}))
+        borders = tuple((name, upto, schedule) for name, upto, schedule in read["borders"])
+        found.append(Facts(**read | {"visible": (*read["visible"],), "peers": (*read["peers"],), "borders": borders}))
     for rank_, facts in enumerate(found):
         first = next(k for k, other in enumerate(found) if other.uuid == facts.uuid)
         if first != rank_:

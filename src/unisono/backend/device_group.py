@@ -25,9 +25,9 @@ from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.backend.row_calls import RowCalls
 from unisono.errors import UsageError
 
-__all__ = ["Devices", "TwoDeviceGroup", "asked_devices"]
+__all__ = ["METHODS", "Devices", "TwoDeviceGroup", "asked_devices"]
 
-_METHODS = (
+METHODS = (
     "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single",
     "reduce_scatter_single_coalesced", "broadcast", "allgather", "all_gather_single", "all_gather_single_coalesced",
     "allgather_coalesced", "gather", "scatter", "alltoall", "all_to_all_single", "send", "recv", "recv_anysource",
@@ -143,7 +143,7 @@ def _routed(name: str, cpu: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-for _name in _METHODS:
+for _name in METHODS:
     setattr(TwoDeviceGroup, _name, _routed(_name, getattr(UnisonoProcessGroup, _name)))
 
 keep_from_dynamo(TwoDeviceGroup)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -42,7 +43,8 @@ class Case:
         sends_whole = c in ("reduce_scatter", "all_to_all") or (c == "scatter" and self._at_root)
         takes_whole = c in ("all_gather", "all_to_all") or (c == "gather" and self._at_root)
         inputs, outputs = (self.whole if w or c in VECTORS else self.count for w in (sends_whole, takes_whole))
-        make = empty if self.settings.memory == "shared" else torch.empty
+        shared = self.settings.memory == "shared"
+        make: Callable[..., torch.Tensor] = empty if shared else partial(torch.empty, device=self.settings.device)
         if self.place == "out":
             self.input, self.output = make(inputs, dtype=dtype), make(outputs, dtype=dtype).zero_()
         elif c == "all_gather":
@@ -84,8 +86,11 @@ class Caller(Protocol):
     ``barrier`` and ``all_numbers``.
     """
 
-    def call(self, case: Case, asynchronous: bool, persistent: bool = False) -> Callable[[], Any]:
-        """A function that makes one call on the case's buffers and is back when it is done."""
+    def call(self, case: Case, asynchronous: bool, way: str = "") -> Callable[[], Any]:
+        """A function that makes one call on the case's buffers and is back when it is done.
+
+        ``way``: a contender's algorithm, if its backend has ways of its own for it.
+        """
 
     def output(self, case: Case) -> torch.Tensor:
         """The tensor of the result after a call."""

@@ -29,9 +29,9 @@ __all__ = ["Change", "changes", "compare", "drift", "interval", "mann_whitney"]
 ALPHA, LEAST = 0.05, 0.05
 _RESAMPLES, _EXACT = 4000, 20
 _SETTINGS = ("asynchronous", "memory", "pin", "root")
-_MACHINE = ("cpu", "cores", "system", "python", "torch", "unisono", "mpi")
+_MACHINE = ("cpu", "cores", "system", "python", "torch", "unisono", "mpi", "gpu")
 """Settings that should be equal on both sides."""
-_Key = tuple[str, str, int, str, str, str, int]
+_Key = tuple[str, str, int, str, str, str, int, str, str]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def changes(before: Result, after: Result) -> list[Change]:
 
 
 def _key(row: Row) -> _Key:
-    return row.collective, row.contender, row.nbytes, row.dtype, row.op, row.place, row.ranks
+    return row.collective, row.contender, row.nbytes, row.dtype, row.op, row.place, row.ranks, row.device, row.timing
 
 
 def _threshold(chances: Sequence[float]) -> float:
@@ -175,7 +175,8 @@ def _warnings(before: Result, after: Result) -> list[str]:
 
 def _line(c: Change) -> str:
     times = f"{show_seconds(c.before.time):>8}  {show_seconds(c.after.time):>8}"
+    named = c.before.collective + f" {c.before.timing}" * (c.before.device != "cpu")
     return (
-        f"  {c.before.collective:<14}  {c.before.contender:<12}  {c.before.nbytes:>10}  {times}  {c.ratio:>7.2f}  "
+        f"  {named:<14}  {c.before.contender:<12}  {c.before.nbytes:>10}  {times}  {c.ratio:>7.2f}  "
         f"{c.low:>6.2f} - {c.high:<6.2f}  {c.chance:>7.4f}  {c.verdict}"
     )

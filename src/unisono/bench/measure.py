@@ -1,8 +1,8 @@
-"""One rank of the bench: the same walk over collectives, sizes and contenders on every rank.
+"""One rank of the bench: the same walk over collectives, timings, sizes and contenders on every rank.
 
 Timing is nccl-tests': after a barrier every rank makes a block of calls; a run is the mean time per call on the slowest
-rank. Runs of the contenders take turns, so that what the machine does meanwhile hits all of them. Results are checked
-before, on known inputs, outside the timed part.
+rank (clocks.py). Runs of the contenders take turns, so that what the machine does meanwhile hits all of them. Results
+are checked before, on known inputs, outside the timed part.
 """
 
 import os
@@ -10,14 +10,17 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 import unisono
+from unisono.algorithms import build
 from unisono.bench.cases import Caller, Case
+from unisono.bench.clocks import Clock, HostClock, clock_of
 from unisono.bench.machine import limit_of, measure_rates
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import PERSISTENT, REDUCING, Contender, Settings
@@ -29,7 +32,7 @@ from unisono.simulation import bus_factor
 __all__ = ["Listener", "measure", "rank_main", "run_rank"]
 
 Listener = Callable[[Rates | Row], None]
-_MOST_CALLS, _ROOTED = 20_000, frozenset({"broadcast", "reduce", "gather", "scatter"})
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 _SETTLING = 0.1  # of the time that a collective takes
 _SAMPLED = 30  # calls whose time is taken singly on every rank, to see how far the ranks are apart
 
@@ -40,6 +43,8 @@ def run_rank(settings: Settings, rank: int, init_method: str, report: Listener) 
     A job with MPI in it needs the rank that mpiexec has given.
     """
     torch.set_num_threads(1)
+    if settings.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     if cores := settings.pins():
         os.sched_setaffinity(0, {cores[rank]})
     backends = dict.fromkeys(contender.backend for contender in settings.contenders)
@@ -62,7 +67,8 @@ def rank_main(rank: int, pipe: Connection, init_method: str, settings: Settings)
 
 
 def measure(settings: Settings, rank: int, callers: Mapping[str, Caller], report: Listener) -> None:
-    """Measure everything by ``callers``, one per backend. The first contender's also rules the walk.
+    """Measure everything by ``callers``, one per backend. The first contender's also rules the walk; on GPUs unisono's,
+    whose group has CPU tensors as well.
 
     A contender without a caller is shown as refused.
     """
@@ -80,6 +86,7 @@ class _Entrant:
     refused: str = ""
     first: float = 0.0
     iterations: int = 1
+    clock: Clock = field(default_factory=lambda: HostClock(lambda: None))
 
 
 class _Walk:
@@ -87,21 +94,24 @@ class _Walk:
 
     def __init__(self, settings: Settings, rank: int, callers: Mapping[str, Caller], report: Listener) -> None:
         self.settings, self.rank, self.callers, self.report = settings, rank, callers, report
-        self.ruling = callers[settings.contenders[0].backend]
-        self.tables = Tables(settings.ranks, getattr(torch, settings.dtype), settings.op)
+        self.on_gpu = settings.device == "cuda"
+        self.ruling = callers["unisono" if self.on_gpu else settings.contenders[0].backend]
+        self.tables = Tables(settings.ranks, getattr(torch, settings.dtype), settings.op, settings.device)
         self.rates = Rates()
 
     def run(self) -> None:
         """Rates first, then row by row."""
         self._settle()
-        self.rates = measure_rates(self.settings, self._barrier, self._all_numbers)
-        self.report(self.rates)
+        if not self.on_gpu:
+            self.rates = measure_rates(self.settings, self._barrier, self._all_numbers)
+            self.report(self.rates)
         for collective in self.settings.collectives:
-            fixed = self._fixed(collective)
+            fixed = {} if self.on_gpu else self._fixed(collective)
             sizes = self.settings.sizes(collective)
-            for nbytes in sizes:
-                for row in self._rows(collective, nbytes, fixed, len(sizes)):
-                    self.report(row)
+            for timing in self.settings.timings:
+                for nbytes in sizes:
+                    for row in self._rows(collective, timing, nbytes, fixed, len(sizes)):
+                        self.report(row)
 
     def _settle(self) -> None:
         """Small calls for a while: what loads in the background once a group is in use shall not meet the first row."""
@@ -121,35 +131,49 @@ class _Walk:
         return max(self._all_numbers(number))
 
     def _by(self, contender: Contender) -> AbstractContextManager[None]:
-        named = contender.algorithm not in ("", PERSISTENT)
+        named = contender.backend == "unisono" and contender.algorithm not in ("", PERSISTENT)
         return unisono.algorithm(contender.algorithm) if named else nullcontext()
 
-    def _enter(self, case: Case) -> list[_Entrant]:
+    def _enter(self, case: Case, timing: str = "eager") -> list[_Entrant]:
         """Every contender, checked; one that refuses the call, on any rank, says so and is left out."""
-        entrants = []
-        for contender in self.settings.contenders:
-            caller = self.callers.get(contender.backend)
-            if caller is None:
-                refused = f"torch {torch.__version__} is built without it"
-                entrants.append(_Entrant(contender, lambda: None, refused=refused))
-                continue
-            entrant = _Entrant(contender, lambda: None)
-            try:
-                case.fill()
-                began = time.perf_counter()
-                with self._by(contender):
-                    persistent = contender.algorithm == PERSISTENT
-                    entrant.call = caller.call(case, self.settings.asynchronous, persistent)
-                    entrant.call()
-                entrant.first = time.perf_counter() - began
-            except Exception as error:
-                entrant.refused = first_line(error)
-            if any(self._all_numbers(bool(entrant.refused))):
-                entrant.refused = entrant.refused or "another rank refused"
-            elif self.settings.check:
-                entrant.wrong = round(sum(self._all_numbers(case.wrong(caller.output(case)))))
-            entrants.append(entrant)
-        return entrants
+        return [self._entrant(case, timing, contender) for contender in self.settings.contenders]
+
+    def _entrant(self, case: Case, timing: str, contender: Contender) -> _Entrant:
+        entrant = _Entrant(contender, lambda: None)
+        caller = self.callers.get(contender.backend)
+        if caller is None:
+            entrant.refused = f"torch {torch.__version__} is built without it"
+            return entrant
+        self._attempt(entrant, partial(self._first_call, case, timing, caller, entrant))
+        if not entrant.refused and self.settings.check:
+            entrant.wrong = round(sum(self._all_numbers(case.wrong(caller.output(case)))))
+        if not entrant.refused and self.on_gpu:  # a call that cannot be captured is refused as well
+            self._attempt(entrant, partial(entrant.clock.seconds, 1))
+        return entrant
+
+    def _attempt(self, entrant: _Entrant, step: Callable[[], Any]) -> None:
+        """A step of a contender; what it raises, on any rank, is its refusal."""
+        try:
+            with self._by(entrant.contender):
+                step()
+        except Exception as error:
+            entrant.refused = first_line(error)
+        if any(self._all_numbers(bool(entrant.refused))):
+            entrant.refused = entrant.refused or "another rank refused"
+
+    def _first_call(self, case: Case, timing: str, caller: Caller, entrant: _Entrant) -> None:
+        """Makes the call on the known input, and notes its time, but on GPUs, where it compiles and loads."""
+        contender = entrant.contender
+        if self.on_gpu and contender.backend == "unisono" and contender.algorithm:
+            build(contender.algorithm, case.collective, self.settings.ranks)  # a refused call on GPUs fails its group
+        case.fill()
+        began = time.perf_counter()
+        asynchronous = self.settings.asynchronous or timing == "async"
+        entrant.call = caller.call(case, asynchronous, contender.algorithm)
+        entrant.call()
+        if not self.on_gpu:
+            entrant.first = time.perf_counter() - began
+        entrant.clock = clock_of(self.settings, timing, entrant.call, case.nbytes)
 
     def _fixed(self, collective: str) -> dict[str, float]:
         """Seconds of a call on one element per rank, by contender: what a call costs whatever its size."""
@@ -164,10 +188,12 @@ class _Walk:
     def _case(self, collective: str, nbytes: int) -> Case:
         return Case(self.settings, collective, nbytes, self.rank, self.tables)
 
-    def _rows(self, collective: str, nbytes: int, fixed: dict[str, float], sizes: int) -> Iterator[Row]:
+    def _rows(
+        self, collective: str, timing: str, nbytes: int, fixed: dict[str, float], sizes: int
+    ) -> Iterator[Row]:  # fmt: skip
         """All contenders at one size."""
         settings, case = self.settings, self._case(collective, nbytes)
-        entrants = self._enter(case)
+        entrants = self._enter(case, timing)
         able = [entrant for entrant in entrants if not entrant.refused]
         share = settings.seconds / (sizes * max(1, len(able)) * (settings.runs + 2))
         for entrant in able:
@@ -176,8 +202,10 @@ class _Walk:
         for _ in range(settings.runs):
             for entrant in able:
                 times[entrant.contender.name].append(self._block(entrant))
+        for entrant in able:
+            entrant.clock.close()
         for entrant in entrants:
-            yield self._row(case, entrant, times[entrant.contender.name], fixed)
+            yield self._row(case, timing, entrant, times[entrant.contender.name], fixed)
 
     def _iterations(self, entrant: _Entrant, share: float) -> int:
         """Warms up, and says how many calls make a block of ``share`` seconds."""
@@ -188,20 +216,16 @@ class _Walk:
             self._block(entrant)
         pace = self._block(entrant)
         if pace < share / 20:
-            entrant.iterations = max(1, min(_MOST_CALLS, int(share / 4 / pace)))
+            entrant.iterations = max(1, min(entrant.clock.most, int(share / 4 / pace)))
             pace = self._block(entrant)
-        return max(1, min(_MOST_CALLS, round(share / pace)))
+        return max(1, min(entrant.clock.most, round(share / pace)))
 
     def _block(self, entrant: _Entrant) -> float:
         """Mean seconds per call on the slowest rank."""
-        call, iterations = entrant.call, range(entrant.iterations)
         self._barrier()
         with self._by(entrant.contender):
-            began = time.perf_counter()
-            for _ in iterations:
-                call()
-            taken = time.perf_counter() - began
-        return self._slowest(taken / len(iterations))
+            taken = entrant.clock.seconds(entrant.iterations)
+        return self._slowest(taken)
 
     def _skew(self, entrant: _Entrant, collective: str) -> float:
         """The spread of the ranks' own times of a call, as a share of the longest; the median of some calls."""
@@ -218,11 +242,13 @@ class _Walk:
         longest, shortest = by_rank.amax(0), by_rank.amin(0)
         return float(((longest - shortest) / longest).median())
 
-    def _row(self, case: Case, entrant: _Entrant, times: Sequence[float], fixed: dict[str, float]) -> Row:
+    def _row(
+        self, case: Case, timing: str, entrant: _Entrant, times: Sequence[float], fixed: dict[str, float]
+    ) -> Row:  # fmt: skip
         settings, name, collective = self.settings, entrant.contender.name, case.collective
         bound = self.rates.bound(collective, case.nbytes, settings.ranks, case.place)
         limit = ""
-        if times:
+        if times and self.rates.sizes:
             limit = limit_of(
                 collective,
                 case.nbytes,
@@ -249,4 +275,6 @@ class _Walk:
             bound=bound,
             limit=limit,
             refused=entrant.refused,
+            device=settings.device,
+            timing=timing,
         )

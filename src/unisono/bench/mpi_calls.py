@@ -26,7 +26,7 @@ class MpiCaller:
         bits, logical = MPI_OPS.get(settings.op, ("", ""))  # none for calls that reduce nothing
         self._op = getattr(mpi, logical if settings.dtype == "bool" else bits, None)
 
-    def call(self, case: Case, asynchronous: bool, persistent: bool = False) -> Callable[[], Any]:
+    def call(self, case: Case, asynchronous: bool, way: str = "") -> Callable[[], Any]:
         """A function that makes one call and is back when it is done."""
         name, *arguments = self._call(case)
         if asynchronous and case.collective != "send_recv":

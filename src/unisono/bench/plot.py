@@ -28,16 +28,17 @@ def save_plot(path: Path, result: Result) -> None:
     """
     from matplotlib.figure import Figure
 
-    names = list(dict.fromkeys(row.collective for row in result.rows if row.seconds))
-    if not names:
+    kinds = result.kinds
+    if not kinds:
         raise UsageError("nothing was measured, so there is nothing to draw")
-    figure = Figure(figsize=(12.5, 0.9 + 4.3 * len(names)), layout="constrained")
+    figure = Figure(figsize=(12.5, 0.9 + 4.3 * len(kinds)), layout="constrained")
     rows = [row for row in result.rows if row.seconds]
     fits = result.settings.get("pin") and rows[0].ranks <= result.machine.cores
     pinned = ", pinned" if fits else ""
-    figure.suptitle(f"{show_ranks(rows[0].ranks)}{pinned} · {rows[0].dtype} · {result.machine.cpu}", fontsize=11)
-    for name, (left, right) in zip(names, figure.subplots(len(names), 2, squeeze=False), strict=True):
-        curves = [(contender, result.of(name, contender)) for contender in result.contenders]
+    where = result.machine.gpu or result.machine.cpu
+    figure.suptitle(f"{show_ranks(rows[0].ranks)}{pinned} · {rows[0].dtype} · {where}", fontsize=11)
+    for (name, timing), (left, right) in zip(kinds, figure.subplots(len(kinds), 2, squeeze=False), strict=True):
+        curves = [(contender, result.of(name, contender, timing)) for contender in result.contenders]
         if name == "barrier":
             _bars(left, curves)
         else:
@@ -62,7 +63,8 @@ def _style(index: int, count: int) -> dict[str, Any]:
 def _title(name: str, curves: list[tuple[str, list[Row]]]) -> str:
     first = next(rows[0] for _, rows in curves if rows)
     op = f" ({first.op})" if first.op != "none" else ""
-    return f"{name}{op}"
+    timing = f", {first.timing}" if first.device != "cpu" else ""
+    return f"{name}{op}{timing}"
 
 
 def _times(panel: Any, curves: list[tuple[str, list[Row]]], name: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import unisono
 from unisono.bench.bound import bound_nbytes
 from unisono.bench.settings import cores
 from unisono.errors import UsageError, file_errors
@@ -30,6 +31,7 @@ class Row:
     ``seconds`` are the runs: mean seconds per call, on the slowest rank, of a block of ``iterations`` calls. ``count``
     is in elements, ``nbytes`` as nccl-tests count; ``wrong`` is None if not checked; ``bound`` in seconds.
     ``refused`` says why there are no times. ``requested``: bytes asked for, of which ``nbytes`` are whole elements.
+    ``timing``: which of `settings.TIMINGS`.
     Of weight updates alone: ``check``, the checksum's share of the time, ``beyond``, bytes beyond the models, and
     ``predicted``, the seconds that the plan says.
     """
@@ -53,6 +55,8 @@ class Row:
     check: float = 0.0
     beyond: int = 0
     predicted: float = 0.0
+    device: str = "cpu"
+    timing: str = "eager"
 
     @property
     def time(self) -> float:
@@ -61,8 +65,13 @@ class Row:
 
     @property
     def algbw(self) -> float:
-        """Bytes per second: size by time."""
-        return self.nbytes / self.time
+        """Bytes per second: size by time; 0 where the time is that of the host, which does not wait for its GPU."""
+        return 0.0 if self.of_host else self.nbytes / self.time
+
+    @property
+    def of_host(self) -> bool:
+        """True if the time is that of a host which hands the call to its GPU."""
+        return self.device != "cpu" and self.timing in ("eager", "async")
 
     @property
     def busbw(self) -> float:
@@ -100,7 +109,12 @@ class Rates:
         return self._at(self.copy, nbytes)
 
     def bound(self, collective: str, nbytes: int, ranks: int, place: str) -> float:
-        """Seconds in which all ranks together read and write what must be, as fast as they copy such buffers."""
+        """Seconds in which all ranks together read and write what must be, as fast as they copy such buffers.
+
+        0 where no rates were measured.
+        """
+        if not self.sizes:
+            return 0.0
         return bound_nbytes(collective, nbytes, ranks, place) / 2 / ranks / self.copies(nbytes)
 
     def reduces(self, nbytes: float) -> float:
@@ -119,7 +133,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine of a measurement. ``mpi`` is the MPI library, where it is a contender."""
+    """The machine of a measurement. ``mpi``: the MPI library, where it is a contender; ``gpu``: the GPUs, if used."""
 
     host: str = ""
     cpu: str = ""
@@ -130,18 +144,19 @@ class Machine:
     unisono: str = ""
     load: float = 0.0
     mpi: str = ""
+    gpu: str = ""
 
     def words(self) -> str:
         """In one line."""
         plural = "s" * (self.cores != 1)
         return (
             f"{self.cores} core{plural}, {self.cpu}, {self.system}, Python {self.python}, torch {self.torch}, "
-            f"unisono {self.unisono}" + f", {self.mpi}" * bool(self.mpi)
+            f"unisono {self.unisono}" + "".join(f", {more}" for more in (self.mpi, self.gpu) if more)
         )
 
 
-def this_machine(mpi: str = "") -> Machine:
-    """The machine and the versions here; the MPI library is found elsewhere."""
+def this_machine(mpi: str = "", gpu: str = "") -> Machine:
+    """The machine and the versions here; the MPI library and the GPUs are found elsewhere."""
     return Machine(
         host=socket.gethostname(),
         cpu=_cpu(),
@@ -149,9 +164,10 @@ def this_machine(mpi: str = "") -> Machine:
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
         torch=version("torch"),
-        unisono=version("unisono"),
+        unisono=unisono.__version__,
         load=os.getloadavg()[0],
         mpi=mpi,
+        gpu=gpu,
     )
 
 
@@ -180,9 +196,15 @@ class Result:
         """Names, the subject first."""
         return list(dict.fromkeys(row.contender for row in self.rows))
 
-    def of(self, collective: str, contender: str) -> list[Row]:
+    @property
+    def kinds(self) -> list[tuple[str, str]]:
+        """The collectives and timings that were measured, in their order."""
+        return list(dict.fromkeys((row.collective, row.timing) for row in self.rows if row.seconds))
+
+    def of(self, collective: str, contender: str, timing: str = "eager") -> list[Row]:
         """The measured rows of one curve, by size."""
-        found = [r for r in self.rows if (r.collective, r.contender) == (collective, contender) and r.seconds]
+        wanted = collective, contender, timing
+        found = [r for r in self.rows if (r.collective, r.contender, r.timing) == wanted and r.seconds]
         return sorted(found, key=lambda row: row.nbytes)
 
     def save(self, path: Path) -> None:

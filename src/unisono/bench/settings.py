@@ -11,7 +11,9 @@ from unisono.runtime import header
 from unisono.units import show_nbytes
 
 __all__ = [
+    "BACKENDS",
     "COLLECTIVES",
+    "DEVICES",
     "DTYPES",
     "IN_PLACE",
     "MEMORIES",
@@ -21,6 +23,8 @@ __all__ = [
     "PERSISTENT",
     "PLACES",
     "REDUCING",
+    "SYMM_MEM_WAYS",
+    "TIMINGS",
     "Contender",
     "Settings",
     "cores",
@@ -39,7 +43,13 @@ DTYPES = {name: size for name, size in header.DTYPES.items() if name not in ("co
 """Names as torch has them, with the bytes of an element; not those of which torch, or small numbers, know little."""
 PLACES = ("in", "out")
 MEMORIES = ("ordinary", "shared")
-BACKENDS = ("unisono", "gloo", "mpi")
+BACKENDS = {"cpu": ("unisono", "gloo", "mpi"), "cuda": ("unisono", "nccl", "symm_mem")}
+"""The contenders by device; symm_mem: operations of torch's symmetric memory (`SYMM_MEM_WAYS`)."""
+DEVICES = tuple(BACKENDS)
+TIMINGS = ("graph", "between", "eager", "async")
+"""What is timed on GPUs: replays of CUDA graphs, calls back to back; the same with a small kernel after each call, less
+those kernels; the host's time of eager calls; the same with async_op=True, then wait. On CPUs: eager."""
+SYMM_MEM_WAYS = ("one_shot", "two_shot")
 PERSISTENT = "persistent"
 """In an algorithm's place: the call is prepared once (`unisono.prepare`) and made without torch's wrapper."""
 MPI_DTYPES = {
@@ -72,6 +82,7 @@ class Contender:
 class Settings:
     """One run of the bench, the same on all ranks. Sizes are in bytes, as nccl-tests count them (see cases.py).
 
+    ``device``: of the tensors, a GPU of its own for each rank. ``timings``: of `TIMINGS`, one after the other.
     ``listed``: these sizes, instead of those from ``least`` to ``most``. ``place``: ``in``, ``out``, or empty for the
     form that torch's call has. ``memory``: tensors are ``ordinary`` or ``shared`` (`unisono.empty`). ``seconds`` is
     about what a run over all sizes of one collective shall take; slow calls take longer, for each is measured ``runs``
@@ -97,6 +108,8 @@ class Settings:
     seconds: float = 20.0
     check: bool = True
     left_out: tuple[str, ...] = ()
+    device: str = "cpu"
+    timings: tuple[str, ...] = ("eager",)
 
     def validate(self) -> None:
         """Raise UsageError, one line, for the first value that cannot be measured."""
@@ -130,7 +143,24 @@ class Settings:
         if not 0 < self.seconds < math.inf:
             raise UsageError(f"--seconds is {self.seconds:g}, expected a positive number")
         self._validate_sizes()
+        self._validate_device()
         self._validate_contenders()
+
+    def _validate_device(self) -> None:
+        """Raise UsageError for a device that is none, and for what it has not."""
+        check_known("--device", self.device, DEVICES)
+        for timing in self.timings:
+            check_known("--timing", timing, TIMINGS)
+        if self.device == "cpu":
+            if self.timings != ("eager",):
+                raise UsageError(f"--timing {','.join(self.timings)} is of GPUs: give --device cuda as well")
+            return
+        if "barrier" in self.collectives:
+            raise UsageError("barrier is of processes, and does not wait for GPUs: leave it out with --device cuda")
+        if self.memory != "ordinary":
+            raise UsageError(f"--memory {self.memory} is memory of the host: leave it out with --device cuda")
+        if self.asynchronous:
+            raise UsageError("--async is of CPUs: on GPUs give --timing async")
 
     def _validate_sizes(self) -> None:
         if self.listed and min(self.listed) < 1:
@@ -154,9 +184,15 @@ class Settings:
         if len(set(found)) < len(found):
             raise UsageError(f"the contenders are {', '.join(found)}: name each one once")
         for contender in self.contenders:
-            check_known("backend", contender.backend, BACKENDS)
+            known, backend = BACKENDS[self.device], contender.backend
+            if backend not in known and any(backend in each for each in BACKENDS.values()):
+                words = f"{backend} is not measured on tensors of --device {self.device}"
+                raise UsageError(f"{words}: expected one of {', '.join(known)}")
+            check_known("backend", backend, known)
             if contender.algorithm:
-                check_known("algorithm", contender.algorithm, (*names(), PERSISTENT))
+                calls = (*names(), *[PERSISTENT] * (self.device == "cpu"))
+                ways = SYMM_MEM_WAYS if backend == "symm_mem" else calls
+                check_known("algorithm", contender.algorithm, ways)
         if self.by_mpiexec:
             self._validate_mpi()
 

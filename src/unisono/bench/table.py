@@ -1,6 +1,7 @@
 """Results as text, a line per size in nccl-tests' shape. Never imports torch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from unisono.bench.result import Rates, Result, Row, spread
 from unisono.bench.settings import Settings
@@ -25,6 +26,14 @@ _COLUMNS = {
 _SPARED = (("type", "redop"), ("count",), ("algbw",), ("limit",))
 """Columns left out, in this order, where lines would be wider than the screen; type and redop go to the heading."""
 _GAP = "  "
+_TIMINGS = {
+    "graph": "replay of CUDA graphs, the GPU's time of a call",
+    "between": "CUDA graphs, what a call adds between small kernels",
+    "eager": "eager calls, the host's time",
+    "async": "eager calls with async_op=True, then wait, the host's time",
+}
+"""Of calls on GPUs."""
+_OF_CPUS = ("bound", "limit")
 
 
 def preamble(result: Result, settings: Settings) -> list[str]:
@@ -33,6 +42,9 @@ def preamble(result: Result, settings: Settings) -> list[str]:
     pinned = f"pinned to core{'s' * (len(cores) > 1)} {', '.join(map(str, cores))}" if cores else "not pinned"
     if settings.pin and not cores:
         pinned += f" ({show_ranks(settings.ranks)} do not fit {result.machine.cores} cores)"
+    if settings.device == "cuda":
+        return [f"# {show_ranks(settings.ranks)}, {result.machine.gpu}; median of {settings.runs} runs",
+                f"# {replace(result.machine, gpu='').words()}"]  # fmt: skip
     how = ", asynchronous calls" if settings.asynchronous else ""
     how += ", shared tensors" if settings.memory == "shared" else ""
     return [
@@ -53,12 +65,12 @@ def describe_rates(rates: Rates) -> str:
 class Table:
     """A table per collective: the first contender's numbers, and a time and a ratio for each of its rivals.
 
-    ``width``: characters of a line, where that is a screen's; None for no limit.
+    ``width``: characters of a line, where that is a screen's; None for no limit. ``on_gpu``: without the bound of CPUs.
     """
 
-    def __init__(self, contenders: Sequence[str], width: int | None = None) -> None:
+    def __init__(self, contenders: Sequence[str], width: int | None = None, on_gpu: bool = False) -> None:
         self.subject, *self.rivals = contenders
-        self.columns = list(_COLUMNS)
+        self.columns = [name for name in _COLUMNS if not on_gpu or name not in _OF_CPUS]
         for names in _SPARED:
             if width is None or len(self._names()) <= width:
                 break
@@ -77,6 +89,8 @@ class Table:
             title = []
         units = [f"{_COLUMNS[name][0]:>{_COLUMNS[name][1]}}" for name in self.columns]
         units += [f"{'µs':>{_wide(rival)}}{_GAP}{'×':>7}" for rival in self.rivals]
+        if row.device != "cpu":
+            title.append(_TIMINGS[row.timing])
         named = f"# {row.collective} {', '.join(title)}".rstrip()
         return ["#", f"{named}: {self.subject}", self._names(), _GAP.join(["#", *units])]
 
@@ -89,8 +103,8 @@ class Table:
             values |= {
                 "time": _micro(row.time),
                 "±": f"{100 * spread(row.seconds):.0f}",
-                "algbw": _bandwidth(row.algbw),
-                "busbw": _bandwidth(row.busbw),
+                "algbw": "" if row.of_host else _bandwidth(row.algbw),
+                "busbw": "" if row.of_host else _bandwidth(row.busbw),
                 "#wrong": "N/A" if row.wrong is None else str(row.wrong),
                 "bound": _percent(row.share_of_bound),
                 "limit": row.limit,
@@ -112,13 +126,14 @@ def footer(result: Result) -> list[str]:
     lines = ["#"]
     if not result.complete:
         lines.append("# interrupted: this is what was measured until then")
-    if mine:
+    timings = list(dict.fromkeys(row.timing for row in result.rows))
+    if mine and len(timings) == 1:
         lines.append(f"# avg bus bandwidth: {sum(row.busbw for row in mine) / len(mine) / 1e9:.4g} GB/s")
-    for rival in rivals:
-        if found := ratios(result, subject, rival):
+    for timing, rival in ((timing, rival) for timing in timings for rival in rivals):
+        if found := ratios(result, subject, rival, timing):
             low, middle, high = _ratio(min(found)), _ratio(sorted(found)[len(found) // 2]), _ratio(max(found))
             times = f"{low} times as long" if low == high else f"{low} to {high} times as long, {middle} in the middle"
-            lines.append(f"# {rival} takes {times}")
+            lines.append(f"# {f'{timing}: ' * (len(timings) > 1)}{rival} takes {times}")
     checked = [row for row in result.rows if row.wrong is not None]
     bad = [row for row in checked if row.wrong]
     lines += [f"# WRONG: {row.contender} {row.collective} {row.nbytes} B, {row.wrong} elements" for row in bad]
@@ -129,11 +144,12 @@ def footer(result: Result) -> list[str]:
     return [*lines, *(f"# refused by {text}" for text in refusals)]
 
 
-def ratios(result: Result, subject: str, rival: str) -> list[float]:
+def ratios(result: Result, subject: str, rival: str, timing: str = "eager") -> list[float]:
     """The rival's time by the subject's, wherever both were measured."""
-    found = {(r.collective, r.nbytes): r.time for r in result.rows if r.contender == subject and r.seconds}
-    keys: Iterable[Row] = (r for r in result.rows if r.contender == rival and r.seconds)
-    return [r.time / found[r.collective, r.nbytes] for r in keys if (r.collective, r.nbytes) in found]
+    rows = [row for row in result.rows if row.seconds and row.timing == timing]
+    found = {(r.collective, r.nbytes): r.time for r in rows if r.contender == subject}
+    theirs = (r for r in rows if r.contender == rival)
+    return [r.time / found[r.collective, r.nbytes] for r in theirs if (r.collective, r.nbytes) in found]
 
 
 def _wide(rival: str) -> int:

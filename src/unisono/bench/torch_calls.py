@@ -1,5 +1,8 @@
-"""Calls through torch.distributed: a group of all ranks for each of its backends, and every collective in it."""
+"""Calls through torch.distributed: a group of all ranks for each of its backends, and every collective in it; and
+torch's own operations on symmetric memory, those without NVLink multicast.
+"""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -9,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from unisono.bench.cases import Case
-from unisono.bench.settings import Settings
+from unisono.bench.cases import Caller, Case
+from unisono.bench.settings import PERSISTENT, Settings
 from unisono.bench.values import FACTOR
+from unisono.errors import UsageError
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 
 __all__ = ["TorchCaller", "torch_callers"]
@@ -25,9 +29,9 @@ class TorchCaller:
     def __init__(self, group: Any = None) -> None:
         self.group = group
 
-    def call(self, case: Case, asynchronous: bool, persistent: bool = False) -> Callable[[], Any]:
-        """A function that makes one call and is back when it is done."""
-        if persistent:
+    def call(self, case: Case, asynchronous: bool, way: str = "") -> Callable[[], Any]:
+        """A function that makes one call and is back when it is done; on GPUs, when it is on the current stream."""
+        if way == PERSISTENT:
             return _persistent(case, self.group, asynchronous)
         start = _call(case, self.group, asynchronous)
         if not asynchronous or case.collective == "send_recv":
@@ -53,26 +57,88 @@ class TorchCaller:
         return found
 
 
+class SymmetricCaller(TorchCaller):
+    """all_reduce by torch's operations on symmetric memory, which is mapped at the first call.
+
+    ``group``: NCCL's, of all ranks; ``nbytes``: of the largest tensor. Inputs lie in that memory from the beginning:
+    nothing is copied into it while time is taken.
+    """
+
+    def __init__(self, group: Any, nbytes: int) -> None:
+        super().__init__(group)
+        self._nbytes = nbytes
+        self._memory: torch.Tensor | None = None
+        self._found: torch.Tensor | None = None
+
+    def call(self, case: Case, asynchronous: bool, way: str = "") -> Callable[[], Any]:
+        """A function that makes one call: one_shot gives a new tensor, two_shot works in place.
+
+        Raises UsageError for what torch lacks.
+        """
+        if (case.collective, case.settings.op, case.place) != ("all_reduce", "sum", "in"):
+            words = "over symmetric memory without multicast torch has all_reduce alone, of sums, in place"
+            raise UsageError(f"{words}: not {case.collective}, --op {case.settings.op}, {case.place} of place")
+        x, name, ops = self._symmetric(case.input), self.group.group_name, torch.ops.symm_mem
+        run = ops.one_shot_all_reduce if way == "one_shot" else ops.two_shot_all_reduce_
+
+        def call() -> None:
+            self._found = run(x, "sum", name)
+
+        return call
+
+    def output(self, case: Case) -> torch.Tensor:
+        """The result of the last call."""
+        assert self._found is not None
+        return self._found
+
+    def _symmetric(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in symmetric memory."""
+        import torch.distributed._symmetric_memory as symmetric
+
+        if self._memory is None:
+            self._memory = symmetric.empty(self._nbytes, dtype=torch.uint8, device=tensor.device)
+            symmetric.rendezvous(self._memory, self.group.group_name)
+        x = self._memory[: tensor.numel() * tensor.itemsize].view(tensor.dtype)
+        x.copy_(tensor)
+        torch.cuda.synchronize()
+        dist.barrier()  # peers may read it from now on
+        return x
+
+
 @contextmanager
 def torch_callers(
     backends: list[str], settings: Settings, rank: int, init_method: str
-) -> Iterator[dict[str, TorchCaller]]:
-    """Join a job of these backends, the first one's group the default; those that this torch lacks are left out."""
+) -> Iterator[dict[str, Caller]]:  # fmt: skip
+    """Join a job of these backends, the first one's group the default; those that this torch lacks are left out.
+
+    On GPUs the default group is unisono's, also if it is no contender. NVLink multicast stays off.
+    """
     if not backends:
         yield {}
         return
-    first, *others = backends
+    first, *others = dict.fromkeys([*["unisono"] * (settings.device == "cuda"), *backends])
+    if settings.device == "cuda":
+        os.environ.update(NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1")
     dist.init_process_group(first, init_method=init_method, rank=rank, world_size=settings.ranks, timeout=_TIMEOUT)
     try:
-        groups = {first: dist.group.WORLD} | {name: dist.new_group(backend=name) for name in others if _built_in(name)}
-        yield {name: TorchCaller(group) for name, group in groups.items()}
+        callers: dict[str, Caller] = {first: TorchCaller(dist.group.WORLD)}
+        callers |= {name: _caller(name, settings) for name in others if _built_in(name)}
+        yield callers
     finally:
         dist.destroy_process_group()
 
 
+def _caller(name: str, settings: Settings) -> Caller:
+    """The caller of a group of its own."""
+    if name == "symm_mem":
+        return SymmetricCaller(dist.new_group(backend="nccl"), settings.largest)
+    return TorchCaller(dist.new_group(backend=name))
+
+
 def _built_in(backend: str) -> bool:
     """True if this torch has the backend at all."""
-    return backend == "unisono" or bool(getattr(dist, f"is_{backend}_available")())
+    name = "nccl" if backend == "symm_mem" else backend
+    return name == "unisono" or bool(getattr(dist, f"is_{name}_available")())
 
 
 def _op(case: Case) -> Any:
@@ -130,14 +196,18 @@ def _call(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
 
 
 def _send_recv(case: Case, group: Any) -> Callable[[], Any]:
-    """To the next rank and from the one before, at the same time, as nccl-tests' sendrecv does."""
+    """To the next rank and from the one before, at the same time, as nccl-tests' sendrecv does.
+
+    On GPUs both are given to torch as one batch: two calls, one after the other, may wait for each other.
+    """
     x, y, rank, n = case.input, case.output, case.rank, case.settings.ranks
     after, before = (rank + 1) % n, (rank - 1) % n
     if n == 1:
         return lambda: y.copy_(x)
+    batch = [dist.P2POp(dist.isend, x, after, group), dist.P2POp(dist.irecv, y, before, group)] if x.is_cuda else []
 
     def exchange() -> None:
-        works = [dist.isend(x, after, group), dist.irecv(y, before, group)]
+        works = dist.batch_isend_irecv(batch) if batch else [dist.isend(x, after, group), dist.irecv(y, before, group)]
         for work in reversed(works):
             if work is not None:  # which is what a rank outside the group gets
                 work.wait()

@@ -31,11 +31,12 @@ _REDUCE = {
 class Tables:
     """The inputs of all ranks and their reduction, ``PERIOD`` elements each, repeated once so that slices never wrap.
 
-    ``inputs[r]`` and ``reduced`` have ``dtype``. The reduction is worked out in int64 and cast, independently of any
-    backend; an average is divided in float64, that of whole numbers once the sum has wrapped.
+    ``inputs[r]`` and ``reduced`` have ``dtype`` and lie on ``device``. The reduction is worked out in int64 on the CPU
+    and cast, independently of any backend; an average is divided in float64, that of whole numbers once the sum has
+    wrapped.
     """
 
-    def __init__(self, world_size: int, dtype: torch.dtype, op: str) -> None:
+    def __init__(self, world_size: int, dtype: torch.dtype, op: str, device: str = "cpu") -> None:
         most = 2 if op == "product" else 7
         whole = [_table(rank, most) for rank in range(world_size)]
         if dtype is torch.bool:
@@ -48,8 +49,8 @@ class Tables:
         whole_sum = total if dtype.is_floating_point or dtype.is_complex else total.to(dtype)
         exact = {"avg": whole_sum.double() / world_size, "premul_sum": total * FACTOR}.get(op, total)
         unit = 1 + 1j if dtype.is_complex and op != "product" else 1
-        self.inputs = [_twice(table * unit).to(dtype) for table in whole]
-        self.reduced = _twice(exact * unit).to(dtype)
+        self.inputs = [_twice(table * unit).to(dtype).to(device) for table in whole]
+        self.reduced = _twice(exact * unit).to(dtype).to(device)
 
 
 def _table(rank: int, most: int) -> torch.Tensor:

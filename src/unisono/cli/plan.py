@@ -7,12 +7,14 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
+from unisono.bench.settings import DEVICES
 from unisono.cli import options
 from unisono.cli.common import echo, show
-from unisono.cli.programs import default_notes, default_table, describe_default
+from unisono.cli.programs import default_notes, default_table, describe_default, show_gpu_table
 from unisono.cli.schedules import pipeline_costs, refuse, topology_of
 from unisono.cli.simulate import compare_pipelines
 from unisono.errors import UsageError, check_known
+from unisono.gpu.defaults import TABLE as GPU_TABLE
 from unisono.schedule import COLLECTIVES, PRESETS
 from unisono.schedule.topology_file import MEASURED
 from unisono.selection import Choice, Measured, Selector, explain, ranges
@@ -36,6 +38,9 @@ _Collective = Annotated[
 _Default = Annotated[
     bool, typer.Option("--default", help="What runs if no algorithm is asked for: the table, or its row for --bytes.")
 ]
+_Device = Annotated[
+    str | None, typer.Option(help="With --default: cpu, or cuda, also as `unisono tune` has found.", show_default="cpu")
+]
 _Oversubscribed = Annotated[
     bool | None,
     typer.Option(
@@ -58,6 +63,7 @@ def plan(
     hosts: options.Hosts = None,
     model: Annotated[bool, typer.Option("--model", help="By the model, even if this machine was measured.")] = False,
     by_default: _Default = False,
+    device: _Device = None,
     oversubscribed: _Oversubscribed = None,
     microbatches: options.Microbatches = None,
     times: options.Times = None,
@@ -77,17 +83,18 @@ def plan(
     """
     if collective == PIPELINE:
         given = {"--bytes": nbytes, "--topology": topology, "--hosts": hosts, "--oversubscribed": oversubscribed}
-        refuse(given | {"--model": model or None, "--default": by_default or None}, "is of collectives: leave it out")
+        given |= {"--device": device, "--model": model or None, "--default": by_default or None}
+        refuse(given, "is of collectives: leave it out")
         _pipelines(_RANKS if ranks is None else ranks, 8 if microbatches is None else microbatches, times, link)
         return
     refuse({"--microbatches": microbatches, "--times": times, "--link": link}, "is of pipelines: leave it out")
     if by_default:
         given = {"--topology": topology, "--hosts": hosts, "--model": model or None}
         refuse(given, "is for a choice by cost, the defaults are a table: leave it out")
-        _defaults(collective, nbytes, ranks, oversubscribed)
+        _defaults(collective, nbytes, ranks, oversubscribed, device or "cpu")
         return
-    both = "--oversubscribed and --no-oversubscribed"
-    refuse({both: oversubscribed}, "are for the defaults: give --default as well")
+    for name, value in (("--oversubscribed and --no-oversubscribed", oversubscribed), ("--device", device)):
+        refuse({name: value}, f"{'are' if ' ' in name else 'is'} for the defaults: give --default as well")
     if collective is None:
         raise UsageError("which collective? E.g. `unisono plan all_reduce`, or --default for all of them")
     table = Measured.load() if topology is None and not model else None
@@ -104,6 +111,13 @@ def plan(
     left_out = selector.choose(0).left_out
     if left_out:
         echo("not considered: " + ", ".join(f"{name} ({why})" for name, why in left_out))
+
+
+def _gpu_defaults(collective: str | None, ranks: int | None) -> None:
+    """Prints which calls on GPUs go by which kernels."""
+    if collective is not None:
+        check_known("collective", collective, tuple(dict.fromkeys(row.collective for row in GPU_TABLE)))
+    show_gpu_table(Measured.load(), ranks or 2, collective)
 
 
 def _pipelines(ranks: int, microbatches: int, times: str | None, link: float | None) -> None:
@@ -136,8 +150,15 @@ def _table(choices: list[Choice]) -> Table:
     return table
 
 
-def _defaults(collective: str | None, nbytes: str | None, ranks: int | None, oversubscribed: bool | None) -> None:
+def _defaults(
+    collective: str | None, nbytes: str | None, ranks: int | None, oversubscribed: bool | None, device: str
+) -> None:  # fmt: skip
     """Prints the defaults: the row for a size, or the table."""
+    check_known("--device", device, DEVICES)
+    if device == "cuda":
+        refuse({"--oversubscribed": oversubscribed, "--bytes": nbytes}, "is for CPUs: leave it out")
+        _gpu_defaults(collective, ranks)
+        return
     if collective is not None:
         check_known("collective", collective, COLLECTIVES)
     if collective is not None and (nbytes is not None or collective == "barrier"):

@@ -6,15 +6,18 @@ Sizes count as in `Collective.chunk_nbytes`: the tensor of an all_reduce, the wh
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rich.console import Console
 from rich.table import Table as RichTable
 
 from unisono.algorithms import build
+from unisono.cli.common import echo, show
 from unisono.errors import UsageError
+from unisono.gpu.defaults import tuned_table
 from unisono.program import Default, Program, Table, best_staged, bind, default, lower
 from unisono.program.defaults import DIRECT_MOVED, TABLE
 from unisono.program.proof import Proof
 from unisono.schedule import Collective, Schedule
-from unisono.selection import BY_DEFAULT
+from unisono.selection import BY_DEFAULT, Measured
 from unisono.transport.layout import Layout
 from unisono.transport.process import cores
 from unisono.units import parse_nbytes, show_count, show_nbytes, show_ranks
@@ -32,6 +35,7 @@ __all__ = [
     "place_default",
     "programs",
     "prove_placed",
+    "show_gpu_table",
     "tables_of",
 ]
 
@@ -168,6 +172,24 @@ def default_table(collective: str | None = None) -> RichTable:
         table.add_row(row[0] if row[0] != before else "", *row[1:])
         before = row[0]
     return table
+
+
+def show_gpu_table(measured: Measured, ranks: int, collective: str | None = None) -> None:
+    """Prints which calls on GPUs go by which kernels: by what was measured, or the rows of the built-in table."""
+    table = RichTable(box=None, pad_edge=False)
+    for heading in ("collective", "up to", "schedule"):
+        table.add_column(heading, no_wrap=True, header_style="bold")
+    reached: dict[str, int] = {}  # by an earlier row, which counts
+    for row in tuned_table(measured.rows, ranks):
+        asked = collective in (None, row.collective) and ranks <= row.upto_ranks
+        if asked and reached.get(row.collective, 0) < row.upto:
+            named = "" if row.collective in reached else row.collective
+            table.add_row(named, show_nbytes(row.upto), row.schedule or "NCCL")
+            reached[row.collective] = row.upto
+    show(Console(highlight=False), table)
+    tuned = any((row.device, row.ranks) == ("cuda", ranks) for row in measured.rows)
+    source = "measured on this host by `unisono tune`" if tuned else "built in"
+    echo(f"For {show_ranks(ranks)} on GPUs, {source}. What is larger goes to NCCL; up to: bytes of the whole tensor.")
 
 
 def default_notes() -> list[str]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from unisono.algorithms.pipelines import SCHEDULES
 from unisono.cli.common import check_writable
 from unisono.errors import UsageError
+from unisono.gpu.devices import count_gpus
 from unisono.launch import torchrun_rank
 from unisono.parallel.parallel_dims import ParallelDims
 from unisono.train.launch import launch
@@ -31,13 +32,13 @@ from unisono.train.text import load_corpus
 __all__ = ["train"]
 
 DEFAULT = Settings()
-CHOICES = " or ".join(BACKENDS)
+CHOICES = "; ".join(f"{device}: {' or '.join(names)}" for device, names in BACKENDS.items())
 
 
 _on_a_mesh = partial(typer.Option, rich_help_panel="On a mesh of ranks")
 Ranks = Annotated[
     int | None,
-    typer.Option("--ranks", "-n", help="Processes to train on; under torchrun, its number.", show_default="4"),
+    typer.Option("--ranks", "-n", help="Processes; under torchrun, its number.", show_default="4; GPUs: all"),
 ]
 Text = Annotated[
     Path | None, typer.Option(help="File to learn from.", show_default="the language reference inside Python")
@@ -59,6 +60,7 @@ def train(
     ranks: Ranks = None,
     text: Text = None,
     backend: Annotated[str, typer.Option(help=f"Backend of torch.distributed: {CHOICES}.")] = DEFAULT.backend,
+    device: Annotated[str, typer.Option(help=f"{' or '.join(BACKENDS)}: a GPU for each rank.")] = DEFAULT.device,
     compare: Compare = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = DEFAULT.steps,
     batch: Annotated[int, typer.Option(help="Sequences per step, over all ranks.")] = DEFAULT.batch,
@@ -87,6 +89,8 @@ def train(
 
         unisono train --dp 2 --tp 2 --pp 2
 
+        unisono train --device cuda --compare nccl
+
     Under torchrun each process is the rank that torchrun makes it:
 
         torchrun --nproc-per-node 4 -m unisono.cli train
@@ -94,17 +98,15 @@ def train(
     rank, given_world_size = torchrun_rank(ranks)
     mesh = _mesh({"dp": dp, "tp": tp, "pp": pp, "sp": sp}, given_world_size, schedule, microbatches)
     settings = Settings(
-        backend=backend,
         ranks=given_world_size if given_world_size is not None else mesh.shape.world_size if mesh else DEFAULT.ranks,
-        text=text,
-        steps=steps,
-        batch=batch,
-        learning_rate=learning_rate,
-        seed=seed,
         shape=ModelShape(width, layers, heads, context),
-        mesh=mesh,
-    )
+        backend=backend, text=text, steps=steps, batch=batch, learning_rate=learning_rate, seed=seed, mesh=mesh,
+        device=device,
+    )  # fmt: skip
     runs = _runs(settings, compare)
+    if device == "cuda":
+        ranks = count_gpus(given_world_size or (mesh.shape.world_size if mesh else None))
+        runs = [replace(run, ranks=ranks) for run in runs]
     load_corpus(text, context)
     check_writable(plot, "the plot")
     outcomes = [_run(run, rank) for run in runs]

@@ -5,13 +5,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from unisono.bench.settings import DEVICES
 from unisono.cli.common import echo, listed, show
 from unisono.cli.predicted import Predicted, by_size
+from unisono.cli.programs import show_gpu_table
 from unisono.errors import UsageError, check_known
+from unisono.gpu.defaults import NCCL
+from unisono.gpu.devices import count_gpus
 from unisono.schedule import COLLECTIVES, preset
 from unisono.schedule.topology_file import MEASURED, save_topology
 from unisono.selection import BY_DEFAULT, Measured, Row, Selector, ranges
-from unisono.tune import SIZES, runnable
+from unisono.tune import GPU_COLLECTIVES, GPU_SIZES, SIZES, runnable
 from unisono.tune import tune as measure_all
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
@@ -19,12 +23,20 @@ __all__ = ["tune"]
 
 
 def tune(
-    collective: Annotated[list[str] | None, typer.Argument(help="What to measure.", show_default="all_reduce")] = None,
-    ranks: Annotated[int, typer.Option("--ranks", "-n", help="Processes on this host.")] = 4,
+    collective: Annotated[
+        list[str] | None,
+        typer.Argument(help="What to measure.", show_default="all_reduce; GPUs: all that have kernels"),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", help="Processes on this host.", show_default="4; GPUs: all")
+    ] = None,
     nbytes: Annotated[
         str | None,
-        typer.Option("--bytes", metavar="SIZES", help="By comma.", show_default="64B,1KiB,16KiB,256KiB,4MiB"),
+        typer.Option(
+            "--bytes", metavar="SIZES", help="By comma.", show_default="64B,1KiB,16KiB,256KiB,4MiB; GPUs: to 16MiB"
+        ),
     ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: kernels and NCCL, a GPU for each rank.")] = "cpu",
     algorithms: Annotated[
         str | None, typer.Option(metavar="NAMES", help="By comma.", show_default="all that can run")
     ] = None,
@@ -34,40 +46,61 @@ def tune(
 
     Beside what was measured stands what a call, a meeting and a byte cost, fitted to two algorithms, predicts for all.
 
+    On GPUs the table also says from then on which calls go by which kernels and which by NCCL.
+
     unisono tune all_reduce broadcast --ranks 4
+
+    unisono tune --device cuda
     """
-    wanted = collective or ["all_reduce"]
+    check_known("--device", device, DEVICES)
+    on_gpu = device == "cuda"
+    wanted = collective or list(GPU_COLLECTIVES if on_gpu else ["all_reduce"])
     for name in wanted:
-        check_known("collective", name, COLLECTIVES)
-    sizes = [parse_nbytes(size) for size in listed(nbytes)] if nbytes is not None else list(SIZES)
-    names = _checked(algorithms, wanted)
-    kept = Measured.load() if keep else Measured()
+        check_known("collective", name, GPU_COLLECTIVES if on_gpu else COLLECTIVES)
+    usual = GPU_SIZES if on_gpu else SIZES
+    sizes = [parse_nbytes(size) for size in listed(nbytes)] if nbytes is not None else list(usual)
+    names = _checked(algorithms, wanted, [NCCL] if on_gpu else [])
+    world_size = count_gpus(ranks) if on_gpu else 4 if ranks is None else ranks
+    kept = Measured.load() if keep else None
+    table = _measured(wanted, world_size, sizes, names, device)
+    for name in wanted:
+        _print(name, world_size, table)
+    if on_gpu:
+        show_gpu_table((kept or Measured()).merged(table), world_size)
+    else:
+        _predict(wanted, table, world_size, keep)
+    if kept is not None:
+        echo(f"kept in {kept.merged(table).save()}")
+
+
+def _measured(wanted: list[str], ranks: int, sizes: list[int], names: list[str] | None, device: str) -> Measured:
+    """Measures, and shows what is measured meanwhile."""
     progress = Console(stderr=True, highlight=False)
     with progress.status("starting the ranks ...") as status:
 
         def report(row: Row) -> None:
             status.update(f"{row.collective} {show_nbytes(row.nbytes)} by {row.algorithm}: {show_seconds(row.seconds)}")
 
-        table = measure_all(wanted, ranks, sizes, names, report)
+        return measure_all(wanted, ranks, sizes, names, report, device)
+
+
+def _predict(wanted: list[str], table: Measured, ranks: int, keep: bool) -> None:
+    """What is predicted for CPUs stands beside what was measured."""
     predicted = Predicted.of(table, ranks)
-    for name in wanted:
-        _print(name, ranks, table)
-        if predicted is not None:
-            show(Console(highlight=False), predicted.table(name))
     if predicted is not None:
+        for name in wanted:
+            show(Console(highlight=False), predicted.table(name))
         echo("\n".join(predicted.lines()))
         if keep:
             echo(f"kept in {save_topology(predicted.topology)}, for --topology {MEASURED}")
-    if keep:
-        echo(f"kept in {kept.merged(table).save()}")
 
 
-def _checked(algorithms: str | None, collectives: list[str]) -> list[str] | None:
+def _checked(algorithms: str | None, collectives: list[str], others: list[str]) -> list[str] | None:
     if algorithms is None:
         return None
     names = listed(algorithms)
     for name in names:
-        known = sorted([BY_DEFAULT, *runnable(*collectives)])
+        known = sorted([BY_DEFAULT, *others, *runnable(*collectives)])
         if name not in known:
             raise UsageError(f"no algorithm {name!r} can run {' or '.join(collectives)}: expected {', '.join(known)}")
     return names

@@ -4,14 +4,16 @@ Sizes and launches come from measurements on 2 and 4 H200 over NVLink (docs/gpu.
 kernels are as fast as NCCL alone, but take more multiprocessors from what computes beside them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.gpu.layout import MESSAGE_ROWS, ROWS, WORLD_SIZE_MAX, slot_numel
+from unisono.selection import Row
 
 __all__ = [
-    "KIB", "LAUNCHES", "MESSAGE_NBYTES", "MIB", "TABLE", "GpuDefault", "LaunchShape", "gpu_default", "launch_shape",
-    "message_rows", "message_shape",
+    "KIB", "LAUNCHES", "MESSAGE_NBYTES", "MIB", "NCCL", "TABLE", "GpuDefault", "LaunchShape", "gpu_default",
+    "launch_shape", "message_rows", "message_shape", "tuned_table",
 ]  # fmt: skip
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -21,7 +23,7 @@ KIB, MIB = 1 << 10, 1 << 20
 class GpuDefault:
     """A row: a collective of up to ``upto`` bytes, of the whole tensor (all_gather: of the output), by a schedule.
 
-    ``upto_ranks``: the most ranks the row serves.
+    ``upto_ranks``: the most ranks the row serves. An empty schedule stands for NCCL.
     """
 
     collective: str
@@ -53,13 +55,49 @@ MESSAGE_NBYTES = 8 * MIB
 """Bytes of a message, at most, that goes by a kernel. On 2 GPUs NCCL is faster from 16 MiB on."""
 
 
+NCCL = "nccl"
+"""In an algorithm's place, in what `unisono tune` measures."""
+_CLEARLY = 1.03  # times as fast: less is noise, and changes no choice
+
+
 @lru_cache(maxsize=4096)
-def gpu_default(collective: str, nbytes: int, world_size: int) -> str:
+def gpu_default(collective: str, nbytes: int, world_size: int, table: tuple[GpuDefault, ...] = TABLE) -> str:
     """The schedule of a call whose whole tensor has ``nbytes``; empty if it goes to NCCL."""
-    for row in TABLE:
+    for row in table:
         if row.collective == collective and nbytes <= row.upto and world_size <= row.upto_ranks:
             return row.schedule
     return ""
+
+
+def tuned_table(measured: Iterable[Row], world_size: int) -> tuple[GpuDefault, ...]:
+    """The table by what `unisono tune --device cuda` has measured with so many ranks: the fastest at each size.
+
+    A neighbour's choice is kept where nothing else is clearly faster. Calls larger than all that were measured go to
+    NCCL. Collectives of which NCCL or kernels were not measured have the rows of `TABLE`.
+    """
+    times: dict[str, dict[int, dict[str, float]]] = {}
+    for row in measured:
+        if (row.device, row.ranks) == ("cuda", world_size):
+            times.setdefault(row.collective, {}).setdefault(row.nbytes, {})[row.algorithm] = row.seconds
+    table: list[GpuDefault] = []
+    for collective in dict.fromkeys(row.collective for row in TABLE):
+        sizes = {size: by for size, by in times.get(collective, {}).items() if NCCL in by and len(by) > 1}
+        table += _borders(collective, sizes) or [row for row in TABLE if row.collective == collective]
+    return tuple(table)
+
+
+def _borders(collective: str, sizes: dict[int, dict[str, float]]) -> list[GpuDefault]:
+    """A row for each run of sizes with the same choice."""
+    rows: list[GpuDefault] = []
+    before = ""
+    for nbytes, seconds in sorted(sizes.items()):
+        best = min(seconds, key=lambda name: seconds[name])
+        choice = before if before in seconds and seconds[before] <= _CLEARLY * seconds[best] else best
+        if choice == before:
+            rows.pop()
+        rows.append(GpuDefault(collective, nbytes, "" if choice == NCCL else choice))
+        before = choice
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

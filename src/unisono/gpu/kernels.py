@@ -6,7 +6,7 @@ from functools import lru_cache
 from unisono.algorithms import build
 from unisono.errors import UsageError
 from unisono.gpu.compile import Kernel, Launch, compiled, launcher
-from unisono.gpu.defaults import gpu_default, launch_shape
+from unisono.gpu.defaults import TABLE, GpuDefault, gpu_default, launch_shape
 from unisono.gpu.kernel_text import Form, kernel, kernel_name, module
 from unisono.gpu.workspace import Workspace
 from unisono.program import lower
@@ -60,12 +60,17 @@ def _text(schedule: Schedule, rank: int, form: Form) -> tuple[str, str, int]:
 
 
 class KernelCalls:
-    """The kernels of a rank. ``multiprocessors``: the least of all ranks' GPUs; ``limit``: seconds that they wait."""
+    """The kernels of a rank. ``multiprocessors``: the least of all ranks' GPUs; ``limit``: seconds that they wait;
+    ``table``: which schedule serves which call, equal on all ranks.
+    """
 
-    def __init__(self, workspace: Workspace, rank: int, world_size: int, multiprocessors: int, limit: float) -> None:
+    def __init__(
+        self, workspace: Workspace, rank: int, world_size: int, multiprocessors: int, limit: float,
+        table: tuple[GpuDefault, ...] = TABLE,
+    ) -> None:  # fmt: skip
         self.workspace, self.rank, self.size = workspace, rank, world_size
         self.multiprocessors = min(multiprocessors, workspace.multiprocessors)
-        self.limit = limit
+        self.limit, self.table = limit, table
 
     def schedule(self, call: GpuCall) -> Schedule | None:
         """The schedule of a call; None if it goes to NCCL.
@@ -73,7 +78,7 @@ class KernelCalls:
         Raises UsageError if one was chosen by name that does not exist for the collective and the number of ranks.
         """
         nbytes = call.count * ITEMSIZES[call.dtype] * call.blocks(self.size)
-        name = call.schedule or gpu_default(call.collective, nbytes, self.size)
+        name = call.schedule or gpu_default(call.collective, nbytes, self.size, self.table)
         if not name:
             return None
         if not 0 < call.count <= _COUNT_MAX:

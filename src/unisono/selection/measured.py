@@ -23,13 +23,17 @@ BY_DEFAULT = "default"
 
 @dataclass(frozen=True, order=True)
 class Row:
-    """One measurement: a collective over `ranks` ranks by an algorithm took `seconds` for `nbytes` bytes."""
+    """One measurement: a collective over `ranks` ranks by an algorithm took `seconds` for `nbytes` bytes.
+
+    ``device``: of the tensors, cpu or cuda.
+    """
 
     collective: str
     ranks: int
     algorithm: str
     nbytes: int
     seconds: float
+    device: str = "cpu"
 
 
 def table_path() -> Path:
@@ -38,15 +42,23 @@ def table_path() -> Path:
 
 
 class Measured:
-    """Rows, at most one per collective, ranks, algorithm and size (the last one given counts)."""
+    """Rows, at most one per device, collective, ranks, algorithm and size (the last one given counts).
+
+    What is looked up is that of CPUs.
+    """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self._rows = {(r.collective, r.ranks, r.algorithm, r.nbytes): r for r in rows}
+        self._rows = {(r.device, r.collective, r.ranks, r.algorithm, r.nbytes): r for r in rows}
 
     @property
     def rows(self) -> list[Row]:
         """All rows, sorted."""
         return sorted(self._rows.values())
+
+    @property
+    def of_cpus(self) -> list[Row]:
+        """The rows of CPUs, sorted."""
+        return [row for row in self.rows if row.device == "cpu"]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -57,7 +69,7 @@ class Measured:
 
     def algorithms(self, collective: str, ranks: int) -> list[str]:
         """The measurements for so many ranks, sorted."""
-        return sorted({r.algorithm for r in self.rows if (r.collective, r.ranks) == (collective, ranks)})
+        return sorted({r.algorithm for r in self.of_cpus if (r.collective, r.ranks) == (collective, ranks)})
 
     def seconds(self, collective: str, ranks: int, algorithm: str, nbytes: float) -> float:
         """The time for a size: between two measured sizes on the straight line between them in logarithms.
@@ -66,7 +78,7 @@ class Measured:
         measured.
         """
         wanted = (collective, ranks, algorithm)
-        points = [(r.nbytes, r.seconds) for r in self.rows if (r.collective, r.ranks, r.algorithm) == wanted]
+        points = [(r.nbytes, r.seconds) for r in self.of_cpus if (r.collective, r.ranks, r.algorithm) == wanted]
         if not points:
             raise KeyError(wanted)
         i = bisect_left([size for size, _ in points], nbytes)
@@ -85,7 +97,7 @@ class Measured:
         alpha is the time of the smallest, beta what each byte of the largest adds, of as many ranks, or of the next
         number that was measured. A broadcast's readers share no port: they read the root's memory side by side.
         """
-        rows = [r for r in self.rows if (r.collective, r.algorithm) == ("broadcast", BY_DEFAULT) and r.ranks > 1]
+        rows = [r for r in self.of_cpus if (r.collective, r.algorithm) == ("broadcast", BY_DEFAULT) and r.ranks > 1]
         if not rows:
             return None
         ranks = min({r.ranks for r in rows}, key=lambda count: (abs(count - world_size), count))
@@ -97,7 +109,10 @@ class Measured:
 
     def save(self, path: Path | None = None) -> Path:
         """Write the table as a whole, or not at all. Raises UsageError if the file cannot be written."""
-        rows = [[r.collective, r.ranks, r.algorithm, r.nbytes, r.seconds] for r in self.rows]
+        rows = [
+            [r.collective, r.ranks, r.algorithm, r.nbytes, r.seconds] + [r.device] * (r.device != "cpu")
+            for r in self.rows
+        ]
         text = json.dumps({"version": _VERSION, "rows": rows}, indent=0)
         return keep(path or table_path(), text, "the measured table")
 
@@ -114,7 +129,7 @@ class Measured:
             data = json.loads(text)
             if data["version"] != _VERSION:
                 raise ValueError(f"version {data['version']}")
-            return cls(Row(str(c), int(n), str(a), int(s), _positive(t)) for c, n, a, s, t in data["rows"])
+            return cls(Row(str(c), int(n), str(a), int(s), _positive(t), *d) for c, n, a, s, t, *d in data["rows"])
         except (ValueError, KeyError, TypeError) as problem:
             raise UsageError(f"{path} is no table of `unisono tune` ({problem}): delete it or measure again") from None
 

@@ -1,8 +1,8 @@
 """The trace as https://ui.perfetto.dev and chrome://tracing open it: a process per rank. Never imports torch.
 
 Format: "Trace Event Format", JSON object form; times in microseconds from the first event. Tracks of a rank: what its
-threads do in calls and waits; the calls under way, each with its phases below it; and, if asked for, what
-torch.profiler saw.
+threads do in calls and waits; the calls under way, each with its phases below it; calls on GPUs, as its host issues
+them; and, if asked for, what torch.profiler saw, on GPUs a track per stream.
 """
 
 import json
@@ -16,7 +16,8 @@ from unisono.trace.record import CallRecord, RankRecord
 __all__ = ["write_trace"]
 
 _Event = dict[str, Any]
-_THREADS, _FLIGHT, _COMPUTE = 0, 100, 1000  # track numbers
+_THREADS, _FLIGHT, _DEVICE, _COMPUTE = 0, 100, 900, 1000  # track numbers
+_PROFILED = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset")
 
 
 def write_trace(path: Path, records: Sequence[RankRecord]) -> None:
@@ -54,6 +55,12 @@ def _events(record: RankRecord) -> Iterator[_Event]:
             yield name_event("thread_name", rank, _FLIGHT + at, name=name)
         free[at] = call.end
         yield from _call(call, (rank, _FLIGHT + at))
+    if record.device_calls:
+        yield name_event("thread_name", rank, _DEVICE, name="calls on GPUs, as issued by the host")
+    for issued in record.device_calls:
+        words = {"call": issued.words, "nbytes": issued.nbytes, "group": issued.group, "number": issued.number}
+        name, place = f"{issued.op} by {issued.way}", (rank, _DEVICE)
+        yield span_event(name, "on GPUs", issued.begin, issued.end, place, words)
     yield from _computing(record)
 
 
@@ -81,11 +88,13 @@ def _computing(record: RankRecord) -> Iterator[_Event]:
     base = int(data.get("baseTimeNanoseconds", 0)) - record.clock
     threads: dict[Any, int] = {}
     for event in data["traceEvents"]:
-        if event.get("ph") != "X" or event.get("cat") not in ("cpu_op", "user_annotation"):
+        if event.get("ph") != "X" or event.get("cat") not in _PROFILED:
             continue
-        if event["tid"] not in threads:
-            threads[event["tid"]] = _COMPUTE + len(threads)
-            name = f"torch.profiler, thread {event['tid']}"
-            yield name_event("thread_name", record.rank, threads[event["tid"]], name=name)
-        begin, place = event["ts"] * 1e3 + base, (record.rank, threads[event["tid"]])
+        on_gpu = event["cat"] in _PROFILED[2:]
+        track = on_gpu, event["tid"]
+        if track not in threads:
+            threads[track] = _COMPUTE + len(threads)
+            name = f"GPU, stream {event['tid']}" if on_gpu else f"torch.profiler, thread {event['tid']}"
+            yield name_event("thread_name", record.rank, threads[track], name=name)
+        begin, place = event["ts"] * 1e3 + base, (record.rank, threads[track])
         yield span_event(event["name"], event["cat"], begin, begin + event["dur"] * 1e3, place, {})

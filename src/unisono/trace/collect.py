@@ -27,9 +27,10 @@ from typing import Any
 
 import unisono
 from unisono.errors import CollectiveTimeout, DeadlockError, PeerLostError
-from unisono.runtime.call import Site, name_of_dtype, piece_numel, site_text
+from unisono.runtime.call import Call, Site, name_of_dtype, piece_numel, site_text
 from unisono.runtime.call_site import is_inner, is_standard
 from unisono.trace.arm import KEPT
+from unisono.trace.devices import DeviceNotes
 from unisono.watch import clocks, flight
 from unisono.watch.flight import QueueRecord
 from unisono.watch.fr_schema import Entry
@@ -56,6 +57,7 @@ class Collector:
         self.spans: deque[tuple[str, int, int, int, str]] = deque(maxlen=KEPT)
         self.reductions: deque[tuple[int, int]] = deque(maxlen=KEPT)
         self.marks: deque[tuple[int, int]] = deque(maxlen=2 * KEPT)  # moments, and how long the main thread was busy
+        self.devices = DeviceNotes()
         self._open: set[object] = set()  # calls under way while the main thread may do something else
         self._faulted = False
         self._writing = threading.RLock()  # a worker may see a fault while the main thread ends
@@ -91,6 +93,7 @@ class Collector:
         self._replace(CallQueue, "_end", self._ending(CallQueue._end))
         self._wrap_reducers()
         keep_from_dynamo(UnisonoProcessGroup)
+        self.devices.start(self._replace, self._timed)
         if self.compute:
             self._start_profiler()
         atexit.register(self.write)
@@ -211,7 +214,10 @@ class Collector:
     def _start_profiler(self) -> None:
         import torch.profiler
 
-        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=activities)
         self._profiled_by = threading.get_ident()
         try:
             self._profiler.start()
@@ -255,7 +261,7 @@ class Collector:
             return
         with self._writing:
             self.keep()
-            if self.entries:
+            if self.entries or self.devices.noted:
                 self._write(f"rank-{self.rank}-{os.getpid()}")
 
     def _write(self, name: str) -> None:
@@ -283,10 +289,16 @@ class Collector:
             "since": self._covered(),
             "groups": [[memory, label, ranks] for memory, (label, ranks) in self.groups.items()],
             "calls": [self._plain(record, entry) for record, entry in self.entries.values()],
+            "device_calls": [self._on_device(*noted) for noted in self.devices.noted],
             "spans": list(self.spans),
             "reductions": list(self.reductions),
             "marks": sorted(self.marks),
         }
+
+    def _on_device(self, group: Any, number: int, call: Call, way: str, began: int, ended: int) -> dict[str, Any]:
+        words, nbytes = call.describe(group.global_ranks), _size(call, len(group.global_ranks))
+        return {"group": group.label, "number": number, "op": call.op, "nbytes": nbytes, "words": words, "way": way,
+                "begin": began, "end": ended}  # fmt: skip
 
     def _plain(self, record: QueueRecord, entry: Entry) -> dict[str, Any]:
         call, group = entry.call, self.groups[record.memory][0]
@@ -296,7 +308,7 @@ class Collector:
             "ranks": list(entry.global_ranks),
             "number": entry.number,
             "op": call.op,
-            "nbytes": _size(entry),
+            "nbytes": _size(call, len(entry.global_ranks)),
             "words": call.describe(entry.global_ranks),
             "dtype": name_of_dtype(call.dtype),
             "issued": entry.when,
@@ -311,13 +323,12 @@ def _ended(raiser: Any) -> bool:
     return task is None or task.done
 
 
-def _size(entry: Entry) -> int:
+def _size(call: Call, ranks: int) -> int:
     """Bytes as nccl-tests count them: all ranks' blocks together where ranks hold blocks."""
-    call = entry.call
     if call.sends:
         elements = max(sum(map(piece_numel, side)) for side in (call.sends, call.expects))
         return elements * (call.dtype.itemsize if call.dtype is not None else 0)
-    return call.nbytes * (len(entry.global_ranks) if call.op == "all_gather" else 1)
+    return call.nbytes * (ranks if call.op == "all_gather" else 1)
 
 
 def busy_clock(thread: threading.Thread) -> Callable[[], int]:

@@ -68,6 +68,7 @@ def report_page(summary: Summary, trace: str, rates: str) -> str:
         f"{_skew(summary)}<h2>Calls that take longest</h2>",
         _legend(("wait", "wait"), ("work", "move"), ("reduce", "reduce")),
         _calls(summary),
+        _devices(summary),
         f'<p class="dim">{_notes(summary, rates)}</p>',
         f'<p class="dim">Every single call: open <code>{escape(trace)}</code> at https://ui.perfetto.dev.</p>',
     )
@@ -159,6 +160,21 @@ def _calls(summary: Summary) -> str:
 
     head = [("call", "call"), ("calls", "n"), ("size", "n"), ("each", "n"), ("in all", "n"), ("of the time", "n")]
     return _table([*head, ("", ""), ("of the bound", "n")], [row(kind) for kind in summary.top], "thin")
+
+
+def _devices(summary: Summary) -> str:
+    if not summary.device:
+        return ""
+    head = [("call", "call"), ("by", ""), ("calls", "n"), ("bytes in all", "n"), ("host, each", "n")]
+    rows = [
+        [escape(kind.op), kind.way, f"{kind.count:,}", show_nbytes(kind.nbytes), show_seconds(kind.host)]
+        for kind in summary.device
+    ]
+    return f"""<h2>Calls on GPUs</h2>
+<p class="dim">Of a rank, on average. The host's time is what a call takes until the host goes
+on; the GPU is done later.</p>
+{_table(head, rows)}
+"""
 
 
 def _short(site: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from unisono.errors import UsageError
 from unisono.trace.intervals import Interval, clipped, common, minus, union
 
-__all__ = ["CallRecord", "RankRecord", "Span", "read"]
+__all__ = ["CallRecord", "DeviceCall", "RankRecord", "Span", "read"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,20 @@ class Span:
     end: int
     thread: int
     site: str
+
+
+@dataclass(frozen=True)
+class DeviceCall:
+    """One call on a GPU, as its host issued it: ``begin`` to ``end`` is the host's time. ``way``: kernel, or NCCL."""
+
+    group: str
+    number: int
+    op: str
+    nbytes: int
+    words: str
+    way: str
+    begin: int
+    end: int
 
 
 @dataclass
@@ -93,6 +107,13 @@ class RankRecord:
     spans: list[Span]
     marks: list[tuple[int, int]] = field(default_factory=list)
     compute: Path | None = None
+    device_calls: list[DeviceCall] = field(default_factory=list)
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """Begin and end of every call, on GPUs too."""
+        on_cpu = [(call.begin, call.end) for call in self.calls]
+        return on_cpu + [(call.begin, call.end) for call in self.device_calls]
 
     @cached_property
     def flying(self) -> list[Interval]:
@@ -140,7 +161,7 @@ def read(folder: Path) -> list[list[RankRecord]]:
     for records in found:
         _cover(records)
         _join(records)
-    return sorted(found, key=lambda records: min((c.begin for record in records for c in record.calls), default=0))
+    return sorted(found, key=lambda records: min((times[0] for each in records for times in each.intervals), default=0))
 
 
 def _rank(file: Path) -> RankRecord:
@@ -168,6 +189,7 @@ def _rank(file: Path) -> RankRecord:
         [(at, busy) for at, busy in data["marks"]],
     )
     record.compute = compute if compute.exists() else None
+    record.device_calls = [DeviceCall(**row) for row in data.get("device_calls", [])]
     _share_out(reductions, calls)
     return record
 
@@ -179,6 +201,8 @@ def _aligned(data: dict[str, Any]) -> dict[str, Any]:
             span[1:3] = span[1] + ahead, span[2] + ahead
         for row in data["calls"]:
             row["issued"], row["ended"] = row["issued"] + ahead, row["ended"] and row["ended"] + ahead
+        for row in data.get("device_calls", []):
+            row["begin"], row["end"] = row["begin"] + ahead, row["end"] + ahead
         data["reductions"] = [(begin + ahead, end + ahead) for begin, end in data["reductions"]]
         data["marks"] = [(at + ahead, busy) for at, busy in data["marks"]]
         data["since"], data["clock"] = data["since"] and data["since"] + ahead, data["clock"] - ahead

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from unisono.trace.intervals import Interval, clipped, common, length, minus, union
-from unisono.trace.record import CallRecord, RankRecord
-from unisono.units import name_ranks, show_ranks
+from unisono.trace.record import CallRecord, DeviceCall, RankRecord
+from unisono.units import name_ranks, show_nbytes, show_ranks, show_seconds
 
-__all__ = ["Bound", "CallSum", "RankSum", "Summary", "summarize"]
+__all__ = ["Bound", "CallSum", "DeviceSum", "RankSum", "Summary", "summarize"]
 
 Bound = Callable[[str, int, int], float]
 """bound(op, nbytes as nccl-tests count, ranks) -> seconds, the least time of a call; 0 for unknown."""
@@ -64,6 +64,20 @@ class CallSum:
 
 
 @dataclass(frozen=True)
+class DeviceSum:
+    """Calls on GPUs of one operation that go one way: ``count`` and ``nbytes`` of a rank, the mean over all.
+
+    ``host``: seconds that the host spends on one until it goes on.
+    """
+
+    op: str
+    way: str
+    count: int
+    nbytes: int
+    host: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """A whole trace. ``seconds`` is the length of the window, from the first call to the last end.
 
@@ -81,6 +95,7 @@ class Summary:
     clearly: bool
     missing: tuple[int, ...]
     partial: bool
+    device: tuple[DeviceSum, ...] = ()
 
     @property
     def share(self) -> float:
@@ -109,6 +124,11 @@ class Summary:
             )
         elif len(self.ranks) + len(self.missing) > 1:
             lines.append("no rank is called slow: there is no collective of which several ranks left a record")
+        lines += [
+            f"on GPUs a rank issues {kind.count:,} {kind.op} by {kind.way}, {show_nbytes(kind.nbytes)} in all; "
+            f"its host spends {show_seconds(kind.host)} on each"
+            for kind in self.device
+        ]
         return lines
 
     @property
@@ -128,8 +148,8 @@ class Summary:
 
 def summarize(records: Sequence[RankRecord], bound: Bound) -> Summary:
     """Add a trace up."""
-    calls = [call for record in records for call in record.calls]
-    window = min((c.begin for c in calls), default=0), max((c.end for c in calls), default=0)
+    times = [interval for record in records for interval in record.intervals]
+    window = min((begin for begin, _ in times), default=0), max((end for _, end in times), default=0)
     ranks = tuple(_rank(record, window) for record in records)
     top = _kinds(records, bound)
     compared = [rank for rank in ranks if rank.compared]
@@ -145,7 +165,21 @@ def summarize(records: Sequence[RankRecord], bound: Bound) -> Summary:
         clearly=slowest is not None and _clearly(slowest, compared),
         missing=tuple(sorted(known - {record.rank for record in records})),
         partial=any(record.since for record in records),
+        device=_devices(records),
     )
+
+
+def _devices(records: Sequence[RankRecord]) -> tuple[DeviceSum, ...]:
+    """Calls on GPUs by operation and way, those with the most bytes first."""
+    found: dict[tuple[str, str], list[DeviceCall]] = {}
+    for call in (call for record in records for call in record.device_calls):
+        found.setdefault((call.op, call.way), []).append(call)
+    sums = [
+        DeviceSum(op, way, round(len(calls) / len(records)), sum(call.nbytes for call in calls) // len(records),
+                  fmean(call.end - call.begin for call in calls) / 1e9)
+        for (op, way), calls in found.items()
+    ]  # fmt: skip
+    return tuple(sorted(sums, key=lambda kind: (-kind.nbytes, kind.op, kind.way)))
 
 
 def _rank(record: RankRecord, window: Interval) -> RankSum:

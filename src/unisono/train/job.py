@@ -35,8 +35,8 @@ Listener = Callable[[list[StepRecord]], None]
 def run_rank(settings: Settings, rank: int, init_method: str, on_steps: Listener) -> Outcome:
     """Train on this process as one rank of `settings.ranks`, in a default group of its own, on cores of its own.
 
-    The cores are its share of the host's, where ranks do not outnumber them. An affinity that was set before stays, and
-    so does every rank's with UNISONO_PIN=0 in the environment.
+    On GPUs its GPU is the one of its local rank. The cores are its share of the host's, where ranks do not outnumber
+    them. An affinity that was set before stays, and so does every rank's with UNISONO_PIN=0 in the environment.
 
     Args:
         settings: equal on all ranks.
@@ -55,6 +55,8 @@ def run_rank(settings: Settings, rank: int, init_method: str, on_steps: Listener
     settings.check()
     _pin(rank, settings.ranks)
     torch.set_num_threads(1)
+    if settings.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     dist.init_process_group(settings.backend, init_method=init_method, rank=rank, world_size=settings.ranks)
     outcome = _Job(settings, rank).run(on_steps)
     dist.destroy_process_group()
@@ -130,11 +132,13 @@ class _Job:
         loss, sync_seconds = self.trainer.step(windows)
         optimizer.step()
         optimizer.zero_grad()
+        if self.settings.device == "cuda":
+            torch.cuda.synchronize()
         return loss, perf_counter() - begin, sync_seconds
 
     def _average(self, pending: list[tuple[float, float, float]], first: int) -> list[StepRecord]:
         """Sum the parts of the loss and average the times of some steps over the ranks."""
-        table = torch.tensor(pending, dtype=torch.float64)
+        table = torch.tensor(pending, dtype=torch.float64, device=self.settings.device)
         table[:, 1:] /= self.settings.ranks
         dist.all_reduce(table)
         return [StepRecord(step, *row) for step, row in enumerate(table.tolist(), start=first)]
@@ -145,7 +149,9 @@ class _Job:
         starts = torch.linspace(0, len(self.held_out) - context - 1, count).long()
         windows = self.held_out[starts[:, None] + torch.arange(context + 1)]
         parts = torch.tensor_split(windows, count // self.settings.batch)
-        total = torch.tensor(sum(self.trainer.evaluate(part) for part in parts), dtype=torch.float64)
+        total = torch.tensor(
+            sum(self.trainer.evaluate(part) for part in parts), dtype=torch.float64, device=self.settings.device
+        )
         dist.all_reduce(total)
         return total.item() / (count * context)
 

@@ -28,11 +28,15 @@ class MeshTrainer(Trainer):
 
     def __init__(self, settings: Settings, mesh_settings: MeshSettings) -> None:
         self.settings = settings
-        self.dims, mesh = mesh_settings.shape, mesh_settings.shape.build_mesh()
+        self.dims, mesh = mesh_settings.shape, mesh_settings.shape.build_mesh(settings.device)
         whole = ByteTransformer(settings.shape)
         self.num_parameters = sum(weight.numel() for weight in whole.parameters())
         self.model = MeshTransformer(
-            whole, mesh, schedule=mesh_settings.schedule, microbatches=mesh_settings.num_microbatches
+            whole,
+            mesh,
+            schedule=mesh_settings.schedule,
+            microbatches=mesh_settings.num_microbatches,
+            device=settings.device,
         )
         self.optimizer = self.make_optimizer(self.model.parameters())
         self.meter = CommunicationMeter(mesh)

@@ -99,6 +99,7 @@ def _titled(outcome: Outcome, *headings: str) -> Table:
 
 def _rows(outcome: Outcome) -> list[tuple[str, str, float]]:
     """Name, text and value of each line of a table."""
+    whose = "time" if outcome.settings.device == "cpu" else "the host's time"
     final, held_out = outcome.records[-1].loss, outcome.held_out[-1][1]
     return [
         ("parameters", f"{outcome.parameters:,}", outcome.parameters),
@@ -107,7 +108,7 @@ def _rows(outcome: Outcome) -> list[tuple[str, str, float]]:
         ("byte frequencies alone would give", f"{outcome.unigram_entropy:.4f}", outcome.unigram_entropy),
         ("step time, median (ms)", f"{outcome.step_seconds * 1e3:.1f}", outcome.step_seconds),
         ("tokens per second, all ranks", f"{outcome.tokens_per_second:,.0f}", outcome.tokens_per_second),
-        ("share of time communicating", f"{outcome.sync_share:.1%}", outcome.sync_share),
+        (f"share of {whose} communicating", f"{outcome.sync_share:.1%}", outcome.sync_share),
     ]
 
 

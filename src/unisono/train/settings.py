@@ -23,7 +23,8 @@ __all__ = [
     "StepRecord",
 ]
 
-BACKENDS = ("unisono", "gloo")
+BACKENDS = {"cpu": ("unisono", "gloo"), "cuda": ("unisono", "nccl")}
+"""By device: cuda is a GPU for each rank."""
 VOCABULARY = 256
 
 
@@ -74,7 +75,7 @@ class MeshSettings:
 class Settings:
     """One training run. Every rank holds equal settings; `batch` counts the sequences of all ranks together.
 
-    mesh: None to train by DDP.
+    mesh: None to train by DDP. device: of the model, one of `BACKENDS`.
     """
 
     backend: str = "unisono"
@@ -87,10 +88,12 @@ class Settings:
     sample_bytes: int = 160
     shape: ModelShape = field(default_factory=ModelShape)
     mesh: MeshSettings | None = None
+    device: str = "cpu"
 
     def check(self) -> None:
         """Raise UsageError, one line, for the first value that cannot be trained with."""
-        check_known("backend", self.backend, BACKENDS)
+        check_known("--device", self.device, BACKENDS)
+        check_known("backend", self.backend, BACKENDS[self.device])
         if self.mesh is not None:
             self.mesh.shape.check(self.ranks)
         _at_least("ranks", self.ranks, 1)

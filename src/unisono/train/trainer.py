@@ -3,7 +3,8 @@
 What counts as communication. DDP calls a hook for every bucket of gradients that is ready; ours starts torch's own
 all_reduce hook and times the call. After the last bucket nothing is left to compute, so the time from there to the end
 of `backward` is spent waiting for gradients. Both together are the share of the step in which this rank's thread did
-not compute: it includes waiting for slower ranks and leaves out what was hidden behind the backward pass.
+not compute: it includes waiting for slower ranks and leaves out what was hidden behind the backward pass. On GPUs it
+is the share of the host's thread alone, which issues calls and does not wait for them.
 """
 
 from abc import ABC, abstractmethod
@@ -36,11 +37,11 @@ class ByteTransformer(Transformer):
     @torch.no_grad()
     def generate(self, prompt: bytes, length: int, temperature: float, seed: int) -> bytes:
         """The `length` bytes that follow a prompt of at least one byte, drawn at the given temperature."""
-        generator = torch.Generator().manual_seed(seed)
+        generator, device = torch.Generator().manual_seed(seed), self.embedding.weight.device
         text = list(prompt)
         for _ in range(length):
-            logits: Tensor = self(torch.tensor([text[-self.context :]]))
-            odds = torch.softmax(logits[0, -1] / temperature, dim=-1)
+            logits: Tensor = self(torch.tensor([text[-self.context :]], device=device))
+            odds = torch.softmax(logits[0, -1].cpu() / temperature, dim=-1)
             text.append(int(torch.multinomial(odds, 1, generator=generator)))
         return bytes(text[len(prompt) :])
 
@@ -86,7 +87,7 @@ class DDPTrainer(Trainer):
 
     def __init__(self, settings: Settings, rank: int) -> None:
         self.settings, self.rank = settings, rank
-        self.model = ByteTransformer(settings.shape)
+        self.model = ByteTransformer(settings.shape).to(settings.device)
         self.num_parameters = sum(weight.numel() for weight in self.model.parameters())
         self.ddp = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self.clock = _SyncClock()
@@ -113,7 +114,7 @@ class DDPTrainer(Trainer):
         return self.model
 
     def _own(self, windows: Tensor) -> Tensor:
-        return windows[self.rank :: self.settings.ranks]
+        return windows[self.rank :: self.settings.ranks].to(self.settings.device)
 
 
 class _SyncClock:

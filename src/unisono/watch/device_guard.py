@@ -68,6 +68,11 @@ class DeviceGuard:
             self._segment.elsewhere.publish_header(number, data)
         self.compare()
 
+    @property
+    def last_call(self) -> Call | None:
+        """The call that this rank has issued last."""
+        return self._mine[-1][1] if self._mine else None
+
     def compare(self) -> None:
         """Compares all headers that have come since; raises `MismatchError`."""
         longs, compared, mine = self._segment.longs, self._compared, self.number
