@@ -89,7 +89,7 @@ def test_keeps_nothing_if_asked_so() -> None:
         (["all_reduce", "-n", "0"], "--ranks is 0, expected 1 or more"),
         (["all_reduce", "--bytes", "1,x"], "'x' is not a size"),
         (["all_reduce", "--bytes", "0"], "tune measures sizes of 1 byte or more, got 0"),
-        (["reduce", "--device", "cuda"], "unknown collective 'reduce': expected one of all_reduce, all_gather"),
+        (["barrier", "--device", "cuda"], "unknown collective 'barrier': expected one of all_reduce, all_gather"),
         (["--device", "gpu"], "unknown --device 'gpu'"),
         (["all_reduce", "--algorithms", "in_network"], "no algorithm 'in_network' can run all_reduce"),
     ],
