@@ -10,10 +10,11 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from decoding import Llama, Shape
+import torch.nn.functional as F
+from decoding import AddAndNorm, Llama, Shape
 from torch import Tensor
 
-import unisono  # noqa: F401  (not needed where torch loads the backend by its entry point)
+from unisono.parallel.tensor import all_reduce_rms_norm
 
 ON_GPU = torch.cuda.is_available()
 SHAPE = Shape(4096, 32, 8, 32_000, 200) if ON_GPU else Shape(64, 4, 2, 97, 12)
@@ -23,6 +24,16 @@ Reduce = Callable[[Tensor], Tensor]
 def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     dist.all_reduce(x, group=group)
     return x
+
+
+def apart(reduce: Reduce) -> AddAndNorm:
+    """A sum over the ranks, then torch's add and norm."""
+
+    def add_and_norm(x: Tensor, residual: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+        total = residual + reduce(x)
+        return F.rms_norm(total, gain.shape, gain, 1e-6), total
+
+    return add_and_norm
 
 
 def symmetric(group: dist.ProcessGroup) -> Reduce:
@@ -53,19 +64,19 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("unisono")
     other = dist.new_group(backend="nccl" if ON_GPU else "gloo")
-    ways: dict[str, Reduce] = {"unisono": partial(summed, group=dist.group.WORLD)}
-    ways["NCCL" if ON_GPU else "Gloo"] = partial(summed, group=other)
+    ways = {"unisono": all_reduce_rms_norm, "unisono, norms apart": apart(partial(summed, group=dist.group.WORLD))}
+    ways["NCCL" if ON_GPU else "Gloo"] = apart(partial(summed, group=other))
     if ON_GPU:
-        ways["symmetric memory"] = symmetric(other)
+        ways["symmetric memory"] = apart(symmetric(other))
     place = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
     model, whole = Llama(SHAPE, dist.get_rank(), dist.get_world_size(), *place), Llama(SHAPE, 0, 1, *place)
-    wanted, _ = decode(whole, partial(whole.step, lambda x: x))
-    for name, reduce in ways.items():
-        found = {"eager": decode(model, partial(model.step, reduce))}
+    wanted, _ = decode(whole, partial(whole.step, apart(lambda x: x)))
+    for name, add_and_norm in ways.items():
+        found = {"eager": decode(model, partial(model.step, add_and_norm))}
         if ON_GPU:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                model.step(reduce)
+                model.step(add_and_norm)
             found["in a CUDA graph"] = decode(model, graph.replay)
             graph.reset()
         for how, (text, rate) in found.items():

@@ -1,7 +1,8 @@
 """One rank's part of a small Llama with random weights, for greedy decoding of one sequence.
 
 Split as Megatron-LM does (Shoeybi et al. 2019): heads and hidden features over the ranks, two sums over the ranks a
-layer. A step reads and writes tensors alone and never comes back to the host, so that a CUDA graph can replay it.
+layer, each followed by the residual's add and a norm. A step reads and writes tensors alone and never comes back to the
+host, so that a CUDA graph can replay it.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Llama", "Shape"]
+__all__ = ["AddAndNorm", "Llama", "Shape"]
+
+AddAndNorm = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Called with a rank's part of a sum, the residual, the norm's weight; gives the norm and the new residual."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Shape:
 class Llama:
     """Weights and cache of this rank; the embedding, which is also the output layer, is whole on every rank.
 
-    All ranks draw the same whole weights from one seed and keep their part. ``reduce`` sums a tensor over the ranks.
+    All ranks draw the same whole weights from one seed and keep their part.
     """
 
     def __init__(self, shape: Shape, rank: int, ranks: int, device: str, dtype: torch.dtype) -> None:
@@ -36,6 +40,7 @@ class Llama:
         self.chance = torch.Generator(device).manual_seed(0)
         self.layers = [self._layer() for _ in range(shape.layers)]
         self.embedding = self._draw(shape.vocabulary, shape.width, 0, 1)
+        self.gain = torch.ones(shape.width, device=device, dtype=dtype)
         self.text = torch.zeros(shape.steps, dtype=torch.int64, device=device)
         self.token, self.position = self.text[:1].clone(), self.text[:1].clone()
         half = shape.width // shape.heads // 2
@@ -63,19 +68,20 @@ class Llama:
         turned = torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * self.turns[self.position]
         return torch.view_as_real(turned).flatten(-2).to(self.dtype)
 
-    def step(self, reduce: Callable[[Tensor], Tensor]) -> None:
+    def step(self, add_and_norm: AddAndNorm) -> None:
         """Reads token and position, writes the token at that position and the next ones."""
-        width, head = self.shape.width, self.shape.width // self.shape.heads
-        x, past = self.embedding[self.token], (self.places <= self.position)[None, None, None]
+        head, past = self.shape.width // self.shape.heads, (self.places <= self.position)[None, None, None]
+        x = self.embedding[self.token]
+        norm = F.rms_norm(x, self.gain.shape, self.gain, 1e-6)
         for query_key_value, out, gate_up, down, keys, values in self.layers:
-            query, key, value = F.linear(F.rms_norm(x, (width,)), query_key_value).view(3, -1, 1, head)
+            query, key, value = F.linear(norm, query_key_value).view(3, -1, 1, head)
             keys.index_copy_(1, self.position, self._rotate(key))
             values.index_copy_(1, self.position, value)
             mixed = F.scaled_dot_product_attention(self._rotate(query)[None], keys[None], values[None], past)
-            x = x + reduce(F.linear(mixed.view(1, -1), out))
-            gate, up = F.linear(F.rms_norm(x, (width,)), gate_up).chunk(2, -1)
-            x = x + reduce(F.linear(F.silu(gate) * up, down))
-        self.token.copy_(F.linear(F.rms_norm(x, (width,)), self.embedding).argmax(-1))
+            norm, x = add_and_norm(F.linear(mixed.view(1, -1), out), x, self.gain)
+            gate, up = F.linear(norm, gate_up).chunk(2, -1)
+            norm, x = add_and_norm(F.linear(F.silu(gate) * up, down), x, self.gain)
+        self.token.copy_(F.linear(norm, self.embedding).argmax(-1))
         self.text.index_copy_(0, self.position, self.token)
         self.position += 1
 

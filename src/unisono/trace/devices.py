@@ -36,7 +36,7 @@ class DeviceNotes:
         for name in METHODS:
             replace(TwoDeviceGroup, name, timed(vars(TwoDeviceGroup)[name], name))
         replace(LaunchedWork, "wait", timed(LaunchedWork.wait, "wait"))
-        for name in ("again", "call"):
+        for name in ("again", "call", "launch"):
             replace(DeviceCalls, name, self.noting(vars(DeviceCalls)[name]))
         replace(Inner, "call", self.carrying(Inner.call))
         keep_from_dynamo(TwoDeviceGroup)

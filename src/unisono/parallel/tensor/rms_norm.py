@@ -144,7 +144,7 @@ class _ByKernel(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, kernel: Kernel, terms: Terms
     ) -> tuple[Tensor, Tensor | None]:
-        ctx.terms, ctx.rows = terms, x.shape[0]
+        ctx.terms = terms
         norm, carried = kernel(x, residual, weight)
         ctx.save_for_backward(carried, weight)
         return norm, None if residual is None else carried
@@ -158,7 +158,9 @@ class _ByKernel(torch.autograd.Function):
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         unit, gain = wide * scale, to_norm * weight.to(wide.dtype)
         to_sum = (scale * (gain - unit * (gain * unit).mean(-1, keepdim=True))).to(carried.dtype)
-        to_weight = (to_norm * unit).flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[2] else None
+        to_weight = None
+        if ctx.needs_input_grad[2]:
+            to_weight = (to_norm * unit).reshape(-1, len(weight)).sum(0).to(weight.dtype)
         if to_carried is None:
             return to_sum, None, to_weight, None, None
         to_sum = to_sum + to_carried
