@@ -7,6 +7,7 @@ GPUs, so that none is loaded while another one waits for a peer.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,18 @@ class _Message:
         return Side(self.flat.data_ptr(), self.flat.nbytes, header, self.peer)
 
 
+def _held_weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """The method, as long as its object lives: what has messages is not kept by them."""
+    held = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = held()
+        if found is not None:
+            found()
+
+    return call
+
+
 class DeviceMessages:
     """``check`` raises the error of the group if it has failed; ``kernels``: None where NCCL carries all."""
 
@@ -56,7 +69,8 @@ class DeviceMessages:
         self, group: Group, inner: Inner, device: torch.device, kernels: MessageKernels | None,
         check: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._inner, self._device, self._kernels, self._check = inner, device, kernels, check
+        self._inner, self._device, self._kernels = inner, device, kernels
+        self._check = _held_weakly(check)
         self._operations = group.operations
         segment = group.segment
         self._guard: MessageGuard | None = None
@@ -176,12 +190,6 @@ class DeviceMessages:
             message.flat.record_stream(stream)
             sides[message.op] = message.side
         self._kernels.launch(stream.cuda_stream, sides.get("send"), sides.get("recv"))
-        for message in messages:
-            if message.op == "recv" and message.flat is not message.tensor:
-                assert message.flat is not None
-                message.tensor.record_stream(stream)
-                with torch.cuda.stream(stream):
-                    message.tensor.copy_(message.flat)
         done = new_event()
         done.record(stream)
         for later in streams[1:]:
@@ -189,4 +197,6 @@ class DeviceMessages:
         return [self._work(message, done) for message in messages]
 
     def _work(self, message: _Message, done: torch.cuda.Event) -> MessageWork:
-        return MessageWork(message.tensor, done, message.peer if message.op == "recv" else -1, self._check)
+        source = message.peer if message.op == "recv" else -1
+        flat = message.flat if source >= 0 and message.flat is not message.tensor else None
+        return MessageWork(message.tensor, done, source, self._check, flat)
