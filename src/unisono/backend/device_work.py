@@ -100,8 +100,8 @@ class LaunchedWork(_DeviceWork):
 class MessageWork(_DeviceWork):
     """A message on a stream of its own, which has been moved at the event ``done``; ``source``: -1 of a send.
 
-    ``flat``: what a receive has filled in place of its tensor, brought there by the first `wait`: earlier, a kernel that
-    copies would be loaded while the message is awaited, which blocks.
+    ``flat``: what a receive has filled in place of its tensor, brought there by the first `wait`: earlier, the kernel
+    that copies would be loaded while the message is awaited, which blocks.
     """
 
     def __init__(
