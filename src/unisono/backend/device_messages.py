@@ -167,33 +167,34 @@ class DeviceMessages:
         return stream
 
     def _by_kernels(self, messages: Sequence[_Message]) -> list[MessageWork]:
-        """The Works of messages, a send and a receive of one kind of kernel in one launch. Lock held."""
-        if [message.op for message in messages] in (["send", "recv"], ["recv", "send"]) and self._kernels is not None:
-            sizes = [message.tensor.nbytes for message in messages]
-            if self._kernels.alike(*sizes):
-                return self._launched(messages)
+        """The Works of messages, in one launch if that fits them. Lock held."""
+        sizes: dict[str, list[int]] = {"send": [], "recv": []}
+        for message in messages:
+            sizes[message.op].append(message.tensor.nbytes)
+        if messages and self._kernels is not None and self._kernels.fit(sizes["send"], sizes["recv"]):
+            return self._launched(messages)
         return [work for message in messages for work in self._launched([message])]
 
     def _launched(self, messages: Sequence[_Message]) -> list[MessageWork]:
-        """The Works of one launch: of a message, or a send and a receive. Lock held."""
+        """The Works of one launch. Lock held."""
         assert self._kernels is not None
-        streams = [self._stream(message.op, message.peer) for message in messages]
-        stream = streams[0]
+        ways = dict.fromkeys((message.op, message.peer) for message in messages)
+        stream, *others = (self._stream(*way) for way in ways)
         self._before.record(current_stream(self._device))
-        for own in streams:
+        for own in (stream, *others):
             own.wait_event(self._before)
-        for other in streams[1:]:
+        for other in others:
             stream.wait_stream(other)
-        sides: dict[str, Side] = {}
+        sides: dict[str, list[Side]] = {"send": [], "recv": []}
         for message in messages:
             assert message.flat is not None
             message.flat.record_stream(stream)
-            sides[message.op] = message.side
-        self._kernels.launch(stream.cuda_stream, sides.get("send"), sides.get("recv"))
+            sides[message.op].append(message.side)
+        self._kernels.launch(stream.cuda_stream, sides["send"], sides["recv"])
         done = new_event()
         done.record(stream)
-        for later in streams[1:]:
-            later.wait_event(done)
+        for other in others:
+            other.wait_event(done)
         return [self._work(message, done) for message in messages]
 
     def _work(self, message: _Message, done: torch.cuda.Event) -> MessageWork:
