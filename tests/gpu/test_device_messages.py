@@ -148,6 +148,17 @@ def test_tensors_with_gaps_are_there_after_the_wait(log: Log) -> None:
     assert out.tolist() == [0, 0, 0]
 
 
+def test_what_a_functional_collective_gives_is_awaited(log: Log) -> None:
+    class Pending(torch.Tensor):
+        def trigger_wait(self) -> torch.Tensor:
+            log.append(("awaited",))
+            return self.as_subclass(torch.Tensor)
+
+    messages(log, Calls()).call("send", [[torch.ones(4).as_subclass(Pending)], 1, 0])
+    assert log[0] == ("awaited",)
+    assert len(launches(log)) == 1
+
+
 def test_nothing_is_launched_for_no_elements(log: Log) -> None:
     calls = Calls()
     assert messages(log, calls).call("send", [[torch.ones(0)], 1, 0]).wait()

@@ -128,6 +128,8 @@ class DeviceMessages:
         if len(tensors) != 1:
             raise UsageError(f"{name} of {len(tensors)} tensors where a rank has one: make a call for each")
         tensor = tensors[0]
+        if type(tensor) not in PLAIN and hasattr(tensor, "trigger_wait"):  # of a functional collective
+            tensor = tensor.trigger_wait()
         self._operations.check_rank(peer)
         if type(tensor) not in PLAIN or tensor.layout != torch.strided:
             raise UsageError(f"{name} of a {type(tensor).__name__} of layout {tensor.layout}: give a plain tensor")

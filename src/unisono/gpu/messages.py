@@ -17,6 +17,7 @@ _WORD = 8  # bytes
 _FACTS = struct.Struct("<Qqq")
 
 
+@lru_cache(maxsize=4096)
 def header_of(dtype: str, numel: int, tag: int) -> int:
     """What a message's flags carry, 32 bits with a sign: sender and receiver must agree on dtype, elements and tag."""
     found = zlib.crc32(_FACTS.pack(zlib.crc32(dtype.encode()), numel, tag))
