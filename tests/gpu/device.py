@@ -20,6 +20,8 @@ from unisono.gpu.layout import COUNTERS, FLAGS, HALF_NBYTES, STAGE, TAKEN
 __all__ = ["Device", "Number", "Pointers", "Space", "Stuck", "Unstaged"]
 
 _local = threading.local()
+Launch = tuple[str, int, int, Sequence[int]]
+"""A launch of messages: the kernel's name, BLOCK, blocks, arguments."""
 
 
 class Stuck(Exception):
@@ -185,6 +187,7 @@ class Device:
         language.constexpr = lambda value: value  # type: ignore[attr-defined]
         language.int64, language.int32, language.int8 = torch.int64, torch.int32, torch.int8  # type: ignore[attr-defined]
         language.pointer_type = PointerType  # type: ignore[attr-defined]
+        language.debug_barrier = lambda: None  # type: ignore[attr-defined]
         language.PropagateNan = type("PropagateNan", (), {"ALL": None})  # type: ignore[attr-defined]
         kept = {name: sys.modules.get(name) for name in ("triton", "triton.language")}
         sys.modules.update({"triton": triton, "triton.language": language})
@@ -336,41 +339,30 @@ class Device:
 
         self.turns.run([work(rank, b) for rank in range(self.n) for b in range(max(call[1] for call in calls))])
 
-    def run_messages(self, streams: Sequence[tuple[int, Sequence[tuple[Any, Any]]]], tile: int) -> None:
-        """Runs the kernel of messages: streams of a rank, each of launches one after the other.
+    def run_messages(self, streams: Sequence[tuple[int, Sequence[Launch]]], memory: dict[int, torch.Tensor]) -> None:
+        """Runs kernels of messages: streams of a rank, each of launches one after the other.
 
-        A launch: what is sent and what is received, as words, bytes, header, peer and blocks, or None.
+        ``memory``: the words at every address among the arguments.
         """
         self.turns, work = Turns(self.chance), []
+
+        def block(rank: int, launches: Sequence[Launch], ended: list[int], number: int) -> Callable[[], None]:
+            def go() -> None:
+                for k, (kernel, tile, blocks, arguments) in enumerate(launches):
+                    while k and ended[k - 1] < launches[k - 1][2]:
+                        self.turns.step(moved=False)
+                    if number < blocks:
+                        _local.block, _local.blocks = number, blocks
+                        given = [Pointers(Space(memory[a]), 0) if a in memory else Number(a) for a in arguments[:-6]]
+                        own = Pointers("bases", 0), Pointers(self.counters[rank], 0), None, Number(rank), Number(self.n)
+                        self.kernels[kernel](*given, *own, None, None, tile)
+                        ended[k] += 1
+
+            return go
+
         for rank, launches in streams:
-            widths = [sum(side[4] for side in sides if side) for sides in launches]
             ended = [0] * len(launches)
-
-            def block(
-                number: int, rank: int = rank, launches: Any = launches, widths: Any = widths, ended: Any = ended
-            ) -> Callable[[], None]:
-                def go() -> None:
-                    for k, sides in enumerate(launches):
-                        while k and ended[k - 1] < widths[k - 1]:
-                            self.turns.step(moved=False)
-                        if number < widths[k]:
-                            _local.block, _local.blocks = number, widths[k]
-                            self.kernels["exchange"](
-                                *_arguments(sides),
-                                Pointers("bases", 0),
-                                Pointers(self.counters[rank], 0),
-                                None,
-                                Number(rank),
-                                Number(self.n),
-                                None,
-                                None,
-                                tile,
-                            )
-                            ended[k] += 1
-
-                return go
-
-            work += [block(number) for number in range(max(widths))]
+            work += [block(rank, launches, ended, number) for number in range(max(launch[2] for launch in launches))]
         self.turns.run(work)
 
     def run(self, calls: Sequence[tuple[Sequence[str], Sequence[Any], Sequence[Any], int, int, int, Any]]) -> None:
@@ -400,12 +392,3 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 def half_of(names: dict[str, Any]) -> Callable[[int, int], Number]:
     stage, half = names["STAGE"], names["HALF"]
     return lambda block, number: Number(stage + (block * 2 + (number & 1)) * half)
-
-
-def _arguments(sides: Sequence[Any]) -> list[Any]:
-    """A launch's sides as the kernel of messages takes them."""
-    none = (torch.zeros(0, dtype=torch.int64), 0, 0, 0, 0)
-    found = []
-    for words, *numbers in (side or none for side in sides):
-        found += [Pointers(Space(words), 0), *map(Number, numbers)]
-    return found

@@ -1,15 +1,31 @@
 """Calls on several tensors as calls on one, with CPU tensors: what is packed, and where it comes out."""
 
+import ctypes
 from collections.abc import Sequence
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import ReduceOp
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllToAllOptions,
+    GatherOptions,
+    ReduceOp,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
+from ranks import ranks
+from unisono.backend.device_calls import DeviceCalls
 from unisono.backend.device_lists import FlatCall, flat_call
 from unisono.errors import UsageError
+from unisono.gpu.defaults import TABLE
+from unisono.gpu.kernels import ITEMSIZES
 
 N, ROOT = 3, 1
 OPTIONS = SimpleNamespace(reduceOp=ReduceOp.SUM, rootRank=ROOT, asyncOp=False)
@@ -133,3 +149,64 @@ def test_lists_of_the_root_that_do_not_fit() -> None:
         flat_call("gather", [[[y, x, x]], [x], OPTIONS], ROOT, N)
     with pytest.raises(UsageError, match=r"scatter on GPUs needs inputs alike, 3 of 4 elements of float32, not none"):
         flat_call("scatter", [[x], [], OPTIONS], ROOT, N)
+
+
+# Through a group's calls, with a kernel that is a copy.
+
+
+def stand_in(group: Any, launched: list[str]) -> Any:
+    """The calls on GPUs of a group of one rank, whose kernels copy, and whose NCCL is noted."""
+    calls: Any = DeviceCalls(group, None, timedelta(seconds=5), True, torch.device("cpu"))
+
+    def prepare(shape: Any, header: int, aligned: bool) -> Any:
+        def copy(stream: int, source: int, target: int) -> None:
+            launched.append(shape.collective)
+            ctypes.memmove(target, source, shape.count * ITEMSIZES[shape.dtype])
+
+        return copy
+
+    calls._inner = SimpleNamespace(call=lambda name, *_: launched.append(f"nccl {name}"))
+    calls.kernels = SimpleNamespace(table=TABLE, prepare=prepare, workspace=SimpleNamespace(failure=lambda: None))
+    calls._checked = lambda name, arguments: torch.device("cpu")
+    calls._failed, calls._stream = [0], 0
+    return calls
+
+
+def through_a_group(rank: int, world_size: int) -> list[tuple[str, bool, list[str]]]:
+    """Of each form: its name, whether the values are right, and what carried them."""
+    launched: list[str] = []
+    ours: Any = dist.group.WORLD
+    calls, found = stand_in(ours._group, launched), []
+    for name, kind in FORMS.items():
+        for x in (torch.randn(5, 4), torch.randn(4, 6).t()):
+            out, want = torch.empty_like(x), x.clone()
+            arguments = {
+                "reduce": ([out.copy_(x)],), "allreduce_coalesced": ([out.copy_(x), x.clone()],),
+                "allgather": ([[out]], [x]), "gather": ([[out]], [x]), "scatter": ([out], [[x]]),
+                "reduce_scatter": ([out], [[x]]), "alltoall": ([out], [x]),
+            }.get(name, ([out], [x]))  # fmt: skip
+            options = kind()
+            options.asyncOp = x.is_contiguous()
+            work = calls.call(name, [*arguments, options])
+            found.append((name, torch.equal(out, want) and (work is None or work.wait()), launched[:]))
+            launched.clear()
+    return found
+
+
+FORMS = {
+    "reduce": ReduceOptions, "gather": GatherOptions, "scatter": ScatterOptions, "allgather": AllgatherOptions,
+    "reduce_scatter": ReduceScatterOptions, "allreduce_coalesced": AllreduceCoalescedOptions,
+    "all_gather_single_coalesced": AllgatherOptions, "reduce_scatter_single_coalesced": ReduceScatterOptions,
+    "alltoall": AllToAllOptions,
+}  # fmt: skip
+
+
+def test_a_group_calls_kernels_for_them() -> None:
+    (found,) = ranks(1).run(through_a_group)
+    assert [(name, carried) for name, _, carried in found if name == "alltoall"] == [
+        ("alltoall", ["nccl alltoall"])
+    ] * 2
+    for name, right, carried in found:
+        collective = name.removesuffix("_coalesced").removesuffix("_single")
+        collective = {"allgather": "all_gather", "allreduce": "all_reduce"}.get(collective, collective)
+        assert name == "alltoall" or (right and carried == [collective]), name

@@ -27,7 +27,7 @@ def split(monkeypatch: pytest.MonkeyPatch, here: int, parts: Any, everyone: bool
     asked: list[list[int]] = []
 
     def new_group(ranks: list[int], *given: Any, use_local_synchronization: bool, group_desc: str) -> str:
-        assert given == (None, "unisono", None)
+        assert given == (None, "cpu:unisono,cuda:nccl", None)
         assert (use_local_synchronization, group_desc) == (not everyone, "parts")
         asked.append(ranks)
         return f"group of {ranks}"
@@ -35,6 +35,7 @@ def split(monkeypatch: pytest.MonkeyPatch, here: int, parts: Any, everyone: bool
     parent = Parent(here=here)
     monkeypatch.setattr(device_patches, "_ours", lambda group: group)
     monkeypatch.setattr(dist, "get_global_rank", lambda group, rank: rank + 10)
+    monkeypatch.setattr(dist, "get_backend", lambda group: "cpu:unisono,cuda:nccl")
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=parent if everyone else None))
     found = device_patches._split(lambda **_: None, parent_pg=parent, split_ranks=parts, **FORMS)

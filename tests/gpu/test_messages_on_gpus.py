@@ -68,9 +68,11 @@ def test_random_messages_with_random_delays() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_rings_in_one_launch_and_in_graphs(n: int) -> None:
-    here, nbytes = World(n), 1 << 20
-    xs, outs = [data(nbytes, rank) for rank in range(n)], [data(nbytes, 9) for _ in range(n)]
+@pytest.mark.parametrize("each", [1, 2])
+def test_rings_in_one_launch_and_in_graphs(each: int, n: int) -> None:
+    here, sizes = World(n), (1 << 20, 300_000)[:each]
+    xs = [[data(nbytes, 10 * k + rank) for k, nbytes in enumerate(sizes)] for rank in range(n)]
+    outs = [[data(nbytes, 99) for nbytes in sizes] for _ in range(n)]
 
     def ring() -> None:
         for rank in range(n):
@@ -91,7 +93,7 @@ def test_rings_in_one_launch_and_in_graphs(n: int) -> None:
         graph.replay()
     torch.cuda.synchronize()
     assert here.failures() == [""] * n
-    assert all(torch.equal(outs[rank], xs[rank - 1]) for rank in range(n))
+    assert all(torch.equal(out, x) for rank in range(n) for out, x in zip(outs[rank], xs[rank - 1], strict=True))
 
 
 def test_a_send_ends_before_its_receive_is_there() -> None:
@@ -220,6 +222,23 @@ def many_ahead(rank: int, world_size: int) -> int:
     return sum(not torch.equal(x, out) for x, out in zip(xs, outs, strict=True)) if rank else 0
 
 
+def keys_and_values(rank: int, world_size: int) -> list[int]:
+    """Two messages each way in a batch, as rings of attention have them; three, which are a launch each."""
+    torch.cuda.set_device(rank)
+    wrong, peer = [], 1 - rank
+    for k in range(12):
+        sizes = (4096, 20_000, 64)[: 2 + k % 2]
+        xs = [data(nbytes, 100 * k + 10 * number + rank) for number, nbytes in enumerate(sizes)]
+        wanted = [data(nbytes, 100 * k + 10 * number + peer) for number, nbytes in enumerate(sizes)]
+        outs = [torch.zeros_like(x) for x in xs]
+        ops = [dist.P2POp(dist.isend, x, peer) for x in xs] + [dist.P2POp(dist.irecv, out, peer) for out in outs]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        if not all(torch.equal(out, want) for out, want in zip(outs, wanted, strict=True)):
+            wrong.append(k)
+    return wrong
+
+
 def captured(rank: int, world_size: int) -> float:
     torch.cuda.set_device(rank)
     x, out = torch.full((5000,), float(rank), device="cuda"), torch.zeros(5000, device="cuda")
@@ -258,6 +277,11 @@ def test_a_pipeline_of_messages_and_collectives() -> None:
 @two_gpus
 def test_more_sends_than_slots_wait_for_their_receives() -> None:
     assert ranks(2).run(many_ahead, timeout=100) == [0, 0]
+
+
+@two_gpus
+def test_batches_of_several_messages() -> None:
+    assert ranks(2).run(keys_and_values, timeout=100) == [[], []]
 
 
 @two_gpus

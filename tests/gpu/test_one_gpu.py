@@ -70,7 +70,8 @@ def wrong(outs: Any, wanted: Any) -> int:
 
 KINDS = [
     ("all_reduce", "one_shot"), ("all_reduce", "two_phase"), ("all_gather", "direct"), ("reduce_scatter", "direct"),
-    ("all_to_all", "direct"), ("broadcast", "star"),
+    ("all_to_all", "direct"), ("broadcast", "star"), ("reduce", "star"), ("reduce", "two_phase"), ("gather", "star"),
+    ("scatter", "star"),
 ]  # fmt: skip
 COUNTS = (1, 15, 16, 1000, 4096, 33_333, 262_144, 1_048_573)
 

@@ -99,15 +99,18 @@ class World:
 
     def send(self, source: int, target: int, x: torch.Tensor, header: int = 7) -> None:
         """Launches a send on the stream of its direction and pair."""
-        self.messages[source].launch(self.side("send", source, target), _side(x, header, target), None)
+        self.messages[source].launch(self.side("send", source, target), [_side(x, header, target)], [])
 
     def receive(self, target: int, source: int, out: torch.Tensor, header: int = 7) -> None:
         """Launches a receive on the stream of its direction and pair."""
-        self.messages[target].launch(self.side("recv", target, source), None, _side(out, header, source))
+        self.messages[target].launch(self.side("recv", target, source), [], [_side(out, header, source)])
 
-    def exchange(self, rank: int, to: int, x: torch.Tensor, source: int, out: torch.Tensor) -> None:
-        """Launches a send and a receive at once."""
-        self.messages[rank].launch(self.side("both", rank, 0), _side(x, 7, to), _side(out, 7, source))
+    def exchange(
+        self, rank: int, to: int, xs: Sequence[torch.Tensor], source: int, outs: Sequence[torch.Tensor]
+    ) -> None:
+        """Launches sends and receives at once."""
+        sends, receives = [_side(x, 7, to) for x in xs], [_side(out, 7, source) for out in outs]
+        self.messages[rank].launch(self.side("both", rank, 0), sends, receives)
 
     def side(self, op: str, rank: int, peer: int) -> int:
         """A raw stream."""

@@ -7,6 +7,7 @@ GPUs, so that none is loaded while another one waits for a peer.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,18 @@ class _Message:
         return Side(self.flat.data_ptr(), self.flat.nbytes, header, self.peer)
 
 
+def _held_weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """The method, as long as its object lives: what has messages is not kept by them."""
+    held = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = held()
+        if found is not None:
+            found()
+
+    return call
+
+
 class DeviceMessages:
     """``check`` raises the error of the group if it has failed; ``kernels``: None where NCCL carries all."""
 
@@ -56,7 +69,8 @@ class DeviceMessages:
         self, group: Group, inner: Inner, device: torch.device, kernels: MessageKernels | None,
         check: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._inner, self._device, self._kernels, self._check = inner, device, kernels, check
+        self._inner, self._device, self._kernels = inner, device, kernels
+        self._check = _held_weakly(check)
         self._operations = group.operations
         segment = group.segment
         self._guard: MessageGuard | None = None
@@ -114,6 +128,8 @@ class DeviceMessages:
         if len(tensors) != 1:
             raise UsageError(f"{name} of {len(tensors)} tensors where a rank has one: make a call for each")
         tensor = tensors[0]
+        if type(tensor) not in PLAIN and hasattr(tensor, "trigger_wait"):  # of a functional collective
+            tensor = tensor.trigger_wait()
         self._operations.check_rank(peer)
         if type(tensor) not in PLAIN or tensor.layout != torch.strided:
             raise UsageError(f"{name} of a {type(tensor).__name__} of layout {tensor.layout}: give a plain tensor")
@@ -153,40 +169,37 @@ class DeviceMessages:
         return stream
 
     def _by_kernels(self, messages: Sequence[_Message]) -> list[MessageWork]:
-        """The Works of messages, a send and a receive of one kind of kernel in one launch. Lock held."""
-        if [message.op for message in messages] in (["send", "recv"], ["recv", "send"]) and self._kernels is not None:
-            sizes = [message.tensor.nbytes for message in messages]
-            if self._kernels.alike(*sizes):
-                return self._launched(messages)
+        """The Works of messages, in one launch if that fits them. Lock held."""
+        sizes: dict[str, list[int]] = {"send": [], "recv": []}
+        for message in messages:
+            sizes[message.op].append(message.tensor.nbytes)
+        if messages and self._kernels is not None and self._kernels.fit(sizes["send"], sizes["recv"]):
+            return self._launched(messages)
         return [work for message in messages for work in self._launched([message])]
 
     def _launched(self, messages: Sequence[_Message]) -> list[MessageWork]:
-        """The Works of one launch: of a message, or a send and a receive. Lock held."""
+        """The Works of one launch. Lock held."""
         assert self._kernels is not None
-        streams = [self._stream(message.op, message.peer) for message in messages]
-        stream = streams[0]
+        ways = dict.fromkeys((message.op, message.peer) for message in messages)
+        stream, *others = (self._stream(*way) for way in ways)
         self._before.record(current_stream(self._device))
-        for own in streams:
+        for own in (stream, *others):
             own.wait_event(self._before)
-        for other in streams[1:]:
+        for other in others:
             stream.wait_stream(other)
-        sides: dict[str, Side] = {}
+        sides: dict[str, list[Side]] = {"send": [], "recv": []}
         for message in messages:
             assert message.flat is not None
             message.flat.record_stream(stream)
-            sides[message.op] = message.side
-        self._kernels.launch(stream.cuda_stream, sides.get("send"), sides.get("recv"))
-        for message in messages:
-            if message.op == "recv" and message.flat is not message.tensor:
-                assert message.flat is not None
-                message.tensor.record_stream(stream)
-                with torch.cuda.stream(stream):
-                    message.tensor.copy_(message.flat)
+            sides[message.op].append(message.side)
+        self._kernels.launch(stream.cuda_stream, sides["send"], sides["recv"])
         done = new_event()
         done.record(stream)
-        for later in streams[1:]:
-            later.wait_event(done)
+        for other in others:
+            other.wait_event(done)
         return [self._work(message, done) for message in messages]
 
     def _work(self, message: _Message, done: torch.cuda.Event) -> MessageWork:
-        return MessageWork(message.tensor, done, message.peer if message.op == "recv" else -1, self._check)
+        source = message.peer if message.op == "recv" else -1
+        flat = message.flat if source >= 0 and message.flat is not message.tensor else None
+        return MessageWork(message.tensor, done, source, self._check, flat)

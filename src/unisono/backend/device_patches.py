@@ -59,8 +59,8 @@ def _split(original: Callable[..., Any], **asked: Any) -> Any:
         if everyone or here:
             ranks = sorted(dist.get_global_rank(parent, rank) for rank in part)
             made = dist.new_group(
-                ranks, asked["timeout"], "unisono", asked["pg_options"], use_local_synchronization=not everyone,
-                group_desc=asked["group_desc"],
+                ranks, asked["timeout"], dist.get_backend(parent), asked["pg_options"],
+                use_local_synchronization=not everyone, group_desc=asked["group_desc"],
             )  # fmt: skip
             found = made if here else found
     return found

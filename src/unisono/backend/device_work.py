@@ -98,11 +98,18 @@ class LaunchedWork(_DeviceWork):
 
 
 class MessageWork(_DeviceWork):
-    """A message on a stream of its own, which has been moved at the event ``done``; ``source``: -1 of a send."""
+    """A message on a stream of its own, which has been moved at the event ``done``; ``source``: -1 of a send.
 
-    def __init__(self, tensor: torch.Tensor, done: torch.cuda.Event, source: int, check: Callable[[], None]) -> None:
+    ``flat``: what a receive has filled in place of its tensor, brought there by the first `wait`: earlier, the kernel
+    that copies would be loaded while the message is awaited, which blocks.
+    """
+
+    def __init__(
+        self, tensor: torch.Tensor, done: torch.cuda.Event, source: int, check: Callable[[], None],
+        flat: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         super().__init__([tensor], check)
-        self._done, self._source = done, source
+        self._done, self._source, self._flat = done, source, flat
 
     def source_rank(self) -> int:
         """The group rank that a receive is from."""
@@ -113,7 +120,12 @@ class MessageWork(_DeviceWork):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Raises the error of the group if a kernel has failed."""
         self._check()
-        current_stream(self._device).wait_event(self._done)
+        stream = current_stream(self._device)
+        stream.wait_event(self._done)
+        if self._flat is not None:
+            flat, self._flat = self._flat, None
+            flat.record_stream(stream)
+            self._outputs[0].copy_(flat)
         return True
 
     def is_completed(self) -> bool:

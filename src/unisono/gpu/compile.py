@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from unisono.errors import UsageError
+from unisono.gpu.message_text import SIDE, SIDES, names_of_sides
 
 __all__ = ["DTYPES", "HOPPER", "Kernel", "Launch", "compiled", "launcher", "message_launcher", "triton_missing"]
 
@@ -31,9 +32,9 @@ _TYPES = {
     "bases": "*i64", "counters": "*i32", "record": "*i64", "count": "i32", "header": "i32", "limit": "i64",
     "counts": "*i64", "received": "*i64", "rows": "i32", "capacity": "i32", "width": "i32",
     "rank": "i32", "world_size": "i32",
-    **{f"{side}_{word}": "i32" for side in ("x", "out") for word in ("nbytes", "header", "peer", "blocks")},
+    **{f"{side}_{word}": "i32" for side in names_of_sides(max(SIDES)) for word in SIDE},
 }  # fmt: skip
-_TENSORS = ("x", "out", "residual", "weight", "residual_out")
+_TENSORS = ("x", "out", "residual", "weight", "residual_out", "x1", "out1")
 """Arguments of the kernel's dtype."""
 _REGISTERS = 64
 """Registers a thread, at most, of blocks of 16 warps: so that two of them fit on a multiprocessor."""
@@ -151,8 +152,6 @@ def launcher(made: Any, grid: int, last: Sequence[int]) -> Launch:
 
 
 def message_launcher(made: Any) -> Callable[[int, int, Sequence[int]], None]:
-    """The launch of the kernel of messages: called with the blocks, the raw stream, and its arguments
-    (`message_text.ARGUMENTS`) as integers.
-    """
+    """The launch of a kernel of messages: called with the blocks, the raw stream, and all arguments as integers."""
     launch, fixed = _loaded(made)
     return lambda grid, stream, arguments: launch(grid, 1, 1, stream, *fixed, *arguments, None, None)

@@ -1,10 +1,10 @@
-"""The kernel of messages, as text: a send and a receive, either of which may have no blocks. Equal on all ranks.
+"""The kernels of messages, as text: sends and receives, of which any may have no blocks. Equal on all ranks.
 
-It is written by hand, for no program of one rank has what it needs: its sender runs ahead of the reader. A block of the
-sender stores tile after tile into the slots that its row has at the reader, and raises a flag with each; before it
-fills a slot again it waits until the reader has taken the tile that was there. So a message that fits the slots of its
-rows is gone whether or not its receive has begun. Send and receive have counters of their own, by peer: calls in two
-directions, and to several peers, order nothing among each other.
+They are written by hand, for no program of one rank has what they need: a sender runs ahead of the reader. A block of
+it stores tile after tile into the slots that its row has at the reader, and raises a flag with each; before it fills a
+slot again it waits until the reader has taken the tile that was there. So a message that fits the slots of its rows is
+gone whether or not its receive has begun. Sends and receives have counters of their own, by peer: two directions, and
+several peers, order nothing among each other.
 
 Bytes are moved as words of 64 bits, 16 bytes an access; the last tile's odd bytes one by one.
 """
@@ -12,19 +12,17 @@ Bytes are moved as words of 64 bits, 16 bytes an access; the last tile's odd byt
 from unisono.gpu.device_text import MODULE_HEAD, of_one_peer
 from unisono.gpu.layout import INBOX, MESSAGE_ROWS, ROWS, SENT, SLOT_NBYTES, SLOTS, TAKEN, WORLD_SIZE_MAX
 
-__all__ = ["ARGUMENTS", "KERNEL", "MESSAGE_MODULE"]
+__all__ = ["LAST", "MESSAGE_MODULE", "SIDE", "SIDES", "kernel_of_messages", "names_of_sides"]
 
-KERNEL = "exchange"
-_SIDE = ("nbytes", "header", "peer", "blocks")
-ARGUMENTS = (
-    "x", *(f"x_{word}" for word in _SIDE), "out", *(f"out_{word}" for word in _SIDE),
-    "bases", "counters", "record", "rank", "world_size", "limit",
-)  # fmt: skip
-"""What is sent: address, bytes, header, reader, blocks; the same of what is received; then as other kernels have them:
-table of workspaces, counters, failure record, nanoseconds to wait."""
+SIDE = ("nbytes", "header", "peer", "first", "blocks")
+"""What a kernel takes of a message after its address: bytes, header, peer, and which of its blocks move it."""
+LAST = ("bases", "counters", "record", "rank", "world_size", "limit")
+"""The last arguments: table of workspaces, counters, failure record, this rank, ranks, nanoseconds to wait."""
+SIDES = (1, 2)
+"""There is a kernel for so many sends and as many receives. Blocks that two messages share move them one by one."""
 _RAISE, _AWAIT = of_one_peer()
 
-MESSAGE_MODULE = (
+_HEAD = (
     MODULE_HEAD
     + f"""
 
@@ -114,6 +112,7 @@ def send(
             tl.store(target, tl.load(source, mask=single < odd), mask=single < odd)
         raise_at(bases, sent_line(row, number) + rank * 8, flag_of(number, header), peer)
     tl.store(counter, number)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -140,25 +139,36 @@ def receive(
             tl.store(target, tl.load(source, mask=single < odd, cache_modifier=".cg"), mask=single < odd)
         raise_at(bases, taken_line(row) + rank * 8, number.to(tl.int64) << 32, peer)
     tl.store(counter, number)
-
-
-@triton.jit
-def exchange(
-    '''
-    + ", ".join(ARGUMENTS)
-    + """, ACC: tl.constexpr, BLOCK: tl.constexpr
-):
-    \"\"\"The first blocks send x, the others receive out.\"\"\"
-    block = tl.program_id(0)
-    if block < x_blocks:
-        send(
-            x, x_nbytes, x_header, x_peer, x_blocks, block,
-            bases, counters, record, rank, world_size, limit, BLOCK,
-        )
-    else:
-        receive(
-            out, out_nbytes, out_header, out_peer, out_blocks, block - x_blocks,
-            bases, counters, record, rank, world_size, limit, BLOCK,
-        )
-"""
+    tl.debug_barrier()
+'''
 )
+
+
+def _kernel(sides: int) -> str:
+    """The kernel of so many sends and receives."""
+    names, last = names_of_sides(sides), ", ".join(LAST)
+    lines = ["@triton.jit", f"def {kernel_of_messages(sides)}("]
+    lines += [f"    {', '.join((name, *(f'{name}_{word}' for word in SIDE)))}," for name in names]
+    lines += [f"    {last}, ACC: tl.constexpr, BLOCK: tl.constexpr,", "):"]
+    lines += [f'    """Up to {sides} sends, and as many receives."""', "    block = tl.program_id(0)"]
+    for name in names:
+        side = ", ".join(f"{name}_{word}" for word in SIDE if word != "first")
+        lines += [
+            f"    row = block - {name}_first",
+            f"    if (row >= 0) & (row < {name}_blocks):",
+            f"        {'send' if name.startswith('x') else 'receive'}({name}, {side}, row, {last}, BLOCK)",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def names_of_sides(sides: int) -> list[str]:
+    """What is sent, then what is received, as the arguments are called."""
+    return [f"{word}{k or ''}" for word in ("x", "out") for k in range(sides)]
+
+
+def kernel_of_messages(sides: int) -> str:
+    """Its name."""
+    return f"exchange_{sides}"
+
+
+MESSAGE_MODULE = "\n\n".join([_HEAD, *map(_kernel, SIDES)])

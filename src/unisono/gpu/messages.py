@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from unisono.gpu.compile import Kernel, compiled, message_launcher
 from unisono.gpu.defaults import LAUNCHES, message_rows, message_shape
-from unisono.gpu.message_text import KERNEL, MESSAGE_MODULE
+from unisono.gpu.message_text import MESSAGE_MODULE, SIDE, SIDES, kernel_of_messages
 from unisono.gpu.workspace import Workspace
 
 __all__ = ["MessageKernels", "Side", "header_of"]
@@ -17,6 +17,7 @@ _WORD = 8  # bytes
 _FACTS = struct.Struct("<Qqq")
 
 
+@lru_cache(maxsize=4096)
 def header_of(dtype: str, numel: int, tag: int) -> int:
     """What a message's flags carry, 32 bits with a sign: sender and receiver must agree on dtype, elements and tag."""
     found = zlib.crc32(_FACTS.pack(zlib.crc32(dtype.encode()), numel, tag))
@@ -36,33 +37,39 @@ class Side:
 
 
 @lru_cache(maxsize=16)
-def _loaded(tile: int, warps: int) -> Callable[[int, int, Sequence[int]], None]:
-    """The kernel of a tile's bytes, the same for all groups of the process."""
-    return message_launcher(compiled(Kernel(KERNEL, MESSAGE_MODULE, "int64", tile // _WORD, warps)))
+def _loaded(sides: int, tile: int, warps: int) -> Callable[[int, int, Sequence[int]], None]:
+    """The kernel of so many sides and a tile's bytes, the same for all groups of the process."""
+    return message_launcher(compiled(Kernel(kernel_of_messages(sides), MESSAGE_MODULE, "int64", tile // _WORD, warps)))
 
 
 class MessageKernels:
     """``multiprocessors``: the least of all ranks' GPUs; ``limit``: seconds that kernels wait."""
 
     def __init__(self, workspace: Workspace, rank: int, world_size: int, multiprocessors: int, limit: float) -> None:
-        self._launches = {tile: _loaded(tile, warps) for _, tile, warps in LAUNCHES}
+        self._launches = {(s, tile): _loaded(s, tile, warps) for s in SIDES for _, tile, warps in LAUNCHES}
         self._rows = message_rows(world_size, min(multiprocessors, workspace.multiprocessors))
         space = workspace
         self._fixed = (space.bases, space.counters, space.record, rank, world_size, int(min(limit, 1e9) * 1e9))
 
-    def alike(self, sent: int, received: int) -> bool:
-        """True if messages of so many bytes fit one launch."""
-        return message_shape(sent, self._rows)[0] == message_shape(received, self._rows)[0]
+    def fit(self, sends: Sequence[int], receives: Sequence[int]) -> bool:
+        """True if messages of so many bytes are one launch."""
+        tiles = {message_shape(nbytes, self._rows)[0] for nbytes in (*sends, *receives)}
+        return len(tiles) == 1 and max(len(sends), len(receives)) <= SIDES[-1]
 
-    def launch(self, stream: int, sent: Side | None, received: Side | None) -> None:
-        """Launches a send, a receive, or both at once if they are `alike`, on a raw stream."""
-        blocks, arguments, launch = 0, [], None
-        for side in (sent, received):
-            if side is None:
-                arguments += [0, 0, 0, 0, 0]
-                continue
-            tile, _, mine = message_shape(side.nbytes, self._rows)
-            launch, blocks = self._launches[tile], blocks + mine
-            arguments += [side.address, side.nbytes, side.header, side.peer, mine]
-        assert launch is not None
-        launch(blocks, stream, (*arguments, *self._fixed))
+    def launch(self, stream: int, sends: Sequence[Side], receives: Sequence[Side]) -> None:
+        """Launches messages that `fit`, at least one, on a raw stream. Messages of one peer and direction share blocks,
+        which move them in the order given.
+        """
+        sides = next(s for s in SIDES if s >= max(len(sends), len(receives)))
+        arguments: list[int] = []
+        end, tile = 0, 0
+        for given in (sends, receives):
+            first: dict[int, int] = {}
+            for side in given:
+                if side.peer not in first:
+                    first[side.peer] = end
+                    end += max(message_shape(s.nbytes, self._rows)[2] for s in given if s.peer == side.peer)
+                tile, _, blocks = message_shape(side.nbytes, self._rows)
+                arguments += [side.address, side.nbytes, side.header, side.peer, first[side.peer], blocks]
+            arguments += [0] * ((1 + len(SIDE)) * (sides - len(given)))
+        self._launches[sides, tile](end, stream, (*arguments, *self._fixed))
