@@ -162,9 +162,7 @@ def test_ranks_and_cores_of_this_machine() -> None:
 
 def test_on_gpus_it_says_why_a_host_runs_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {k: Facts(f"gpu {k}", "GPU", 132, ("gpu 0", "gpu 1"), (f"gpu {k}",), "", True) for k in range(2)}
-    monkeypatch.setattr(
-        "unisono.backend.device_facts.own_facts", lambda device, kernels, world_size: found[device.index]
-    )
+    monkeypatch.setattr("unisono.backend.device_facts.own_facts", lambda device, *_: found[device.index])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     why = "But on this host all calls on GPUs go to NCCL: a GPU can not map the memory of a peer"
     assert _plan("--default", "--device", "cuda", "-n", "2").stdout.splitlines()[-1] == why
