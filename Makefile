@@ -8,7 +8,7 @@ BIN := .venv/bin
 QUICK_PROOFS := $(addprefix tests/,program algorithms golden schedule runtime/test_over_transport.py)
 QUICK_OTHERS := $(addprefix tests/,drawing selection simulation topo verification test_layers.py test_units.py) \
 	$(patsubst %,tests/cli/test_%.py,draw common list main pipeline plan simulate verify) \
-	$(patsubst %,tests/bench/test_%.py,compare plot result settings table values)
+	$(patsubst %,tests/bench/test_%.py,clocks compare plot result settings table values)
 
 # All tests, in three parts of about equal length, side by side: what starts ranks that fail, hang and end, and mostly
 # waits, and commands; what starts programs and groups; and the rest, where a new test is by itself. What measures time

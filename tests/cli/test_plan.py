@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from unisono.backend.device_facts import Facts
 from unisono.cli.main import app
 from unisono.cli.programs import is_oversubscribed
 from unisono.program import Default, default
@@ -157,3 +158,15 @@ def test_ranks_and_cores_of_this_machine() -> None:
     ranks = next(n for n in range(1, 4096) if is_oversubscribed(n))
     lines = _plan("--default", "barrier", "-n", str(ranks)).stdout.splitlines()
     assert lines[1] == f"  fewer cores than ranks: {ranks} ranks on {ranks - 1} core{'s' * (ranks != 2)} here"
+
+
+def test_on_gpus_it_says_why_a_host_runs_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {k: Facts(f"gpu {k}", "GPU", 132, ("gpu 0", "gpu 1"), (f"gpu {k}",), "", True) for k in range(2)}
+    monkeypatch.setattr("unisono.backend.device_facts.own_facts", lambda device, *_: found[device.index])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    why = "But on this host all calls on GPUs go to NCCL: a GPU can not map the memory of a peer"
+    assert _plan("--default", "--device", "cuda", "-n", "2").stdout.splitlines()[-1] == why
+    assert why not in _plan("--default", "--device", "cuda", "-n", "4").stdout  # of other hosts, it does not know
+    refused = _plan("--default", "--device", "cuda", "--bytes", "1MiB")
+    assert refused.exit_code == 2
+    assert "--bytes is for CPUs: leave it out" in refused.stderr

@@ -125,7 +125,10 @@ def test_every_state_fits_its_line() -> None:
         RankStatus(1, 101, "stopped", "barrier()", 6, 0, "the default group", 75.0, late=0.04, straggler=True),
         RankStatus(2, 102, "dead", words="killed by SIGKILL"),
         RankStatus(3, 0, "absent", words="has not joined"),
-        RankStatus(4, 104, "elsewhere", "barrier()", 6, 0, "the default group", 0.25, pending=2),
+        RankStatus(
+            4, 104, "elsewhere", "barrier()", 6, 0, "the default group", 0.25, pending=2,
+            gpu_call="broadcast(int64 [1])", gpu_number=1234, gpu_group="the default group",
+        ),
     )  # fmt: skip
     groups = (
         GroupStatus("group 2 [0, 1]", (0, 1), 6, 7, 12.34, 8),
@@ -142,6 +145,7 @@ def test_every_state_fits_its_line() -> None:
         "    2  102  dead: killed by SIGKILL                                                 -",
         "    3    -  has not joined                                                          -",
         "    4  104  outside unisono  2 under way: barrier()                     6      250 ms      0 s",
+        "            on GPUs, no. 1,234: broadcast(int64 [1])",
         "",
         " group              ranks  calls done  per second",
         " group 2            0, 1            6          12",
@@ -152,4 +156,4 @@ def test_every_state_fits_its_line() -> None:
     ]
     narrow = _picture(job, 60)
     assert all(len(line) <= 60 for line in narrow)
-    assert sum(line.startswith("    ") for line in narrow) == 6
+    assert sum(line.startswith("    ") for line in narrow) == 7

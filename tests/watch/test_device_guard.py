@@ -15,6 +15,7 @@ from hangs.job import Fault, Job, attempt, init
 from ranks import ranks
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
 from unisono.runtime.call import Call
+from unisono.watch.status import snapshot
 
 
 def guard() -> Any:
@@ -181,6 +182,22 @@ def test_who_comes_later_raises_at_its_call_and_the_others_when_they_look(early:
         assert "all_reduce(float32 [5], MAX)" in words
         assert "-> rank 1: " in words
         assert "the group can only be destroyed" in words
+
+
+def seen_from_outside(rank: int, world_size: int) -> list[tuple[int, str, str]]:
+    """What `unisono ps` shows of the calls of both ranks on GPUs."""
+    for k in range(70 + rank):  # more than headers are kept
+        issue(call(k))
+    dist.barrier()
+    (job,) = snapshot(os.getpid())
+    dist.barrier()
+    return [(each.gpu_number, each.gpu_call, each.gpu_group) for each in job.ranks]
+
+
+def test_ps_shows_the_last_call_on_gpus() -> None:
+    last = [f"all_reduce(float32 [{k}], SUM)" for k in (69, 70)]
+    found = [(70, last[0], "the default group"), (71, last[1], "the default group")]
+    assert ranks(2).run(seen_from_outside, timeout=60) == [found, found]
 
 
 def test_a_call_left_out_long_ago_is_found() -> None:

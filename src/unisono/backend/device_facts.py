@@ -16,7 +16,7 @@ from unisono.gpu.layout import WORLD_SIZE_MAX
 from unisono.selection import Measured
 from unisono.units import name_ranks
 
-__all__ = ["Facts", "exchanged", "no_kernels", "own_facts"]
+__all__ = ["Facts", "exchanged", "no_kernels", "no_kernels_here", "own_facts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +109,10 @@ def no_kernels(found: Sequence[Facts], over_hosts: bool = False) -> str:
     if not all(members <= set(facts.peers) for facts in found):
         return "a GPU can not map the memory of a peer"
     return ""
+
+
+def no_kernels_here(world_size: int) -> str:
+    """Why a group of so many GPUs of this host runs no kernels; empty if it does, or there are fewer GPUs."""
+    if torch.cuda.device_count() < world_size:
+        return ""
+    return no_kernels([own_facts(torch.device("cuda", k), True, world_size) for k in range(world_size)])

@@ -41,8 +41,6 @@ __all__ = ["bench", "conclude"]
 DEFAULT = Settings()
 _QUICK_BYTES, _QUICK_RUNS, _QUICK_SECONDS = "4K,64K,1M,16M", 5, 2.0
 _SECONDS_ON_GPU = 4.0
-_ON_GPU = frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send_recv"})
-"""What "all" means on GPUs; the others are NCCL's whoever calls them."""
 
 _What = Annotated[
     list[str] | None,
@@ -189,7 +187,7 @@ def _extent(
 
 def _collectives(names: list[str], place: str, device: str) -> dict[str, Any]:
     """Those that are named; of all, those that have the form that is asked for, and those that are left out."""
-    of_device = [name for name in COLLECTIVES if device == "cpu" or name in _ON_GPU]
+    of_device = [name for name in COLLECTIVES if device == "cpu" or name != "barrier"]
     able = [name for name in of_device if place != "in" or name in IN_PLACE]
     named = dict.fromkeys(each for name in names for each in (able if name == "all" else [name]))
     left_out = [name for name in of_device if "all" in names and name not in named]

@@ -117,7 +117,11 @@ def _gpu_defaults(collective: str | None, ranks: int | None) -> None:
     """Prints which calls on GPUs go by which kernels."""
     if collective is not None:
         check_known("collective", collective, tuple(dict.fromkeys(row.collective for row in GPU_TABLE)))
+    from unisono.backend.device_facts import no_kernels_here  # imports torch
+
     show_gpu_table(Measured.load(), ranks or 2, collective)
+    if why := no_kernels_here(ranks or 2):
+        echo(f"But on this host all calls on GPUs go to NCCL: {why}")
 
 
 def _pipelines(ranks: int, microbatches: int, times: str | None, link: float | None) -> None:

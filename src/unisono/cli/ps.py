@@ -181,7 +181,15 @@ def _ranks(ranks: Sequence[RankStatus], bar: int) -> Table:
 
 
 def _doing(rank: RankStatus) -> Text:
-    """The call of a rank, and below it what it waits for and where."""
+    """The call of a rank, below it what it waits for and where, and its last call on GPUs."""
+    text = _on_cpu(rank)
+    if rank.gpu_number:
+        where = "" if rank.gpu_group == "the default group" else f"  {rank.gpu_group}"
+        text.append(f"\non GPUs, no. {rank.gpu_number:,}: {rank.gpu_call}{where}", "dim")
+    return text
+
+
+def _on_cpu(rank: RankStatus) -> Text:
     if rank.state in ("dead", "given up", "left", "absent"):
         text = Text(f"{rank.state}: {rank.words}" if rank.state in ("dead", "given up") else rank.words)
         text.stylize(_STYLES[rank.state])

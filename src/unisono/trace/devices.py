@@ -1,7 +1,7 @@
 """Inside a rank of a traced program: notes its calls on GPUs, and whether kernels or NCCL carry each of them.
 
 The times are the host's, from torch's function to its return: calls on GPUs end behind the host. How long they run on
-the GPU torch.profiler knows (`unisono trace --compute`).
+the GPU torch.profiler knows (`unisono trace --compute`). Messages are seen as the time that threads are inside them.
 """
 
 import functools
@@ -36,6 +36,7 @@ class DeviceNotes:
         for name in METHODS:
             replace(TwoDeviceGroup, name, timed(vars(TwoDeviceGroup)[name], name))
         replace(LaunchedWork, "wait", timed(LaunchedWork.wait, "wait"))
+        replace(DeviceCalls, "batch", timed(DeviceCalls.batch, "batch_isend_irecv"))
         for name in ("again", "call", "launch"):
             replace(DeviceCalls, name, self.noting(vars(DeviceCalls)[name]))
         replace(Inner, "call", self.carrying(Inner.call))
@@ -56,11 +57,12 @@ class DeviceNotes:
 
         @functools.wraps(method)
         def noted(calls: Any, *args: Any, **kwargs: Any) -> Any:
+            group = calls.group
+            before = group.device_guard.number if hasattr(group, "device_guard") else 0
             began, self._by_nccl.seen = time.monotonic_ns(), False
             work = method(calls, *args, **kwargs)
-            group = calls.group
             guard = getattr(group, "device_guard", None)
-            if guard is not None and guard.number != self._last.get(group.nonce, 0):
+            if guard is not None and guard.number not in (before, self._last.get(group.nonce, 0)):
                 self._last[group.nonce] = guard.number
                 way = "NCCL" if self._by_nccl.seen else "kernel"
                 self.noted.append((group, guard.number, guard.last_call, way, began, time.monotonic_ns()))

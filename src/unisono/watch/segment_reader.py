@@ -16,6 +16,7 @@ from unisono.runtime.header import SIGNATURE, Header, read_header
 from unisono.transport.layout import (
     COMPLETED,
     COMPLETED_AT,
+    DEVICE_ISSUED,
     EXIT_NOTE,
     HEADER,
     ISSUE_TIMES,
@@ -44,7 +45,10 @@ _DELETED = " (deleted)"
 
 @dataclass(frozen=True)
 class Member:
-    """One rank's record in a group; times are ``time.monotonic_ns``. ``rank`` is global, pid 0: it never joined."""
+    """One rank's record in a group; times are ``time.monotonic_ns``. ``rank`` is global, pid 0: it never joined.
+
+    ``device_issued``: calls on GPUs, of which ``device_header`` is the last one's.
+    """
 
     rank: int
     who: Identity
@@ -56,6 +60,8 @@ class Member:
     issue_times: tuple[int, ...]
     header: Header | None
     exit_note: str
+    device_issued: int = 0
+    device_header: Header | None = None
 
     def issued_at(self, number: int) -> int:
         """The time at which call ``number`` was issued; 0 if it is not kept any more, or not issued."""
@@ -191,6 +197,11 @@ def _read(fd: int, label: str) -> SegmentView | None:
     for rank, record in enumerate(words.iter_unpack(data)):
         at = record[HEADER]
         header = read_header(os.pread(fd, SIGNATURE.size + 16 * world_size, at)) if at else None
+        number, device_header = record[DEVICE_ISSUED], None
+        if number:
+            slot = rank * layout.DEVICE_CALLS + number % layout.DEVICE_CALLS
+            raw = os.pread(fd, SIGNATURE.size + 16 * world_size, layout.device_headers + slot * layout.header)
+            device_header = read_header(raw)
         exit_note = ""
         if record[STATE] > JOINED:
             exit_note = _read_note(fd, layout.texts + rank * layout.TEXTS + EXIT_NOTE * layout.TEXT, layout.TEXT)
@@ -206,6 +217,8 @@ def _read(fd: int, label: str) -> SegmentView | None:
                 issue_times=record[ISSUED_AT : ISSUED_AT + ISSUE_TIMES],
                 header=header,
                 exit_note=exit_note,
+                device_issued=number,
+                device_header=device_header,
             )
         )
     return SegmentView(label, tuple(members), read_at)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from unisono.transport.layout import GAVE_UP, LEFT
 from unisono.transport.process import Identity, alive, fate, stopped
@@ -35,7 +36,8 @@ class RankStatus:
     ``call`` is the call it is in; elsewhere, the last one it completed. ``number`` counts it in ``group``, 0 for
     messages. ``seconds``: how long it has been so, -1 if that is not known. ``late``: mean delay behind the first rank
     over the last calls of the default group, in seconds. ``place``: the line of the program that waits, if known.
-    ``host``: the name of its host, in a job over several.
+    ``host``: the name of its host, in a job over several. ``gpu_call``: the last call on GPUs that it has issued, in
+    ``gpu_group``, whose number there is ``gpu_number``; whether its GPU has come to it is not known.
     """
 
     rank: int
@@ -53,6 +55,9 @@ class RankStatus:
     late: float = 0.0
     straggler: bool = False
     host: str = ""
+    gpu_call: str = ""
+    gpu_number: int = 0
+    gpu_group: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,7 @@ def _doing(seat: Member, memories: Sequence[SegmentView], page: PageView | None,
         pending=sum(member.issued - member.completed for _, member in under_way),
         place=wait.rpartition(", at ")[2] if wait else "",
         words=next((member.exit_note for _, member in mine if member.state == GAVE_UP), ""),
+        **_on_gpus(mine),
     )
     if rank.words:
         return replace(rank, state=rank.state or "given up")
@@ -187,6 +193,15 @@ def _doing(seat: Member, memories: Sequence[SegmentView], page: PageView | None,
         seconds=seconds,
         waits_for=() if away else tuple(memory.waited_for(member)),
     )
+
+
+def _on_gpus(mine: Sequence[tuple[SegmentView, Member]]) -> dict[str, Any]:
+    """The last call on GPUs, in the group with most of them."""
+    memory, member = max(mine, key=lambda pair: pair[1].device_issued)
+    if member.device_header is None:
+        return {}
+    words = member.device_header.describe(memory.global_ranks)
+    return {"gpu_call": words, "gpu_number": member.device_issued, "gpu_group": memory.label}
 
 
 def remarks(ranks: Sequence[RankStatus], compared: int) -> tuple[str, ...]:
