@@ -168,7 +168,7 @@ def stand_in(group: Any, launched: list[str]) -> Any:
     calls._inner = SimpleNamespace(call=lambda name, *_: launched.append(f"nccl {name}"))
     calls.kernels = SimpleNamespace(table=TABLE, prepare=prepare, workspace=SimpleNamespace(failure=lambda: None))
     calls._checked = lambda name, arguments: torch.device("cpu")
-    calls._failed, calls._stream = [0], 0
+    calls._failed, calls._last.stream = [0], 0
     return calls
 
 

@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions
 
+from unisono.backend.options import Options
 from unisono.backend.tensors import PLAIN, check_memory, overlap
 from unisono.errors import UsageError
 from unisono.gpu.kernels import GpuCall, moved_as, reduces_on_gpu
 from unisono.runtime.call import Call, name_of_dtype
 from unisono.runtime.reduce import op_and_factor
 
-__all__ = ["CANONICAL", "KNOWN_AGAIN", "call_of", "devices_of", "kernel_form", "operation_of", "strided"]
+__all__ = ["CANONICAL", "KNOWN_AGAIN", "call_of", "devices_of", "kernel_form", "key_of", "operation_of", "strided"]
 
 CANONICAL = {
     "_allgather_base": "all_gather_single", "_reduce_scatter_base": "reduce_scatter_single",
@@ -209,3 +210,15 @@ KNOWN_AGAIN: dict[str, Callable[..., Any]] = {
 }
 """By method: the reduce op's code or the root, the input, the output, the options of a call, by which a kind of call is
 known again; None for a form that never is."""
+
+
+def key_of(
+    name: str, extra: Any, source: torch.Tensor, output: torch.Tensor, places: int, options: Options | None
+) -> Any:
+    """The key of a kind of call: ``extra`` and the tensors as `KNOWN_AGAIN` gives them, the bits of their addresses,
+    the options that count.
+    """
+    by = options.key if options is not None else None
+    if output is source:
+        return name, extra, source.dtype, source.shape, places & 15, by
+    return name, extra, source.dtype, source.shape, places & 15, by, output.dtype, output.shape, output.get_device()

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
-from unisono.backend.cuda_calls import KNOWN_AGAIN, call_of, devices_of, kernel_form, operation_of, strided
+from unisono.backend.cuda_calls import KNOWN_AGAIN, call_of, devices_of, kernel_form, key_of, operation_of, strided
 from unisono.backend.device_facts import exchanged, no_kernels, own_facts
 from unisono.backend.device_lists import flat_call
 from unisono.backend.device_messages import MESSAGES, DeviceMessages
-from unisono.backend.device_work import LaunchedWork, external_stream, raw_stream
+from unisono.backend.device_work import LastStream, LaunchedWork, raw_stream
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
 from unisono.backend.options import chosen
@@ -37,8 +37,8 @@ _Result = TypeVar("_Result")
 _INTERVAL = 0.05  # s between two looks of the watcher
 _KEPT = 2048
 _NONE = -2  # no tensor's device
-Kind = tuple[Launch, Call, bytes]
-"""A kind of call: the launch, what peers compare, its header."""
+Kind = tuple[Launch | None, Call, bytes]
+"""A kind of call: the launch, None if NCCL carries it; what peers compare, its header."""
 _log = logging.getLogger("unisono")
 
 
@@ -49,7 +49,7 @@ class DeviceCalls:
         self, group: Group, store: Any, timeout: timedelta, kernels: bool, device: torch.device | None
     ) -> None:
         self._group, self._store, self._timeout, self._kernels_wanted = group, store, timeout, kernels
-        self.device = device
+        self.device, self._options = device, group.options
         self.error: UnisonoError | None = None
         self._lock = threading.RLock()
         self._inner: Inner | None = None
@@ -57,9 +57,10 @@ class DeviceCalls:
         self.messages: DeviceMessages | None = None
         self._launches: dict[Any, Callable[[int, int, int], None] | None] = {}
         self._kinds: dict[Any, Kind] = {}
-        self._index = _NONE  # of the GPU, once kernels are there
-        self._failed: Any = None  # the words of the kernels' failure record
-        self._stream, self._captured = -1, False  # the last one launched on, and whether it was captured then
+        self.index = _NONE
+        """Of the GPU, while calls on it can be known again."""
+        self._failed: Any = (0,)  # the words of the kernels' failure record
+        self._last = LastStream()
         self._closed = threading.Event()
         self._aborting: threading.Thread | None = None
         self._name = ""
@@ -90,7 +91,8 @@ class DeviceCalls:
                 by_kernels = MessageKernels(space, group.rank, group.size, least, seconds)
                 self._inner.call("barrier").wait()  # no rank raises a flag before all workspaces are empty
                 self.kernels = KernelCalls(space, group.rank, group.size, least, seconds, found[0].table)
-                self._failed, self._index = space.failed, self.device.index
+                self._failed = space.failed
+            self.index = self.device.index
             self.messages = DeviceMessages(group, self._inner, self.device, by_kernels, self.raise_failure)
             how = f"NCCL alone: {why}" if why else "kernels over mapped memory, and NCCL for what they do not serve"
             if group.rank == 0:
@@ -100,48 +102,54 @@ class DeviceCalls:
 
     # A call
 
-    def again(self, name: str, extra: Any, source: torch.Tensor, output: torch.Tensor, options: Any) -> Any:
-        """The Work of a call of a kind that kernels have served before; None if it is to go by `call`.
+    def again(
+        self, name: str, arguments: Sequence[Any], extra: Any, source: torch.Tensor, output: torch.Tensor, options: Any
+    ) -> Any:
+        """The Work of a call of a kind that was made before; None if it is to go by `call`.
 
-        The arguments after the name are of `KNOWN_AGAIN`.
+        What stands after ``arguments``, the method's, is of `KNOWN_AGAIN`.
         """
-        if source.get_device() != self._index or self._failed[0]:
+        if source.get_device() != self.index or self._failed[0]:
             return None
         source_at = source.data_ptr()
         output_at = source_at if output is source else output.data_ptr()
-        kind = self._kinds.get(self._kind(name, extra, source, output, source_at | output_at))
+        kind = self._kinds.get(key_of(name, extra, source, output, source_at | output_at, chosen(self._options)))
         if kind is None or not source_at or not output_at or not source.is_contiguous():
             return None
         if output is not source and not output.is_contiguous():
             return None
+        launch, call, header = kind
         with self._lock:
-            return self._launched(kind, source_at, output_at, output, options.asyncOp)
+            if launch is not None:
+                return self._launched(kind, source_at, output_at, output, options.asyncOp)
+            self._issued(call, header)
+        return self.start(source.device).call(name, *arguments)
 
-    def _kind(self, name: str, extra: Any, source: torch.Tensor, output: torch.Tensor, places: int) -> Any:
-        """The key of a kind of call."""
-        options = chosen(self._group.operations.options)
-        by = options.key if options is not None else None
-        if output is source:
-            return name, extra, source.dtype, source.shape, places & 15, by
-        return name, extra, source.dtype, source.shape, places & 15, by, output.dtype, output.shape, output.get_device()
+    def _known(self, name: str, arguments: Sequence[Any], call: Call, launch: Launch | None) -> Kind:
+        """A kind of call, from now on known again; ``launch``: None if NCCL carries it."""
+        kind = launch, call, self._group.device_guard.header(call)
+        if name in KNOWN_AGAIN and (known := KNOWN_AGAIN[name](*arguments)) is not None:
+            if len(self._kinds) >= _KEPT:
+                self._kinds.clear()
+            extra, source, output, _ = known
+            places, options = source.data_ptr() | output.data_ptr(), chosen(self._options)
+            self._kinds[key_of(name, extra, source, output, places, options)] = kind
+        return kind
 
     def _launched(self, kind: Kind, source_at: int, output_at: int, output: torch.Tensor, asynchronous: bool) -> Any:
-        """The Work of a launch, after the guard. Lock held."""
+        """The Work of a launch. Lock held."""
         launch, call, header = kind
+        assert launch is not None
         stream = self._next(call, header)
         launch(stream, source_at, output_at)
         return LaunchedWork([output], stream, self.raise_failure) if asynchronous else DONE
 
     def _next(self, call: Call, header: bytes) -> int:
-        """The current stream, in order after the last one, once the guard has compared a call. Lock held."""
-        try:
-            self._group.device_guard.issued(call, header)
-        except UnisonoError as error:
-            self._fail(error)
-            raise error from None
-        stream = raw_stream(self._index)
-        if stream != self._stream:
-            self._order(stream)
+        """The current stream, in order after the last one, for a call whose header kernels compare. Lock held."""
+        self._group.device_guard.issued(call, header, compare=False)
+        stream = raw_stream(self.index)
+        if stream != self._last.stream:
+            self._last.follow(stream, self.device)
         return stream
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
@@ -167,7 +175,7 @@ class DeviceCalls:
             if launched is not None:
                 return launched
             if call is not None:
-                self._issued(call)
+                self._issued(call, self._known(name, arguments, call, None)[2])
         return inner.call(name, *arguments)
 
     def ready(self, name: str, tensors: Sequence[torch.Tensor]) -> KernelCalls | None:
@@ -180,11 +188,11 @@ class DeviceCalls:
 
     def served(self, tensor: torch.Tensor) -> bool:
         """True for a tensor of the GPU whose kernels are ready, unless the group has failed."""
-        return tensor.get_device() == self._index and not self._failed[0]
+        return tensor.get_device() == self.index and self.kernels is not None and not self._failed[0]
 
     def by_name(self) -> bool:
         """True where an algorithm is chosen by name, which collectives run."""
-        return chosen(self._group.operations.options) is not None
+        return chosen(self._options) is not None
 
     def kind(self, call: Call, launch: Launch) -> Kind:
         """A kind of call that is no method of torch's, to `launch`."""
@@ -193,6 +201,7 @@ class DeviceCalls:
     def launch(self, kind: Kind, *tensors: int) -> None:
         """Launches a kernel on the current stream, after the guard; ``tensors``: addresses."""
         launch, call, header = kind
+        assert launch is not None
         with self._lock:
             launch(self._next(call, header), *tensors)
 
@@ -243,13 +252,13 @@ class DeviceCalls:
         """Raises ``error``, a caller's mistake, of which the peers learn by the guard."""
         self.start(device)
         with self._lock:
-            self._issued(Call(operation_of(name), refused=str(error)), error)
+            call = Call(operation_of(name), refused=str(error))
+            self._issued(call, self._group.device_guard.header(call), error)
 
-    def _issued(self, call: Call, instead: UnisonoError | None = None) -> None:
+    def _issued(self, call: Call, header: bytes, instead: UnisonoError | None = None) -> None:
         """Lets the guard compare a call. Raises its error, or ``instead``; the group has then failed."""
-        guard = self._group.device_guard
         try:
-            guard.issued(call, guard.header(call))
+            self._group.device_guard.issued(call, header)
         except UnisonoError as error:
             self._fail(instead or error)
             raise (instead or error) from None
@@ -259,7 +268,7 @@ class DeviceCalls:
 
     def _several(self, name: str, arguments: Sequence[Any], call: Call) -> Any:
         """The Work of a call on several tensors that kernels serve by way of one; None for any other. Lock held."""
-        size, options = self._group.size, chosen(self._group.operations.options)
+        size, options = self._group.size, chosen(self._options)
         if self.kernels is None or not hasattr(arguments[-1], "asyncOp"):
             return None
         flat = flat_call(name, arguments, self._group.rank, size)
@@ -278,7 +287,7 @@ class DeviceCalls:
         """The Work of a call that kernels serve; None for any other. ``again``: it may come by `again`. Lock held."""
         if self.kernels is None:
             return self._refuse_named(call)
-        options = chosen(self._group.operations.options)
+        options = chosen(self._options)
         by = options.name_for(call.op) if options is not None else ""
         form = kernel_form(name, arguments, self._group.size, by, options.chunks if options is not None else 1)
         if form is None:
@@ -292,28 +301,17 @@ class DeviceCalls:
         except KeyError:
             if len(self._launches) >= _KEPT:
                 self._launches.clear()
-                self._kinds.clear()
             header = zlib.crc32(call.signature[: SIGNATURE.size])
             launch = self._launches[key] = self.kernels.prepare(shape, header, aligned)
         if launch is None:
             return None
-        kind = launch, call, self._group.device_guard.header(call)
-        known = KNOWN_AGAIN[name](*arguments) if again and name in KNOWN_AGAIN else None
-        if known is not None:
-            self._kinds[self._kind(name, known[0], source, output, source_at | output_at)] = kind
+        kind = self._known(name if again else "", arguments, call, launch)
         return self._launched(kind, source_at, output_at, output, arguments[-1].asyncOp)
 
     def _refuse_named(self, call: Call) -> None:
         """Raises `UsageError` if an algorithm was chosen by name for a call that kernels do not run."""
         if call.algorithm:
             raise UsageError(f"{call.describe()}: on GPUs here NCCL carries it, which takes no algorithm by name")
-
-    def _order(self, stream: int) -> None:
-        """Orders a stream after the last one: kernels of one workspace must not overlap."""
-        last, captured, capturing = self._stream, self._captured, torch.cuda.is_current_stream_capturing()
-        self._stream, self._captured = stream, capturing
-        if last >= 0 and captured == capturing:  # a graph is ordered by the stream that it is replayed on
-            torch.cuda.current_stream(self.device).wait_stream(external_stream(last, self.device))
 
     # Failures
 
@@ -339,7 +337,7 @@ class DeviceCalls:
         """Ends all calls under way, here and, by what they wait for, at the peers."""
         if self.error is not None:
             return
-        self.error, self._index = copy_error(error), _NONE
+        self.error, self.index = copy_error(error), _NONE
         self._group.monitor.failed(error)
         self._group.monitor.gave_up(error)
         if self.kernels is not None:
@@ -368,7 +366,7 @@ class DeviceCalls:
         """Leaves the inner group."""
         self._closed.set()
         with self._lock:
-            self._index = _NONE
+            self.index = _NONE
             if self._aborting is not None:
                 self._aborting.join()
             if self._inner is not None:

@@ -127,9 +127,9 @@ def _routed(name: str, cpu: Callable[..., Any]) -> Callable[..., Any]:
     known = KNOWN_AGAIN.get(canonical)
 
     def method(self: TwoDeviceGroup, *args: Any, **kwargs: Any) -> Any:
-        if known is not None and not kwargs and self._cuda.kernels is not None:
+        if known is not None and not kwargs and self._cuda.index >= 0:
             form = known(*args)
-            if form is not None and (work := self._cuda.again(canonical, *form)) is not None:
+            if form is not None and (work := self._cuda.again(canonical, args, *form)) is not None:
                 return work
         devices = devices_of((*args, *kwargs.values()))
         if not any(device.type == "cuda" for device in devices):

@@ -10,7 +10,16 @@ from torch._C._distributed_c10d import Work
 
 from unisono.errors import UnisonoError
 
-__all__ = ["LaunchedWork", "MessageWork", "current_stream", "external_stream", "new_event", "new_stream", "raw_stream"]
+__all__ = [
+    "LastStream",
+    "LaunchedWork",
+    "MessageWork",
+    "current_stream",
+    "external_stream",
+    "new_event",
+    "new_stream",
+    "raw_stream",
+]
 
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # without CUDA
 """The handle of the current stream of a GPU, by the GPU's index."""
@@ -30,6 +39,20 @@ def current_stream(device: torch.device) -> torch.cuda.Stream:
     if stream is None:
         stream = _known[key] = torch.cuda.current_stream(device)
     return stream
+
+
+class LastStream:
+    """The stream that kernels of a group were launched on last: they must not overlap, for they share a workspace."""
+
+    def __init__(self) -> None:
+        self.stream, self._captured = -1, False  # its handle, and whether it was captured then
+
+    def follow(self, stream: int, device: torch.device | None) -> None:
+        """Orders the current stream of the device, ``stream``, after it."""
+        last, captured, capturing = self.stream, self._captured, torch.cuda.is_current_stream_capturing()
+        self.stream, self._captured = stream, capturing
+        if last >= 0 and captured == capturing:  # a graph is ordered by the stream that it is replayed on
+            torch.cuda.current_stream(device).wait_stream(external_stream(last, device))
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -29,7 +30,7 @@ class Inner:
         device: torch.device,
     ) -> None:  # fmt: skip
         size = len(global_ranks)
-        self.name = name
+        self.name, self._methods = name, dict[str, Callable[..., Any]]()
         if kind == "nccl":
             backend, backend_type = _nccl(store, rank, global_ranks, timeout, name), dist.ProcessGroup.BackendType.NCCL
         else:
@@ -45,12 +46,16 @@ class Inner:
             backend.eager_connect_single_device(device)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """The Work of torch's own method; see `_OTHER_NAMES` for those that releases name differently."""
+        """The Work of torch's own method."""
+        return (self._methods.get(name) or self._method(name))(*args, **kwargs)
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        """torch's own method; see `_OTHER_NAMES` for those that releases name differently."""
         for owner in (self.backend, self.group):
             for known in (name, _OTHER_NAMES.get(name, name)):
-                method = getattr(owner, known, None)
-                if method is not None:
-                    return method(*args, **kwargs)
+                if hasattr(owner, known):
+                    found: Callable[..., Any] = getattr(owner, known)
+                    return self._methods.setdefault(name, found)
         raise UsageError(f"{self.backend.name()} of this torch has no {name}")
 
     def abort(self) -> None:

@@ -1,9 +1,10 @@
 """The guard of calls on GPUs: headers compared on the host, without a wait, whatever carries the call out.
 
-Before a call is launched its rank writes the header into shared memory, numbered, and compares it with those of the
-peers that are as far. So of two ranks whose calls differ the later one raises before it launches anything; the earlier
-one, whose GPU waits by then, learns it at its next call or from its watcher (backend/device_watcher.py), which also
-looks for lost and late peers by `check`. Over hosts a header goes to each other host, into the memory there, on its way
+Before a call is launched its rank writes the header into shared memory, numbered. For a call that NCCL carries it
+compares it with those of the peers that are as far: of two ranks whose calls differ the later one raises before it
+launches anything. Kernels compare headers themselves, so their host compares nothing. Others, whose GPUs wait by then,
+learn it from their watchers (backend/device_calls.py), which also look for lost and late peers by `check`, and raise at
+their next calls. Over hosts a header goes to each other host, into the memory there, on its way
 while the call is; nothing waits for it. A rank keeps its last headers only: of ranks further apart than that the
 checksum over all earlier headers, which every header carries, is compared at the next number that both have.
 """
@@ -57,8 +58,11 @@ class DeviceGuard:
         """What `issued` publishes of a call."""
         return call.header(self._board.size, self._header - _SUMS.size)
 
-    def issued(self, call: Call, header: bytes) -> None:
-        """Publishes a call's `header` and compares it. Raises `MismatchError` if a peer's of that number differs."""
+    def issued(self, call: Call, header: bytes, compare: bool = True) -> None:
+        """Publishes a call's `header` and compares it. Raises `MismatchError` if a peer's of that number differs.
+
+        ``compare``: False where kernels compare it themselves, which costs the host nothing.
+        """
         total = self._sum = crc32(call.signature, self._sum)
         number = self.number = self.number + 1
         data = header + _pack_sum(total)
@@ -66,7 +70,8 @@ class DeviceGuard:
         self._publish(self._rank, number, data)
         if self._segment.elsewhere is not None:
             self._segment.elsewhere.publish_header(number, data)
-        self.compare()
+        if compare:
+            self.compare()
 
     @property
     def last_call(self) -> Call | None:
