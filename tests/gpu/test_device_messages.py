@@ -62,9 +62,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     found, names = Log(), iter(("first", "second", "third", "fourth"))
     current = found.stream("current")
     monkeypatch.setattr(device_messages, "new_stream", lambda device: found.stream(next(names)))
-    monkeypatch.setattr(device_messages, "new_event", found.event)
     monkeypatch.setattr(device_messages, "_free", {})
     for module in (device_messages, device_work):
+        monkeypatch.setattr(module, "new_event", found.event)
         monkeypatch.setattr(module, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
     return found
@@ -114,15 +114,23 @@ def test_each_direction_has_a_stream_between_the_current_one(log: Log) -> None:
 def test_a_batch_of_like_sizes_is_one_launch(log: Log) -> None:
     calls = Calls()
     here, x, y = messages(log, calls), torch.ones(4), torch.ones(1000)
-    here.batch([("recv", x, 2, 0), ("send", x, 1, 0)])
+    received, sent = here.batch([("recv", x, 2, 0), ("send", x, 1, 0)])
     assert launches(log) == [("first", "sends", [1], "receives", [2])]
-    assert ("second", "waits for", f"{len(log) - 1} of first") in log
+    del log[:]
+    received.wait()
+    sent.wait()
+    assert log == [("current", "waits for", "4 of first")]  # once: both were moved by one launch
+    here.batch([("recv", x, 2, 0), ("send", x, 1, 0)])
     here.batch([("recv", x, 2, 0), ("send", y, 1, 0)])
-    assert [entry[0] for entry in launches(log)[1:]] == ["first", "second"]
+    assert [entry[0] for entry in launches(log)] == ["first", "second", "third"]
     here.batch([("recv", x, 2, 0), ("send", x, 1, 0), ("send", x, 2, 0), ("recv", x, 2, 0)])
-    assert launches(log)[3:] == [("first", "sends", [1, 2], "receives", [2, 2])]
+    assert launches(log)[3:] == [("fourth", "sends", [1, 2], "receives", [2, 2])]
     here.batch([("send", x, 1, 0)] * 3)
-    assert launches(log)[4:] == [("second", "sends", [1], "receives", [])] * 3
+    assert launches(log)[4:] == [("third", "sends", [1], "receives", [])] * 3
+    assert [entry for entry in log if entry[1] == "waits for" and " of " not in entry[2]] == [
+        ("second", "waits for", "first"), ("third", "waits for", "first"),
+        ("fourth", "waits for", "second"), ("fourth", "waits for", "third"), ("third", "waits for", "fourth"),
+    ]  # fmt: skip
 
 
 def test_large_ones_go_to_nccl_together(log: Log) -> None:

@@ -1,9 +1,9 @@
 """Messages of CUDA tensors of one rank in one group: by kernels up to a size, by the inner NCCL above it.
 
-Each peer and direction has a stream of its own, and rows of its own in the workspace: a send never waits for a receive
-of this rank, nor a message of one peer for those of another. A message is ordered after the current stream at the call;
-`wait` of its Work orders the current stream after it. All kernels are loaded when the group makes its first call on
-GPUs, so that none is loaded while another one waits for a peer.
+Each peer and direction has a stream of its own, as have the sets of them that go in one launch, and rows of its own in
+the workspace: a send never waits for a receive of this rank, nor a message of one peer for those of another. A message
+is ordered after the current stream at the call; `wait` of its Work orders the current stream after it. All kernels are
+loaded when the group makes its first call on GPUs, so that none is loaded while another one waits for a peer.
 """
 
 import threading
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from unisono.backend.device_work import MessageWork, current_stream, new_event, new_stream
+from unisono.backend.device_work import Done, MessageWork, current_stream, new_event, new_stream
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
 from unisono.backend.tensors import PLAIN, check_memory
@@ -76,7 +76,8 @@ class DeviceMessages:
         self._guard: MessageGuard | None = None
         if segment is not None and segment.elsewhere is None:
             self._guard = MessageGuard(segment, group.rank, group.global_ranks, group.label, group.monitor)
-        self._streams: dict[tuple[str, int], torch.cuda.Stream] = {}
+        self._streams: dict[tuple[tuple[str, int], ...], torch.cuda.Stream] = {}  # by the ways of a launch
+        self._last: dict[tuple[str, int], torch.cuda.Stream] = {}  # of each way
         self._before = new_event()
         self._lock = threading.Lock()
 
@@ -118,6 +119,7 @@ class DeviceMessages:
         """Leaves the streams to later groups: memory that was used on them may outlive this one."""
         _free.setdefault(self._device.index, []).extend(self._streams.values())
         self._streams.clear()
+        self._last.clear()
 
     # Checks
 
@@ -155,17 +157,22 @@ class DeviceMessages:
 
     def _empty(self, message: _Message) -> MessageWork:
         """The Work of a message without elements, which is only compared."""
-        done = new_event()
-        done.record(current_stream(self._device))
-        return self._work(message, done)
+        return self._work(message, Done(current_stream(self._device)))
 
     # Launches
 
-    def _stream(self, op: str, peer: int) -> torch.cuda.Stream:
-        stream = self._streams.get((op, peer))
+    def _stream(self, ways: tuple[tuple[str, int], ...]) -> torch.cuda.Stream:
+        """The stream of launches of these operations and peers, in order after the last messages of each."""
+        stream = self._streams.get(ways)
         if stream is None:
             free = _free.get(self._device.index)
-            stream = self._streams[op, peer] = free.pop() if free else new_stream(self._device)
+            stream = self._streams[ways] = free.pop() if free else new_stream(self._device)
+        for way in ways:
+            last = self._last.get(way)
+            if last is not stream:
+                if last is not None:
+                    stream.wait_stream(last)
+                self._last[way] = stream
         return stream
 
     def _by_kernels(self, messages: Sequence[_Message]) -> list[MessageWork]:
@@ -180,26 +187,19 @@ class DeviceMessages:
     def _launched(self, messages: Sequence[_Message]) -> list[MessageWork]:
         """The Works of one launch. Lock held."""
         assert self._kernels is not None
-        ways = dict.fromkeys((message.op, message.peer) for message in messages)
-        stream, *others = (self._stream(*way) for way in ways)
+        stream = self._stream(tuple(dict.fromkeys((message.op, message.peer) for message in messages)))
         self._before.record(current_stream(self._device))
-        for own in (stream, *others):
-            own.wait_event(self._before)
-        for other in others:
-            stream.wait_stream(other)
+        stream.wait_event(self._before)
         sides: dict[str, list[Side]] = {"send": [], "recv": []}
         for message in messages:
             assert message.flat is not None
             message.flat.record_stream(stream)
             sides[message.op].append(message.side)
         self._kernels.launch(stream.cuda_stream, sides["send"], sides["recv"])
-        done = new_event()
-        done.record(stream)
-        for other in others:
-            other.wait_event(done)
+        done = Done(stream)
         return [self._work(message, done) for message in messages]
 
-    def _work(self, message: _Message, done: torch.cuda.Event) -> MessageWork:
+    def _work(self, message: _Message, done: Done) -> MessageWork:
         source = message.peer if message.op == "recv" else -1
         flat = message.flat if source >= 0 and message.flat is not message.tensor else None
         return MessageWork(message.tensor, done, source, self._check, flat)

@@ -120,15 +120,35 @@ class LaunchedWork(_DeviceWork):
         return external_stream(self._stream, self._device).query()
 
 
+class Done:
+    """What a stream has to do so far is done."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event, self._awaited = new_event(), -1
+        self._event.record(stream)
+
+    def order(self, device: torch.device) -> torch.cuda.Stream:
+        """Orders the current stream of the GPU after it; returns that."""
+        handle, stream = raw_stream(device.index), current_stream(device)
+        if handle != self._awaited:
+            stream.wait_event(self._event)
+            self._awaited = handle
+        return stream
+
+    def query(self) -> bool:
+        """True once it is."""
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+
 class MessageWork(_DeviceWork):
-    """A message on a stream of its own, which has been moved at the event ``done``; ``source``: -1 of a send.
+    """A message on a stream of its own, which has been moved once all is ``done``; ``source``: -1 of a send.
 
     ``flat``: what a receive has filled in place of its tensor, brought there by the first `wait`: earlier, the kernel
     that copies would be loaded while the message is awaited, which blocks.
     """
 
     def __init__(
-        self, tensor: torch.Tensor, done: torch.cuda.Event, source: int, check: Callable[[], None],
+        self, tensor: torch.Tensor, done: Done, source: int, check: Callable[[], None],
         flat: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__([tensor], check)
@@ -143,8 +163,7 @@ class MessageWork(_DeviceWork):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Raises the error of the group if a kernel has failed."""
         self._check()
-        stream = current_stream(self._device)
-        stream.wait_event(self._done)
+        stream = self._done.order(self._device)
         if self._flat is not None:
             flat, self._flat = self._flat, None
             flat.record_stream(stream)
@@ -153,4 +172,4 @@ class MessageWork(_DeviceWork):
 
     def is_completed(self) -> bool:
         """True once the message has been moved."""
-        return bool(self._done.query())  # type: ignore[no-untyped-call]
+        return self._done.query()
