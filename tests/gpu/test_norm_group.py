@@ -168,7 +168,7 @@ def test_compiled_programs(group: Any) -> None:
         return norm * 3 + carried
 
     norm, carried = all_reduce_rms_norm(x * 2, residual, weight)
-    near(block(x, residual), norm * 3 + carried)
+    near(block(x, residual), norm.float() * 3 + carried.float())  # rounded once
 
 
 # Two GPUs.
