@@ -24,7 +24,7 @@ from unisono.gpu.devices import describe_gpus
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 from unisono.units import show_nbytes
 
-WIDTH, MATMULS, RUNS, BLOCKS = 4096, 16, 7, (16, 32, 64, 128)
+WIDTH, MATMULS, RUNS, BLOCKS = 4096, 16, 7, (32, 64, 128)
 SIZES = tuple(size << 20 for size in (1, 4, 16, 25, 64))
 KERNELS = {"all_reduce": "two_phase", "all_gather": "direct", "reduce_scatter": "direct"}
 Call = Callable[[], Any]

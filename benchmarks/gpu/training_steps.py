@@ -104,7 +104,8 @@ class Training:
     times: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), 3e-4)
+        mixed = len({type(parameter) for parameter in self.model.parameters()}) > 1  # tensor parallel: DTensors too
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 3e-4, foreach=False if mixed else None)
 
     def step(self, windows: Tensor) -> None:
         """Forward, backward, optimizer, until the GPU is done."""

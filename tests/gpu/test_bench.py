@@ -29,7 +29,9 @@ def test_one_rank(tmp_path: Path) -> None:
     found = measured(tmp_path, "all_reduce", "all_gather", "-n", "1", "--bytes", "4K,1M", "--against", "nccl")
     assert {(row.timing, row.refused, row.wrong) for row in found.rows} == {(timing, "", 0) for timing in TIMINGS}
     assert {row.device for row in found.rows} == {"cuda"}
-    assert all(1e-7 < row.time < 1e-2 for row in found.rows if row.timing != "between")
+    for row in found.rows:  # a graph of one rank's calls of NCCL is empty
+        assert row.time < 1e-2
+        assert row.time > 1e-7 or row.timing == "between" or (row.timing == "graph" and row.contender == "nccl")
 
 
 @NEEDS_TWO

@@ -9,7 +9,7 @@ import torch
 
 from gpu.device import Device, Launch, Stuck, Unstaged
 from unisono.gpu.compile import HOPPER, Kernel, compiled, triton_missing
-from unisono.gpu.defaults import LAUNCHES, MESSAGE_NBYTES, message_rows, message_shape
+from unisono.gpu.defaults import MESSAGE_NBYTES, MESSAGE_TILES, message_rows, message_shape
 from unisono.gpu.layout import (
     FLAGS,
     INBOX,
@@ -183,7 +183,7 @@ def test_the_workspace_holds_messages_beside_the_rest() -> None:
     assert SENT + SLOTS * MESSAGE_ROWS * line <= TAKEN
     assert TAKEN + MESSAGE_ROWS * line <= STAGE < INBOX < NBYTES
     assert SLOTS & (SLOTS - 1) == 0
-    assert all(tile <= SLOT_NBYTES for _, tile, _ in LAUNCHES)
+    assert all(tile <= SLOT_NBYTES for tile, _ in MESSAGE_TILES)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
@@ -194,7 +194,7 @@ def test_all_blocks_fit_on_a_gpu(n: int) -> None:
         assert 2 * (n - 1) * rows <= multiprocessors
         for nbytes in (1, 4096, 100_000, MESSAGE_NBYTES):
             tile, warps, blocks = message_shape(nbytes, rows)
-            assert (tile, warps) in [(tile, warps) for _, tile, warps in LAUNCHES]
+            assert (tile, warps) in MESSAGE_TILES
             assert 1 <= blocks <= rows
 
 
@@ -234,7 +234,7 @@ def test_a_launch_is_of_the_sizes_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.skipif(bool(triton_missing()), reason=triton_missing() or "-")
-@pytest.mark.parametrize(("tile", "warps"), [row[1:] for row in LAUNCHES])
+@pytest.mark.parametrize(("tile", "warps"), MESSAGE_TILES)
 @pytest.mark.parametrize("sides", SIDES)
 def test_accesses_are_wide(sides: int, tile: int, warps: int) -> None:
     made = compiled(Kernel(kernel_of_messages(sides), MESSAGE_MODULE, "int64", tile // 8, warps), HOPPER)

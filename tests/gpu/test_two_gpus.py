@@ -242,14 +242,14 @@ def other_sizes(rank: int) -> str:
 
 
 def other_sizes_by_nccl(rank: int) -> str:
-    dist.all_reduce(torch.ones((16 << 20) + rank, device="cuda"))
+    dist.all_reduce(torch.ones((32 << 20) + rank, device="cuda"))
     torch.cuda.synchronize()
     return until_raised()
 
 
 def kernel_against_nccl(rank: int) -> str:
     if rank:
-        dist.all_reduce(torch.ones(16 << 20, device="cuda"))
+        dist.all_reduce(torch.ones(32 << 20, device="cuda"))
     else:
         dist.all_reduce(torch.ones(1000, device="cuda"))
     torch.cuda.synchronize()
@@ -276,7 +276,7 @@ def absent(rank: int) -> str:
 def killed(rank: int) -> str:
     if rank:
         os.kill(os.getpid(), signal.SIGKILL)
-    dist.all_reduce(torch.ones(16 << 20, device="cuda"))
+    dist.all_reduce(torch.ones(32 << 20, device="cuda"))
     torch.cuda.synchronize()
     return until_raised()
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from unisono.gpu.layout import MESSAGE_ROWS, ROWS, WORLD_SIZE_MAX, slot_numel
+from unisono.gpu.layout import MESSAGE_ROWS, ROWS, SLOT_NBYTES, WORLD_SIZE_MAX, slot_numel
 from unisono.selection import Row
 
 __all__ = [
-    "KIB", "LAUNCHES", "MESSAGE_NBYTES", "MIB", "NCCL", "TABLE", "GpuDefault", "LaunchShape", "gpu_default",
-    "launch_shape", "message_rows", "message_shape", "tuned_table",
+    "KIB", "LAUNCHES", "MESSAGE_NBYTES", "MESSAGE_TILES", "MIB", "NCCL", "TABLE", "GpuDefault", "LaunchShape",
+    "gpu_default", "launch_shape", "message_rows", "message_shape", "tuned_table",
 ]  # fmt: skip
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -36,10 +36,10 @@ TABLE = (
     GpuDefault("all_reduce", 1 * MIB, "one_shot", 2),
     GpuDefault("all_reduce", 512 * KIB, "one_shot", 4),
     GpuDefault("all_reduce", 256 * KIB, "one_shot"),
-    GpuDefault("all_reduce", 16 * MIB, "two_phase"),
-    GpuDefault("all_gather", 16 * MIB, "direct"),
-    GpuDefault("reduce_scatter", 16 * MIB, "direct"),
-    GpuDefault("all_to_all", 16 * MIB, "direct"),
+    GpuDefault("all_reduce", 64 * MIB, "two_phase"),
+    GpuDefault("all_gather", 64 * MIB, "direct"),
+    GpuDefault("reduce_scatter", 64 * MIB, "direct"),
+    GpuDefault("all_to_all", 64 * MIB, "direct"),
     GpuDefault("broadcast", 8 * MIB, "star", 2),
     GpuDefault("broadcast", 2 * MIB, "star"),
     GpuDefault("reduce", 8 * MIB, "star", 2),
@@ -110,20 +110,27 @@ class LaunchShape:
     one_tile: bool
 
 
-LAUNCHES = ((32 * KIB, 2 * KIB, 4), (128 * KIB, 4 * KIB, 8), (1 << 62, 16 * KIB, 16))
+LAUNCHES = ((32 * KIB, 2 * KIB, 4), (128 * KIB, 4 * KIB, 8), (4 * MIB, 16 * KIB, 16), (1 << 62, 32 * KIB, 16))
 """Rows: up to so many bytes of a chunk, tiles of so many bytes by so many warps."""
-_BLOCKS = 128
+_WIDE_SLOTS = 2  # of a half, at most, in tiles of more than 16 KiB: more values do not fit into registers
+_BLOCKS = 256
 
 
 def launch_shape(part: int, itemsize: int, slots: int, multiprocessors: int) -> LaunchShape:
     """The launch for chunks of ``part`` elements; ``slots``: of a half. Blocks wait for their peers' blocks of the same
-    number, so that all must be on the GPU at once: there are no more than multiprocessors.
+    number; a multiprocessor holds two of 16 warps, so that all are on the GPU at once.
     """
     nbytes, warps = next((nbytes, warps) for upto, nbytes, warps in LAUNCHES if part * itemsize <= upto)
+    if slots > _WIDE_SLOTS:
+        nbytes = min(nbytes, 16 * KIB)
     tile = min(slot_numel(slots, itemsize), nbytes // itemsize)
     tiles = max(1, -(-part // tile))
-    blocks = min(tiles, _BLOCKS, ROWS, multiprocessors)
+    blocks = min(tiles, _BLOCKS, ROWS, 2 * multiprocessors)
     return LaunchShape(tile, warps, blocks, blocks == tiles)
+
+
+MESSAGE_TILES = tuple(dict.fromkeys((min(tile, SLOT_NBYTES), warps) for _, tile, warps in LAUNCHES))
+"""Bytes and warps of the tiles of messages."""
 
 
 def message_rows(world_size: int, multiprocessors: int) -> int:
@@ -135,5 +142,5 @@ def message_rows(world_size: int, multiprocessors: int) -> int:
 
 def message_shape(nbytes: int, rows: int) -> tuple[int, int, int]:
     """Bytes of a tile, warps and blocks of a message, equal at both of its ends."""
-    tile, warps = next((tile, warps) for upto, tile, warps in LAUNCHES if nbytes <= upto)
+    tile, warps = next((min(tile, SLOT_NBYTES), warps) for upto, tile, warps in LAUNCHES if nbytes <= upto)
     return tile, warps, min(rows, -(-nbytes // tile))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.gpu.compile import Kernel, compiled, message_launcher
-from unisono.gpu.defaults import LAUNCHES, message_rows, message_shape
+from unisono.gpu.defaults import MESSAGE_TILES, message_rows, message_shape
 from unisono.gpu.message_text import MESSAGE_MODULE, SIDE, SIDES, kernel_of_messages
 from unisono.gpu.workspace import Workspace
 
@@ -46,7 +46,7 @@ class MessageKernels:
     """``multiprocessors``: the least of all ranks' GPUs; ``limit``: seconds that kernels wait."""
 
     def __init__(self, workspace: Workspace, rank: int, world_size: int, multiprocessors: int, limit: float) -> None:
-        self._launches = {(s, tile): _loaded(s, tile, warps) for s in SIDES for _, tile, warps in LAUNCHES}
+        self._launches = {(s, tile): _loaded(s, tile, warps) for s in SIDES for tile, warps in MESSAGE_TILES}
         self._rows = message_rows(world_size, min(multiprocessors, workspace.multiprocessors))
         space = workspace
         self._fixed = (space.bases, space.counters, space.record, rank, world_size, int(min(limit, 1e9) * 1e9))
