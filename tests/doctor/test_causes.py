@@ -1,5 +1,6 @@
 """Causes that take more, or other, hosts than the namespaces of tests/hosts give; facts are made up."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from unisono.doctor.diagnosis import Diagnosis, Finding
 from unisono.doctor.examine import CAUSES
-from unisono.doctor.probes import Probes, endpoint_is_here
+from unisono.doctor.probes import NAMING_SECONDS, Probes, _naming, endpoint_is_here
 from unisono.topo.facts import Facts, InterfaceFacts, host_facts
 from unisono.topo.links import LinkCost
 
@@ -49,6 +50,29 @@ def test_a_name_that_does_not_resolve() -> None:
     (found,) = findings(host(0), host(1, own_name=()))
     assert found == ("own name", "host1", "its own name host1 does not resolve", found.remedy)
     assert "`10.0.0.2 host1` in /etc/hosts there" in found.remedy
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(1.2, "1.2 s for the name"), (NAMING_SECONDS, "3 s or more for the")])
+def test_a_resolver_that_is_slow(seconds: float, words: str) -> None:
+    (first, second) = host(0), host(1)
+    right = Probes({first.key: COSTS}, {first.key: "passed"}, seconds=0.1, clock=1e9, naming=seconds)
+    (found,) = findings(first, second, probes={1: right})
+    assert found[:2] == ("resolver", "host1")
+    assert words in found.words
+    assert "RES_OPTIONS" in found.remedy
+
+
+def test_how_long_names_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def name(address: tuple[str, int], flags: int) -> tuple[str, str]:
+        asked.append(address[0])
+        time.sleep(0.2 if address[0].endswith("2") else 0.0)
+        raise OSError
+
+    monkeypatch.setattr("socket.getnameinfo", name)
+    assert 0.2 <= _naming(["10.0.0.1", "10.0.0.2", "fe80::1"]) < NAMING_SECONDS
+    assert sorted(asked) == ["::ffff:10.0.0.1", "::ffff:10.0.0.2", "fe80::1"]
 
 
 def test_a_name_that_stands_for_another_network() -> None:

@@ -60,8 +60,8 @@ def test_what_is_right_is_said_with_its_values(make_hosts: Make) -> None:
     assert data["right"]["ranks"] == "host0 (rank 0), host1 (rank 1)"
     assert data["right"]["interface"] == "host0 eth0 (10.77.0.1), host1 eth0 (10.77.0.2)"
     assert set(data["right"]) == {
-        "ranks", "own name", "interface", "master address", "open ports", "master port", "endpoint", "versions",
-        "/dev/shm", "MTU", "slow host", "limits", "clocks",
+        "ranks", "own name", "resolver", "interface", "master address", "open ports", "master port", "endpoint",
+        "versions", "/dev/shm", "MTU", "slow host", "limits", "clocks",
     }  # fmt: skip
     assert 0 < data["probes"]["host0"]["links"]["host1"]["alpha"] < 0.1
     assert data["probes"]["host1"]["datagrams"] == {"host0": "passed"}

@@ -37,6 +37,7 @@ CAUSES = [
         lambda d: listed(d, lambda each: f"({span(each)})" if d.mine.launcher else "is there"),
     ),
     Cause("own name", True, network.own_name, lambda d: listed(d, lambda each: f"is {', '.join(each.own_name)}")),
+    Cause("resolver", False, network.resolver, lambda d: "answers in time"),
     Cause(
         "interface",
         True,

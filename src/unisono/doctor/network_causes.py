@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 
 from unisono.doctor.diagnosis import IFNAMES, Diagnosis, Finding, loopback, use
+from unisono.doctor.probes import NAMING_SECONDS
 from unisono.topo.facts import Facts
+from unisono.units import show_seconds
 
-__all__ = ["endpoint", "interface", "master", "master_port", "open_ports", "own_name"]
+__all__ = ["endpoint", "interface", "master", "master_port", "open_ports", "own_name", "resolver"]
+
+_NAMING_SECONDS = 1.0
 
 
 # Names and interfaces
@@ -24,6 +28,19 @@ def own_name(d: Diagnosis) -> Iterator[Finding]:
                 d.name(host),
                 f"its own name resolves to {', '.join(host.own_name)}, which peers can not reach: Gloo publishes that",
                 f"set {use(host)} there, or {line} in place of the one for {host.own_name[0]}",
+            )
+
+
+def resolver(d: Diagnosis) -> Iterator[Finding]:
+    """A resolver for which torch's stores wait at every connection."""
+    for host, probes in d.tried():
+        if probes.naming > _NAMING_SECONDS:
+            took = show_seconds(probes.naming) + " or more" * (probes.naming >= NAMING_SECONDS)
+            yield Finding(
+                "resolver",
+                d.name(host),
+                f"the resolver takes {took} for the name of an address: torch's stores wait for it at every connection",
+                "name a server that answers in /etc/resolv.conf, or set RES_OPTIONS='timeout:1 attempts:1' there",
             )
 
 

@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from unisono.topo.links import LinkCost
 from unisono.topo.survey import Survey, measured
 from unisono.transport.process import OwnThread
 
-__all__ = ["Probes", "echo_server", "endpoint_is_here", "holder", "master_stand_in", "probe"]
+__all__ = ["NAMING_SECONDS", "Probes", "echo_server", "endpoint_is_here", "holder", "master_stand_in", "probe"]
 
 _T = TypeVar("_T")
 _UDP_HEADERS = 28  # bytes of IP and UDP before a datagram's data
@@ -31,6 +31,7 @@ _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: do not fragment, wha
 _SMALL = 64
 _DATAGRAM_SECONDS, _DATAGRAM_TRIES = 0.4, 4
 _SPEED_LOOPS, _SPEED_RUNS = 8_000_000, 4  # some 100 ms each: a short run may slip through between two pauses
+NAMING_SECONDS = 3.0  # a packet that is lost costs 5, torch's stores wait for it
 _LISTENING = "0A"  # proc(5): the state of a listening socket
 
 
@@ -42,7 +43,8 @@ class Probes:
     ``vanished``, or why they can not be sent. ``master``: why the master port can not be reached, empty if it can;
     ``port_holder``: who has that port on its host, empty if it is free, and then ``free_port`` is another;
     ``endpoint_here``: torchrun takes this host for the one of its endpoint; ``seconds``: for a fixed computation;
-    ``clock``: seconds since the epoch, read by all hosts at once.
+    ``clock``: seconds since the epoch, read by all hosts at once; ``naming``: seconds that the resolver takes for the
+    names of addresses, at most `NAMING_SECONDS`.
     """
 
     links: dict[str, LinkCost | str] = field(default_factory=dict)
@@ -53,6 +55,7 @@ class Probes:
     endpoint_here: bool | None = None
     seconds: float = 0.0
     clock: float = 0.0
+    naming: float = 0.0
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> "Probes":
@@ -78,6 +81,7 @@ def probe(found: Survey, echo_port: int, port_holder: str, endpoint: str) -> Pro
         endpoint_is_here(endpoint) if endpoint else None,
         seconds,
         clock,
+        _naming([each.towards or "127.0.0.1" for each in (mine, *others)]),
     )
 
 
@@ -95,6 +99,23 @@ def _speed() -> float:
         sum(range(_SPEED_LOOPS))
         times.append(time.perf_counter() - begun)
     return min(times)
+
+
+def _naming(addresses: Sequence[str]) -> float:
+    """Seconds for the names of addresses, as torch's stores ask for them: of IPv4, as sockets for IPv6 show it."""
+    shown = {each if ":" in each else f"::ffff:{each}" for each in addresses}
+    begun, threads = time.perf_counter(), []
+    for each in shown:
+        threads.append(OwnThread(target=_name_of, args=(each,), name="unisono asks for a name", daemon=True))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(max(0.0, begun + NAMING_SECONDS - time.perf_counter()))
+    return time.perf_counter() - begun
+
+
+def _name_of(address: str) -> None:
+    with suppress(OSError):
+        socket.getnameinfo((address, 0), socket.NI_NUMERICSERV)
 
 
 def _reach_master(mine: Facts) -> str:
