@@ -26,6 +26,9 @@ operations on symmetric memory (`one_shot_all_reduce`, `two_shot_all_reduce_`), 
 beside computation, in training steps. NVLink multicast is off for all. Medians; the slower rank counts; all results are
 checked before they are timed. "x NCCL" is NCCL's time by unisono's.
 
+What stands here was measured before kernels of more than 4 MiB a chunk got larger tiles and two blocks a multiprocessor
+(docs/gpu.md has their first numbers): 16 MiB is faster now.
+
 {sections}
 ## How it was measured
 
