@@ -10,39 +10,12 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from decoding import AddAndNorm, Llama, Shape
-from torch import Tensor
+from decoding import Llama, Shape, apart, summed, symmetric
 
 from unisono.parallel.tensor import all_reduce_rms_norm
 
 ON_GPU = torch.cuda.is_available()
 SHAPE = Shape(4096, 32, 8, 32_000, 200) if ON_GPU else Shape(64, 4, 2, 97, 12)
-Reduce = Callable[[Tensor], Tensor]
-
-
-def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    dist.all_reduce(x, group=group)
-    return x
-
-
-def apart(reduce: Reduce) -> AddAndNorm:
-    """A sum over the ranks, then torch's add and norm."""
-
-    def add_and_norm(x: Tensor, residual: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
-        total = residual + reduce(x)
-        return F.rms_norm(total, gain.shape, gain, 1e-6), total
-
-    return add_and_norm
-
-
-def symmetric(group: dist.ProcessGroup) -> Reduce:
-    """By torch's operation on symmetric memory, into which it copies its input."""
-    import torch.distributed._symmetric_memory as symm_mem
-
-    memory = symm_mem.empty(1, SHAPE.width, dtype=torch.bfloat16, device="cuda")
-    symm_mem.rendezvous(memory, group.group_name)
-    return lambda x: torch.ops.symm_mem.one_shot_all_reduce_copy(memory, x, "sum", group.group_name)
 
 
 def decode(model: Llama, step: Callable[[], None]) -> tuple[list[int], float]:
@@ -64,10 +37,10 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("unisono")
     other = dist.new_group(backend="nccl" if ON_GPU else "gloo")
-    ways = {"unisono": all_reduce_rms_norm, "unisono, norms apart": apart(partial(summed, group=dist.group.WORLD))}
-    ways["NCCL" if ON_GPU else "Gloo"] = apart(partial(summed, group=other))
+    ways = {"unisono": all_reduce_rms_norm, "unisono, norms apart": summed(dist.group.WORLD)}
+    ways["NCCL" if ON_GPU else "Gloo"] = summed(other)
     if ON_GPU:
-        ways["symmetric memory"] = apart(symmetric(other))
+        ways["symmetric memory"] = symmetric(other, SHAPE.width)
     place = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
     model, whole = Llama(SHAPE, dist.get_rank(), dist.get_world_size(), *place), Llama(SHAPE, 0, 1, *place)
     wanted, _ = decode(whole, partial(whole.step, apart(lambda x: x)))

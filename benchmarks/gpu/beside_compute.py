@@ -24,7 +24,7 @@ from unisono.gpu.devices import describe_gpus
 from unisono.torch_names import all_gather_single, reduce_scatter_single
 from unisono.units import show_nbytes
 
-WIDTH, MATMULS, RUNS, BLOCKS = 4096, 16, 7, (32, 64, 128)
+WIDTH, MATMULS, RUNS, BLOCKS = 4096, 16, 15, (32, 64, 128)
 SIZES = tuple(size << 20 for size in (1, 4, 16, 25, 64))
 KERNELS = {"all_reduce": "two_phase", "all_gather": "direct", "reduce_scatter": "direct"}
 Call = Callable[[], Any]
@@ -52,9 +52,9 @@ def by_kernels(call: Call, name: str) -> Call:
     return named
 
 
-def contenders(collective: str, nbytes: int, groups: dict[str, Any]) -> dict[str, Call]:
+def contenders(collective: str, nbytes: int, groups: dict[str, Any]) -> dict[str, Call | None]:
     """A call of each; a group of so many blocks prepares its kernels at the first call, which is made here."""
-    found = {}
+    found: dict[str, Call | None] = {}
     usual = defaults._BLOCKS
     for name, group in groups.items():
         call = call_of(collective, nbytes, group)
@@ -88,41 +88,48 @@ class Beside:
                     call()
         main.wait_stream(self.side)
 
-    def seconds(self, call: Call | None, calls: int, matmuls: int) -> float:
-        """Of the slowest rank: the median of some steps."""
-        taken = []
+    def taken(self, call: Call | None, calls: int, matmuls: int) -> float:
+        """Seconds of one step."""
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda._sleep(3_000_000)  # the host queues the whole step meanwhile
+        self.events[0].record()
+        self.step(call, calls, matmuls)
+        self.events[1].record()
+        torch.cuda.synchronize()
+        return self.events[0].elapsed_time(self.events[1]) / 1e3
+
+    def seconds(self, calls: dict[str, Call | None], count: int, matmuls: int) -> dict[str, float]:
+        """Of each contender, on the slowest rank: the median of steps that they take by turns."""
+        times: dict[str, list[float]] = {name: [] for name in calls}
         for run in range(RUNS + 2):
-            torch.cuda.synchronize()
-            dist.barrier()
-            torch.cuda._sleep(3_000_000)  # the host queues the whole step meanwhile
-            self.events[0].record()
-            self.step(call, calls, matmuls)
-            self.events[1].record()
-            torch.cuda.synchronize()
-            if run >= 2:
-                taken.append(self.events[0].elapsed_time(self.events[1]) / 1e3)
-        slowest = torch.tensor([statistics.median(taken)], dtype=torch.float64)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        return slowest.item()
+            for name, call in calls.items():
+                taken = self.taken(call, count, matmuls)
+                if run >= 2:
+                    times[name].append(taken)
+        medians = torch.tensor([statistics.median(each) for each in times.values()], dtype=torch.float64)
+        dist.all_reduce(medians, dist.ReduceOp.MAX)
+        return dict(zip(calls, medians.tolist(), strict=True))
 
 
 def rows_of(collective: str, nbytes: int, groups: dict[str, Any], beside: Beside) -> list[dict[str, Any]]:
     """Every contender at one size: as many calls as NCCL makes in the time of the matmuls, at most one after each."""
     calls = contenders(collective, nbytes, groups)
-    computing = beside.seconds(None, 0, MATMULS)
-    count = max(1, min(MATMULS, round(computing / (beside.seconds(calls["nccl"], 4, 0) / 4))))
-    rows = []
-    for name, call in calls.items():
-        alone, together = (beside.seconds(call, count, matmuls) for matmuls in (0, MATMULS))
-        row = {"collective": collective, "nbytes": nbytes, "contender": name, "calls": count}
-        rows.append(row | {"matmuls": computing, "alone": alone, "together": together})
-    return rows
+    computing = beside.seconds({"": None}, 0, MATMULS)[""]
+    pace = beside.seconds({"": calls["nccl"]}, 4, 0)[""] / 4
+    count = max(1, min(MATMULS, round(computing / pace)))
+    alone, together = (beside.seconds(calls, count, matmuls) for matmuls in (0, MATMULS))
+    return [
+        {"collective": collective, "nbytes": nbytes, "contender": name, "calls": count, "matmuls": computing,
+         "alone": alone[name], "together": together[name]}
+        for name in calls
+    ]  # fmt: skip
 
 
 def main() -> None:
     """Measure, print a table, write the numbers as they come."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "beside_compute.json")
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "beside_compute_new.json")
     file = parser.parse_args().json
     os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

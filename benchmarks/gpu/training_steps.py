@@ -167,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help="by comma")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "training_steps.json")
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "training_steps_new.json")
     arguments = parser.parse_args()
     os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -1,5 +1,6 @@
-"""A model to decode with: a small random Llama, split over ranks."""
+"""A model to decode with: a small random Llama, split over ranks, and ways to sum over them."""
 
-from decoding.llama import AddAndNorm, Llama, Shape
+from decoding.llama import Llama, Shape
+from decoding.ways import apart, summed, symmetric
 
-__all__ = ["AddAndNorm", "Llama", "Shape"]
+__all__ = ["Llama", "Shape", "apart", "summed", "symmetric"]

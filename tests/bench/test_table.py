@@ -69,6 +69,15 @@ def test_one_of_a_kind_is_said_as_one() -> None:
     assert preamble(Result({}, Machine()), Settings(ranks=1, runs=1))[0] == "# 1 rank, not pinned; median of 1 run"
 
 
+def test_calls_refused_for_one_reason_are_one_line() -> None:
+    rows = [ROW, REFUSED, replace(REFUSED, collective="broadcast"), replace(REFUSED, nbytes=16, refused="other")]
+    printed = footer(Result({}, Machine(), rows=rows, complete=True))
+    assert printed[-2:] == [
+        "# refused by unisono:ring all_reduce, broadcast: no such thing",
+        "# refused by unisono:ring all_reduce: other",
+    ]
+
+
 def test_many_are_said_as_many() -> None:
     rows = [ROW, GLOO, replace(ROW, nbytes=16), replace(GLOO, nbytes=16, seconds=(8e-5,))]
     said = footer(Result({}, Machine(), rows=rows, complete=True))

@@ -65,7 +65,7 @@ def test_on_gpus_the_table_of_choices_follows(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tune, "count_gpus", lambda ranks: 2)
     result = _tune("--device", "cuda")
     assert result.exit_code == 0, result.stderr
-    assert "│ nccl" in result.stdout
+    assert "│ 4 KiB │ 3 µs │   1 µs * │" in result.stdout
     chosen = "all_reduce      4 KiB   one_shot\nall_gather      64 MiB  direct\n"
     assert chosen in result.stdout
     planned = CliRunner().invoke(app, ["plan", "--default", "--device", "cuda", "-n", "2"])

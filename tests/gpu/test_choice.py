@@ -43,6 +43,8 @@ def test_the_table_by_what_was_measured() -> None:
         64: {"one_shot": 3.0, "two_phase": 5.0, "nccl": 9.0},
         128: {"one_shot": 5.0, "two_phase": 4.9, "nccl": 9.0},  # no clear difference: as before
         256: {"one_shot": 7.0, "two_phase": 5.0, "nccl": 9.0},
+        384: {"one_shot": 9.0, "two_phase": 9.0, "nccl": 8.0},  # at one size alone
+        448: {"one_shot": 9.0, "two_phase": 7.0, "nccl": 8.0},
         512: {"one_shot": 9.0, "two_phase": 9.0, "nccl": 8.0},
     })  # fmt: skip
     others = [*measured("broadcast", {64: {"star": 1.0}}), *measured("all_gather", {64: {"direct": 9.0, "nccl": 1.0}}),
@@ -51,10 +53,10 @@ def test_the_table_by_what_was_measured() -> None:
     table = tuned_table([*rows, *others], 2)
     assert [row for row in table if row.collective == "all_reduce"] == [
         GpuDefault("all_reduce", 128, "one_shot"),
-        GpuDefault("all_reduce", 256, "two_phase"),
+        GpuDefault("all_reduce", 448, "two_phase"),
         GpuDefault("all_reduce", 512, ""),
     ]
-    chosen = [gpu_default("all_reduce", nbytes, 2, table) for nbytes in (4, 100, 129, 300, 1000)]
+    chosen = [gpu_default("all_reduce", nbytes, 2, table) for nbytes in (4, 100, 129, 500, 1000)]
     assert chosen == ["one_shot", "one_shot", "two_phase", "", ""]
     assert gpu_default("all_gather", 4, 2, table) == ""
     for name in ("broadcast", "all_to_all", "reduce_scatter"):  # NCCL not measured; other ranks; CPUs

@@ -140,8 +140,11 @@ def footer(result: Result) -> list[str]:
     if checked and not bad:
         right = f"all {len(checked)} results checked are" if len(checked) > 1 else "the result checked is"
         lines.append(f"# {right} right")
-    refusals = dict.fromkeys(f"{r.contender} {r.collective}: {r.refused}" for r in result.rows if r.refused)
-    return [*lines, *(f"# refused by {text}" for text in refusals)]
+    refusals: dict[tuple[str, str], dict[str, None]] = {}
+    for row in result.rows:
+        if row.refused:
+            refusals.setdefault((row.contender, row.refused), {})[row.collective] = None
+    return [*lines, *(f"# refused by {name} {', '.join(what)}: {why}" for (name, why), what in refusals.items())]
 
 
 def ratios(result: Result, subject: str, rival: str, timing: str = "eager") -> list[float]:

@@ -76,8 +76,7 @@ class SymmetricCaller(TorchCaller):
         Raises UsageError for what torch lacks.
         """
         if (case.collective, case.settings.op, case.place) != ("all_reduce", "sum", "in"):
-            words = "over symmetric memory without multicast torch has all_reduce alone, of sums, in place"
-            raise UsageError(f"{words}: not {case.collective}, --op {case.settings.op}, {case.place} of place")
+            raise UsageError("without multicast torch has only all_reduce over symmetric memory, of sums, in place")
         x, name, ops = self._symmetric(case.input), self.group.group_name, torch.ops.symm_mem
         run = ops.one_shot_all_reduce if way == "one_shot" else ops.two_shot_all_reduce_
 

@@ -78,11 +78,18 @@ class Predicted:
         ]
 
 
-def by_size(title: str, collective: str, cells: Mapping[tuple[str, int], str]) -> Table:
-    """A table with a row per algorithm and a column per size."""
+def by_size(title: str, collective: str, cells: Mapping[tuple[str, int], str], down: bool = False) -> Table:
+    """A table with a row per algorithm and a column per size; ``down``: the other way round, for many sizes."""
     sizes = sorted({size for _, size in cells})
     table = Table(title=title, title_justify="left")
-    table.add_column("algorithm", no_wrap=True)
+    table.add_column("size" if down else "algorithm", no_wrap=True)
+    if down:
+        known = list(dict.fromkeys(name for name, _ in cells))
+        for name in known:
+            table.add_column(name, justify="right", no_wrap=True)
+        for size in sizes:
+            table.add_row(show_nbytes(size), *(cells.get((name, size), "-") for name in known))
+        return table
     for size in sizes:
         table.add_column(show_nbytes(size) if collective != "barrier" else "time", justify="right")
     for name in dict.fromkeys(name for name, _ in cells):

@@ -114,7 +114,10 @@ def _print(collective: str, ranks: int, measured: Measured) -> None:
         (r.algorithm, r.nbytes): show_seconds(r.seconds) + " *" * (r.seconds == best[r.nbytes])
         for r in sorted(rows, key=lambda r: (r.algorithm != BY_DEFAULT, r.algorithm))
     }
-    show(Console(highlight=False), by_size(f"{collective} over {ranks} ranks, measured", collective, cells))
+    table = by_size(
+        f"{collective} over {ranks} ranks, measured", collective, cells, down=any(r.device == "cuda" for r in rows)
+    )
+    show(Console(highlight=False), table)
     if collective != "barrier" and set(measured.algorithms(collective, ranks)) - {BY_DEFAULT}:
         selector = Selector(collective, preset("shared_memory", ranks), measured)
         choices = selector.table(sizes)

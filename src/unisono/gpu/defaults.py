@@ -72,8 +72,8 @@ def gpu_default(collective: str, nbytes: int, world_size: int, table: tuple[GpuD
 def tuned_table(measured: Iterable[Row], world_size: int) -> tuple[GpuDefault, ...]:
     """The table by what `unisono tune --device cuda` has measured with so many ranks: the fastest at each size.
 
-    A neighbour's choice is kept where nothing else is clearly faster. Calls larger than all that were measured go to
-    NCCL. Collectives of which NCCL or kernels were not measured have the rows of `TABLE`.
+    A neighbour's choice is kept where nothing else is clearly faster, or something at one size alone. Calls larger than
+    all that were measured go to NCCL. Collectives of which NCCL or kernels were not measured have the rows of `TABLE`.
     """
     times: dict[str, dict[int, dict[str, float]]] = {}
     for row in measured:
@@ -86,13 +86,19 @@ def tuned_table(measured: Iterable[Row], world_size: int) -> tuple[GpuDefault, .
     return tuple(table)
 
 
+def _fastest(seconds: dict[str, float]) -> str:
+    return min(seconds, key=lambda name: seconds[name])
+
+
 def _borders(collective: str, sizes: dict[int, dict[str, float]]) -> list[GpuDefault]:
     """A row for each run of sizes with the same choice."""
     rows: list[GpuDefault] = []
-    before = ""
-    for nbytes, seconds in sorted(sizes.items()):
-        best = min(seconds, key=lambda name: seconds[name])
-        choice = before if before in seconds and seconds[before] <= _CLEARLY * seconds[best] else best
+    before, ordered = "", sorted(sizes.items())
+    for k, (nbytes, seconds) in enumerate(ordered):
+        best = _fastest(seconds)
+        again = k + 1 < len(ordered) and _fastest(ordered[k + 1][1]) == before
+        kept = before in seconds and (again or seconds[before] <= _CLEARLY * seconds[best])
+        choice = before if kept else best
         if choice == before:
             rows.pop()
         rows.append(GpuDefault(collective, nbytes, "" if choice == NCCL else choice))

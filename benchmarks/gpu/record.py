@@ -1,0 +1,128 @@
+"""README.md here, from what was measured: bench_*.json of `unisono bench`, beside_compute_*.json and so on.
+
+python benchmarks/gpu/record.py
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unisono.bench.result import Result
+from unisono.units import show_nbytes
+
+HERE = Path(__file__).parent
+TIMINGS = {
+    "graph": "Replay of CUDA graphs, calls back to back: the GPU's time of a call, µs",
+    "between": "What a call adds between small kernels, in CUDA graphs, µs",
+    "eager": "The host's time of an eager call, µs",
+    "async": "The host's time of a call with `async_op=True` and its `wait`, µs",
+}
+TEXT = """# On GPUs: unisono, NCCL, torch's symmetric memory
+
+**What is asked**: whether kernels from schedules over mapped memory are faster than plain NCCL and than torch's own
+operations on symmetric memory (`one_shot_all_reduce`, `two_shot_all_reduce_`), by themselves, between other kernels,
+beside computation, in training steps. NVLink multicast is off for all. Medians; the slower rank counts; all results are
+checked before they are timed. "x NCCL" is NCCL's time by unisono's.
+
+What stands here was measured before kernels of more than 4 MiB a chunk got larger tiles and two blocks a multiprocessor
+(docs/gpu.md has their first numbers): 16 MiB is faster now.
+
+{sections}
+## How it was measured
+
+    unisono bench all --device cuda -d bfloat16 --against nccl,symm_mem -b 4K -e 256M -f 4 --json bench_2_h200.json
+    torchrun --standalone --nproc-per-node 2 benchmarks/gpu/beside_compute.py
+    torchrun --standalone --nproc-per-node 2 benchmarks/gpu/training_steps.py
+    torchrun --standalone --nproc-per-node 2 benchmarks/gpu/launch_shapes.py
+    python benchmarks/gpu/record.py
+
+The last one writes this page. docs/benchmarking.md says what the timings mean.
+"""
+
+
+def micro(result: Result, collective: str, contender: str, timing: str, nbytes: int) -> float | None:
+    """A time in µs, if there is one."""
+    found = [row.time for row in result.of(collective, contender, timing) if row.nbytes == nbytes]
+    return 1e6 * found[0] if found else None
+
+
+def bench(file: Path) -> Iterator[str]:
+    """The tables of one result of `unisono bench`."""
+    result = Result.load(file)
+    yield f"## {result.machine.gpu}: calls\n"
+    yield f"{result.rows[0].dtype}; {replace(result.machine, gpu='').words()}.\n"
+    others = [name for name in result.contenders if name not in ("unisono", "nccl")]
+    for timing, title in TIMINGS.items():
+        kinds = [collective for collective, known in result.kinds if known == timing]
+        if not kinds:
+            continue
+        yield f"### {title}\n"
+        yield f"| | bytes | unisono | NCCL | x NCCL | {' | '.join(name.replace(':', ' ') for name in others)} |"
+        yield f"| --- | ---: | ---: | ---: | ---: |{' ---: |' * len(others)}"
+        for collective in kinds:
+            for row in result.of(collective, "unisono", timing):
+                mine, nccl = 1e6 * row.time, micro(result, collective, "nccl", timing, row.nbytes)
+                rivals = [micro(result, collective, name, timing, row.nbytes) for name in others]
+                shown = " | ".join("" if each is None else f"{each:.1f}" for each in rivals)
+                beside = f"{nccl:.1f} | **{nccl / mine:.2f}**" if nccl is not None else " | "
+                yield f"| {collective} | {show_nbytes(row.nbytes)} | {mine:.1f} | {beside} | {shown} |"
+        yield ""
+
+
+def beside(data: dict[str, Any]) -> Iterator[str]:
+    """Collectives beside matmuls."""
+    yield f"## {data['machine']['gpu']}: beside computation\n"
+    yield "16 matmuls of 4096 x 4096 on one stream, calls on another, until both are done, ms. A kernel of so many"
+    yield "blocks occupies as many of the 132 multiprocessors at most; without a number, what runs by default.\n"
+    yield "| | bytes | calls | | matmuls alone | calls alone | together | by NCCL's |"
+    yield "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |"
+    rows = data["rows"]
+    for row in rows:
+        case = row["collective"], row["nbytes"]
+        nccl = next(r["together"] for r in rows if (r["collective"], r["nbytes"]) == case and r["contender"] == "nccl")
+        times = " | ".join(f"{1e3 * row[name]:.2f}" for name in ("matmuls", "alone", "together"))
+        named = f"{case[0]} | {show_nbytes(case[1])} | {row['calls']} | {row['contender']}"
+        yield f"| {named} | {times} | {row['together'] / nccl:.3f} |"
+    yield ""
+
+
+def steps(data: dict[str, Any]) -> Iterator[str]:
+    """Training steps."""
+    yield f"## {data['machine']['gpu']}: training steps\n"
+    yield "| model | | unisono, ms | NCCL, ms | NCCL / unisono | losses apart |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: |"
+    for row in data["rows"]:
+        mine, nccl = row["unisono"]["ms"], row["nccl"]["ms"]
+        yield f"| {row['model']} | {row['kind']} | {mine:.2f} | {nccl:.2f} | {nccl / mine:.3f} | {row['apart']:.1e} |"
+    yield ""
+
+
+def shapes(data: dict[str, Any]) -> Iterator[str]:
+    """Launch shapes: the default and the fastest of each size."""
+    yield f"## {data['machine']['gpu']}: launch shapes\n"
+    yield "| | | bytes | default: tile, warps, blocks | µs | fastest | µs |"
+    yield "| --- | --- | ---: | --- | ---: | --- | ---: |"
+    cases: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for row in data["rows"]:
+        cases.setdefault((row["collective"], row["schedule"], row["nbytes"]), []).append(row)
+    for (collective, schedule, nbytes), rows in cases.items():
+        pair = rows[0], min(rows, key=lambda row: row["seconds"])
+        shown = [f"{show_nbytes(row['tile'])}, {row['warps']}, {row['blocks']}" for row in pair]
+        named = [f"{words} | {1e6 * row['seconds']:.1f}" for words, row in zip(shown, pair, strict=True)]
+        yield f"| {collective} | {schedule} | {show_nbytes(nbytes)} | {' | '.join(named)} |"
+    yield ""
+
+
+def main() -> None:
+    """Write the page."""
+    lines = [line for file in sorted(HERE.glob("bench_*.json")) for line in bench(file)]
+    for name, section in (("beside_compute", beside), ("training_steps", steps), ("launch_shapes", shapes)):
+        for file in sorted(HERE.glob(f"{name}_*.json")):
+            lines += section(json.loads(file.read_text()))
+    (HERE / "README.md").write_text(TEXT.format(sections="\n".join(lines)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
