@@ -6,7 +6,7 @@ from typing import overload
 
 from unisono.errors import UsageError
 from unisono.schedule import PipelineSchedule, Schedule, Topology, preset
-from unisono.simulation.memory import Effort, effort, fit_memory
+from unisono.simulation.memory import Effort, effort, fit_costs, fit_memory
 from unisono.simulation.path import CriticalPath, Hop
 from unisono.simulation.pipeline import PipelineCosts, PipelineReport, PipelineTimeline, Slot, simulate_pipeline
 from unisono.simulation.play import Setting
@@ -29,6 +29,7 @@ __all__ = [
     "Traffic",
     "bus_factor",
     "effort",
+    "fit_costs",
     "fit_memory",
     "simulate",
     "simulate_programs",
