@@ -12,6 +12,7 @@ from unisono.simulation.pipeline import PipelineCosts, PipelineReport, PipelineT
 from unisono.simulation.play import Setting
 from unisono.simulation.programs import simulate_programs
 from unisono.simulation.recording import EVENT_LIMIT, Events, Traffic
+from unisono.simulation.tables import simulate_tables
 from unisono.simulation.timeline import Timeline, bus_factor, simulate_collective
 from unisono.units import as_nbytes
 
@@ -33,6 +34,7 @@ __all__ = [
     "fit_memory",
     "simulate",
     "simulate_programs",
+    "simulate_tables",
 ]
 
 
