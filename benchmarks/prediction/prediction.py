@@ -5,8 +5,9 @@ python benchmarks/prediction/prediction.py [--links 10ms/100mbit] [--shapes 2x1,
 Ranks measure their links (`measure_links`), then run each algorithm, all from one moment on, for the hosts share one
 clock; what counts is the last rank's end, the least of some runs: other work on the cores makes some runs slower, and
 none faster. By a group of unisono, predicted is what `simulate_tables` gives for the same tables on the measured
-topology, in which a short call of the group takes a way; `default` is the group's own choice. By messages, of Gloo, it
-is `run_over` and `simulate_programs`. Needs root, iproute2, and hosts.py in the folder that --hosts-library names.
+topology, with a call and a way as short calls of the group take them; `default` is the choice of the group. By
+messages, of Gloo, it is `run_over` and `simulate_programs`. Needs root, iproute2, hosts.py in the folder that
+--hosts-library names.
 """
 
 import argparse
@@ -117,17 +118,18 @@ def _memory(hosts: Any) -> Any:
 
 
 def _with_ways_of_calls(topology: Any, transport: Any) -> Any:
-    """The topology with links on which a short call of the group takes alpha less the announcement."""
+    """The topology whose calls, and links less the announcement, take what the group's short calls of two kinds say."""
     import torch
     import torch.distributed as dist
 
-    few = torch.ones(1)
-    way = torch.tensor([_timed(transport, lambda: dist.all_reduce(few)) - topology.memory.call])
-    dist.broadcast(way, 0)
-    between = tuple(
-        tuple(replace(link, alpha=link.announcement + max(float(way), 0.0)) for link in row) for row in topology.between
-    )
-    return replace(topology, between=between, inter=max(sum(between, ()), key=lambda link: link.alpha))
+    one, two = (_called("all_reduce", name, 4) for name in ("one_shot", "two_phase"))  # one meeting, and two
+    first = min(_timed(transport, one) for _ in range(3))
+    numbers = torch.tensor([first, min(_timed(transport, two) for _ in range(3)) - first])
+    dist.broadcast(numbers, 0)
+    call, way = float(numbers[0]), min(max(float(numbers[1]), 0.0), float(numbers[0]))
+    between = tuple(tuple(replace(link, alpha=link.announcement + way) for link in row) for row in topology.between)
+    memory = replace(topology.memory, call=call - way)
+    return replace(topology, between=between, inter=max(sum(between, ()), key=lambda link: link.alpha), memory=memory)
 
 
 def _least(call: Any) -> float:
