@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
+    parser.add_argument("--algorithms", default="", help="all that can run, unless some are named")
     parser.add_argument("--by", choices=("group", "messages"), default="group")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
@@ -52,6 +53,7 @@ def main() -> None:
     for link in asked.links.split(","):
         for shape in asked.shapes.split(","):
             job = {"link": link, "hosts": shape, "sizes": asked.sizes, "collectives": asked.collectives, "by": asked.by}
+            job["algorithms"] = asked.algorithms
             found = rows_of(__file__, asked.hosts_library, link, shape, job)
             rows += found
             print(f"{link} {shape}: {_summary(found)}", flush=True)
@@ -144,11 +146,11 @@ def _least(call: Any) -> float:
 def _cells(job: dict[str, Any]) -> Iterator[tuple[str, str, int, Any]]:
     from unisono.algorithms import build, list_algorithms
 
-    by_group = job["by"] == "group"
+    by_group, wanted = job["by"] == "group", job["algorithms"].split(",") if job["algorithms"] else []
     for collective in job["collectives"].split(","):
         sizes = list(map(int, job["sizes"].split(",")))
         for found in list_algorithms(collective):
-            if found.simulation_only:
+            if found.simulation_only or (wanted and found.name not in wanted):
                 continue
             # A group builds what is asked for by name without options.
             options = {"hosts": job["hosts"]} if "hosts" in found.options and not by_group else {}
