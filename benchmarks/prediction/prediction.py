@@ -173,8 +173,8 @@ def _called(collective: str, algorithm: str, nbytes: int) -> Any:
     calls = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "broadcast": lambda: dist.broadcast(whole, 0),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_gather": lambda: dist.all_gather(list(whole.split(len(part))), part),
+        "reduce_scatter": lambda: dist.reduce_scatter(part, list(whole.split(len(part)))),
         "all_to_all": lambda: dist.all_to_all_single(into, whole),
     }
 
