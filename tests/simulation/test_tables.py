@@ -90,6 +90,13 @@ def test_ranks_of_a_host_meet_and_share_cores() -> None:
     assert time(made, near) == pytest.approx(1e-3 + 2 * staged + 2e-3 + 2 * read)
 
 
+def test_on_one_host_only_memory_counts() -> None:
+    memory = Memory(call=1e-3, meeting=2e-3, copy=1e-9, cores=2)
+    where = joined(as_hosts("1x2", 2), Link("none", 0.0, 0.0), memory=memory)
+    made = tables(build("one_shot", "all_reduce", 2), 100_000, where.ranks_of_hosts)
+    assert time(made, where) == pytest.approx(1e-3 + 100_000 * 1e-9 + 2e-3 + 100_000 * 1e-9)
+
+
 def test_what_cannot_be_played() -> None:
     where = links("2x1", 2)
     made = tables(build("one_shot", "all_reduce", 3), 8, as_hosts("3x1", 3))

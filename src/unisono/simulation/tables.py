@@ -12,6 +12,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -72,29 +73,24 @@ class _Play:
 
     def _sections(self, table: Table, readers: _Slots) -> list[_Section]:
         """What a rank does before each meeting, and after the last."""
-        rank, rows = table.program.rank, table.rows.tolist()
+        host, parts = self.host[table.program.rank], _parts(table)
         found, work, sends = [], 0.0, dict[int, int]()
         for iteration in range(table.pieces + table.lags):
-            part = 0
-            for row in [*rows, None]:
-                if row is None or row[KIND] == MEET:
-                    for write in table.stage_writes:
-                        nbytes = _length(iteration - write.lag, table, write.left, write.shrink, write.most)
-                        if write.meets == part and nbytes:
-                            there = {self.host[reader] for reader in readers.get((write.rank, write.index), ())}
-                            for host in there - {self.host[rank]}:
-                                sends[host] = sends.get(host, 0) + nbytes
-                    part += 1
-                if row is None:
-                    continue
-                if row[KIND] in (COPY, WIDEN, NARROW, SUM):
+            for number, (rows, beyond) in enumerate(parts):
+                for row in rows:
                     nbytes = _length(iteration - row[LAG], table, row[LEFT], row[SHRINK], row[MOST])
-                    parts, to = (row[SRC], row[SRC_AT]) if row[KIND] == SUM else (1, 1)
-                    work += nbytes * (to * self.copy + (parts - 1) * self.topology.gamma)
-                elif row[KIND] == MEET and iteration < table.pieces + row[LEFT]:
-                    found.append(_Section(work * self.turns[self.host[rank]], sends))
+                    operands, to = (row[SRC], row[SRC_AT]) if row[KIND] == SUM else (1, 1)
+                    work += nbytes * (to * self.copy + (operands - 1) * self.topology.gamma) * self.turns[host]
+                for write in table.stage_writes:
+                    nbytes = _length(iteration - write.lag, table, write.left, write.shrink, write.most)
+                    if write.meets == number and nbytes:
+                        there = {self.host[reader] for reader in readers.get((write.rank, write.index), ())}
+                        for other in there - {host}:
+                            sends[other] = sends.get(other, 0) + nbytes
+                if iteration < table.pieces + beyond:
+                    found.append(_Section(work, sends))
                     work, sends = 0.0, {}
-        return [*found, _Section(work * self.turns[self.host[rank]], sends)]
+        return [*found, _Section(work, sends)]
 
     def run(self) -> NDArray[np.float64]:
         """To the end."""
@@ -120,7 +116,8 @@ class _Play:
             for here, others in enumerate(hosts):
                 if here != there:
                     self._travel(others[0], ranks[0], local[here], 0, 0)
-        agreed = [max(local[self.host[rank]], self.came[0][self.host[rank]]) for rank in range(len(sends))]
+        came = self.came.get(0, local)
+        agreed = [max(local[host], came[host]) for host in self.host]
         self._send(0, agreed, [{h: n for h, n in each.items() if n > ROOM} for each in sends])
 
     def _send(self, number: int, arrived: Sequence[float], sends: Sequence[Mapping[int, int]]) -> None:
@@ -146,3 +143,16 @@ class _Play:
 def _length(piece: int, table: Table, left: int, shrink: int, most: int) -> int:
     """Bytes of a place in a piece."""
     return max(0, min(most, left - piece * shrink)) if 0 <= piece < table.pieces else 0
+
+
+def _parts(table: Table) -> list[tuple[list[list[int]], float]]:
+    """The rows that move bytes before each meeting of the body, and for how many iterations beyond the pieces it is."""
+    parts: list[tuple[list[list[int]], float]] = []
+    rows: list[list[int]] = []
+    for row in table.rows.tolist():
+        if row[KIND] == MEET:
+            parts.append((rows, row[LEFT]))
+            rows = []
+        elif row[KIND] in (COPY, WIDEN, NARROW, SUM):
+            rows.append(row)
+    return [*parts, (rows, -inf)]
