@@ -10,11 +10,12 @@ from unisono.bench.launch import launch
 from unisono.bench.result import Rates
 from unisono.bench.result import Row as Result
 from unisono.bench.settings import Contender, Settings
+from unisono.bench.weights import Case, WeightSettings, launch_weights
 from unisono.errors import UsageError
 from unisono.gpu.defaults import NCCL, TABLE
-from unisono.selection import BY_DEFAULT, Measured, Row
+from unisono.selection import BY_DEFAULT, Measured, Push, Row
 
-__all__ = ["GPU_COLLECTIVES", "GPU_SIZES", "SIZES", "runnable", "tune"]
+__all__ = ["GPU_COLLECTIVES", "GPU_SIZES", "SIZES", "runnable", "tune", "tune_weights"]
 
 SIZES = (64, 1 << 10, 1 << 14, 1 << 18, 1 << 22)
 GPU_SIZES = (1 << 12, 1 << 14, *(1 << k for k in range(16, 27)))
@@ -22,6 +23,9 @@ GPU_SIZES = (1 << 12, 1 << 14, *(1 << k for k in range(16, 27)))
 GPU_COLLECTIVES = tuple(dict.fromkeys(row.collective for row in TABLE))
 
 _RUNS, _GPU_RUNS, _SECONDS = 3, 5, 0.05  # of one algorithm at one size
+_MODELS = ((1, 1), (3000, 64), (16, 60_000), (64, 120_000))
+"""What tells apart the costs of an update, of a tensor, and of bytes that stay in caches or do not."""
+_PASSES, _PUSHES = 2, 9  # so many pushes of each model, and again after those of all others
 
 
 def runnable(*collectives: str) -> list[str]:
@@ -89,3 +93,39 @@ def _contender(name: str) -> Contender:
     if name == NCCL:
         return Contender(NCCL)
     return Contender("unisono", "" if name == BY_DEFAULT else name)
+
+
+def tune_weights(ranks: int, on_push: Callable[[Push], None] | None = None) -> Measured:
+    """Measure updates of weights on new processes of this host: from one of them to one and to all the others.
+
+    Each way: from memory of the sender's own and shared, to mapped replicas, and from rows on half of the ranks to
+    columns on the others. A number is the least of some runs: what else the machine does makes some slower.
+
+    Args:
+        ranks: number of processes.
+        on_push: is told of each result as it comes.
+
+    Raises:
+        UsageError: fewer than two ranks.
+        PeerLostError: a process died.
+
+    """
+    if ranks < 2:
+        raise UsageError(f"weights go from one rank to others: --ranks is {ranks}, expected 2 or more")
+    halves = ((ranks // 2, ranks - ranks // 2),) if ranks > 2 else ()
+    settings = WeightSettings(
+        _MODELS * _PASSES, tuple(dict.fromkeys((1, ranks - 1))), share=True, mapped=True, against=(), reshard=halves,
+        runs=_PUSHES, parts=False,
+    )  # fmt: skip
+    settings.validate()
+    least, cases = dict[Case, Push](), iter(settings.cases)
+
+    def report(row: Result) -> None:
+        case = next(cases)
+        found = Push(case.way, case.senders, case.ranks, case.count, case.nbytes, min(row.seconds))
+        least[case] = min(found, least.get(case, found))
+        if on_push is not None:
+            on_push(found)
+
+    launch_weights(settings, report)
+    return Measured(pushes=least.values())

@@ -144,10 +144,17 @@ def test_hosts_may_be_unequal_and_a_topology_a_file(tmp_path: Path) -> None:
     assert "as ranks execute it there" not in result.stdout
     slow = {"name": "far", "alpha": 21e-3, "beta": 1e-8, "announcement": 1e-2}
     file.write_text(
-        json.dumps({"topology": "lab", "hosts": [[0, 1, 2], [3, 4]], "intra": link, "between": [[None, slow]] * 2})
+        json.dumps(
+            {"topology": "lab", "hosts": [[0, 1, 2], [3, 4]], "intra": link, "between": [[None, slow], [slow, None]]}
+        )
     )
-    result = _simulate("leaders", "--bytes", "4", "--topology", str(file))
+    result = _simulate(
+        "leaders", "--bytes", "4", "--topology", str(file)
+    )  # headers, the leaders' sums, one meeting more
     assert "as ranks execute it there, by what was measured: 23 ms" in result.stdout
+    result = _simulate("default", "--bytes", "4", "--topology", str(file))
+    assert result.stdout.startswith("one_shot all_reduce of 4 B over 5 ranks")
+    assert "as ranks execute it there, by what was measured: 11 ms" in result.stdout
     file.write_text(
         json.dumps({"topology": "lab", "hosts": [[0, 1, 2], [3, 4]], "intra": link, "between": [[None, link]] * 2})
     )

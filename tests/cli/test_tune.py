@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from unisono import tune as tuning
 from unisono.bench.result import Row as BenchRow
 from unisono.cli import tune
 from unisono.cli.main import app
@@ -76,6 +77,18 @@ def test_on_gpus_the_table_of_choices_follows(monkeypatch: pytest.MonkeyPatch) -
     assert "For 4 ranks on GPUs, built in." in planned.stdout
 
 
+def test_updates_of_weights_are_measured_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_MODELS", ((1, 1), (20, 10)))
+    result = _tune("weights", "-n", "2")
+    assert result.exit_code == 0, result.stderr
+    assert "weights, measured" in result.stdout
+    assert f"kept in {table_path()}" in result.stdout
+    pushes = Measured.load().pushes
+    models = [(way, 1, 2, *model) for way in ("mapped", "shared", "update") for model in ((1, 4), (20, 800))]
+    assert [(p.way, p.senders, p.ranks, p.tensors, p.nbytes) for p in pushes] == models
+    assert all(0 < push.seconds < 10 for push in pushes)
+
+
 def test_keeps_nothing_if_asked_so() -> None:
     result = _tune("barrier", "-n", "2", "--algorithms", "default", "--no-keep")
     assert result.exit_code == 0, result.stderr
@@ -87,6 +100,7 @@ def test_keeps_nothing_if_asked_so() -> None:
     [
         (["nope"], "unknown collective 'nope'"),
         (["all_reduce", "-n", "0"], "--ranks is 0, expected 1 or more"),
+        (["weights", "-n", "1"], "weights go from one rank to others: --ranks is 1, expected 2 or more"),
         (["all_reduce", "--bytes", "1,x"], "'x' is not a size"),
         (["all_reduce", "--bytes", "0"], "tune measures sizes of 1 byte or more, got 0"),
         (["barrier", "--device", "cuda"], "unknown collective 'barrier': expected one of all_reduce, all_gather"),

@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 
 from unisono.cli.main import app
 from unisono.schedule import Schedule
-from unisono.selection import Measured, Row
+from unisono.selection import Measured, Push
 from unisono.weights import layout, rename
 from unisono.weights.rules import rules_to_text
 
@@ -44,11 +44,17 @@ def test_rules_bucket_and_topology(saved: Path) -> None:
 
 
 def test_the_time_is_predicted_by_what_was_measured_here(saved: Path) -> None:
-    rows = [Row("broadcast", n, "default", nbytes, 1e-5 + nbytes * 1e-9) for n in (2, 4) for nbytes in (64, 1 << 22)]
-    Measured(rows).save()
+    sizes = ((1, 4), (100, 1000), (1, 1 << 20), (1, 1 << 23))
+    Measured(pushes=[Push("update", 1, 4, tensors, nbytes, 1.0 + tensors) for tensors, nbytes in sizes]).save()
     found = json.loads(_plan(saved / "trainer.json", saved / "engine.json", "--json").stdout)
-    assert found["topology"] == "shared_memory, measured"
-    assert found["seconds"] == pytest.approx(4e-5 + found["received"][2] * 1e-9, rel=0.02)
+    assert found["topology"] == "this host, as measured"
+    assert 0 < found["bound"] <= found["seconds"] < 20.0
+    assert found["seconds"] > 1.0
+    assert "predicted on this host, as measured: " in _plan(saved / "trainer.json", saved / "engine.json").stdout
+    named = json.loads(
+        _plan(saved / "trainer.json", saved / "engine.json", "--topology", "shared_memory", "--json").stdout
+    )
+    assert (named["topology"], named["seconds"] < 1e-3) == ("shared_memory", True)
 
 
 def test_json_and_svg(saved: Path) -> None:

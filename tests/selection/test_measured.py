@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import UsageError
-from unisono.selection import Measured, Row, table_path
+from unisono.selection import Measured, Push, Row, table_path
 
 
 def table() -> Measured:
@@ -42,6 +42,13 @@ def test_newer_rows_count() -> None:
     assert merged.seconds("all_reduce", 4, "ring", 1024) == 9e-5
 
 
+def test_pushes_are_kept_beside_the_rows(tmp_path: Path) -> None:
+    slow, fast, other = (Push(way, 1, 2, 300, 4800, seconds) for way, seconds in (("a", 2.0), ("a", 1.0), ("b", 3.0)))
+    table().merged(Measured(pushes=[slow, other])).merged(Measured(pushes=[fast])).save(tmp_path / "t.json")
+    assert Measured.load(tmp_path / "t.json").pushes == [fast, other]
+    assert Measured.load(tmp_path / "t.json").rows == table().rows
+
+
 def test_is_kept_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert len(Measured.load()) == 0
@@ -49,6 +56,7 @@ def test_is_kept_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert path == table_path()
     assert path.is_relative_to(tmp_path / "unisono")
     assert Measured.load().rows == table().rows
+    assert Measured.load().pushes == []
     assert list(path.parent.iterdir()) == [path]
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
@@ -66,6 +74,8 @@ def test_is_kept_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         '{"version": 1, "rows": [[1]]}',
         '{"version": 1, "rows": [["all_reduce", 4, "ring", 8, 0]]}',
         '{"version": 1, "rows": [["a", "b", "c", 1, 1]]}',
+        '{"version": 1, "rows": [], "pushes": [["update", 1, 2, 3, 4, 0]]}',
+        '{"version": 1, "rows": [], "pushes": [["update", 1, 2]]}',
     ],
 )
 def test_a_spoilt_file_is_named(tmp_path: Path, content: str) -> None:
@@ -80,19 +90,3 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         table().save(tmp_path / "file" / "t.json")
     with pytest.raises(UsageError, match="cannot read the measured table"):
         Measured.load(tmp_path / "file" / "t.json")
-
-
-def test_shared_memory_is_what_broadcasts_have_measured() -> None:
-    sizes = (64, 1 << 20)
-    rows = [Row("broadcast", n, "default", size, n * (1e-6 + size * 1e-10)) for n in (2, 4) for size in sizes]
-    where = Measured(
-        [*rows, Row("broadcast", 8, "ring", 64, 1.0), Row("all_reduce", 8, "default", 64, 1.0)]
-    ).shared_memory(5)
-    assert where is not None
-    assert (where.world_size, where.intra.switched) == (5, False)
-    assert where.intra.alpha == pytest.approx(4e-6, rel=0.01)
-    assert where.intra.beta == pytest.approx(4e-10)
-    assert Measured(rows[:0]).shared_memory(2) is None
-    one = Measured([Row("broadcast", 2, "default", 100, 1e-6)]).shared_memory(2)
-    assert one is not None
-    assert one.intra.beta == 1e-8

@@ -88,6 +88,7 @@ class WeightSettings:
     """One run, the same on all ranks.
 
     ``delta``: the share of tensors that change; below 0: no such case. ``tuned``: what plans predict by, if anything.
+    ``parts``: measure what an update's time is made of, too.
     """
 
     tensors: tuple[tuple[int, int], ...] = ((300, 28000), (3000, 100))
@@ -100,6 +101,7 @@ class WeightSettings:
     runs: int = 7
     seconds: float = 4.0
     tuned: Measured | None = None
+    parts: bool = True
 
     def validate(self) -> None:
         """Raise UsageError, one line, for the first value that cannot be measured."""
@@ -135,7 +137,7 @@ class WeightSettings:
     @property
     def contenders(self) -> tuple[str, ...]:
         """Names, the subject first."""
-        return ("weights", "unchecked", *self.against)
+        return ("weights", *(("unchecked",) if self.parts else ()), *self.against)
 
 
 def parse_tensors(text: str) -> tuple[tuple[int, int], ...]:
@@ -170,18 +172,19 @@ def header(settings: WeightSettings, machine: Machine) -> list[str]:
     return [
         f"# up to {show_ranks(settings.ranks)}, pinned over {machine.cores} cores; median of up to {settings.runs}",
         f"# {machine.words()}",
-        f"#{'case':>28}{'size':>10}{'ms':>9}{'±':>5}{'plan':>8}{rivals}{'bound':>7}{'limit':>7}{'check':>7}{'beyond':>10}",
+        f"#{'case':>28}{'size':>10}{'ms':>9}{'±':>5}{'predicted':>12}{rivals}{'bound':>7}{'limit':>7}{'check':>7}{'beyond':>10}",
     ]
 
 
 def line(settings: WeightSettings, rows: Sequence[Row]) -> str:
-    """One case: the plan's time by ours, ours by the flat broadcast's, Gloo's by ours, shares, memory beyond models."""
+    """One case: the predicted time, ours by the flat broadcast's, Gloo's by ours, shares, memory beyond models."""
     mine, by = rows[0], {row.contender: row for row in rows}
     head = f" {mine.collective:>28}{show_nbytes(mine.nbytes):>10}"
     if mine.refused:
         return f"{head}  refused: {mine.refused}"
     text = f"{head}{1e3 * mine.time:>9.3g}{100 * spread(mine.seconds):>4.0f}%"
-    text += f"{f'{mine.predicted / mine.time:.2f}' if mine.predicted else '':>8}"
+    beside = f"{1e3 * mine.predicted:.3g} {mine.predicted / mine.time - 1:+.0%}" if mine.predicted else ""
+    text += f"{beside:>12}"
     for name in settings.against:
         ratio = mine.time / by[name].time if name == "flat" else by[name].time / mine.time
         text += f"{ratio:>9.3g}"

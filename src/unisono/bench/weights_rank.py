@@ -21,11 +21,13 @@ from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings, cores
 from unisono.bench.weights import Case, WeightSettings
 from unisono.parallel.agreement import gather_objects
+from unisono.weights.prediction import push_seconds
 
 __all__ = ["measure_weights", "rank_main"]
 
 _TIMEOUT = 300.0  # s
 _WARM_UP, _LEAST_RUNS = 2, 2
+_CACHE = 8 << 20  # bytes that leave little in a core's caches
 Model = dict[str, Tensor]
 
 
@@ -71,6 +73,7 @@ class _Walk:
         self.meetings = 0  # so far in this case
         self.groups: dict[tuple[str, int, int], Any] = {}
         self.rates: dict[tuple[int, int], Rates] = {}
+        self.other_work = torch.zeros(0 if settings.parts else _CACHE // 4)
         loops = ["gloo"] if "gloo" in settings.against else []
         for case in settings.cases:
             wanted = [(backend, 0, case.ranks) for backend in ("unisono", *loops)]
@@ -86,13 +89,13 @@ class _Walk:
         times: dict[str, list[float]] = {}
         self.meetings, self.case = 0, case
         with ExitStack() as stack:
-            one = Case(1, 1, case.senders, case.replicas, "update" if case.way != "reshard" else "reshard")
-            wait = stack.enter_context(self._update(one, checksum=False))
             calls = {"weights": stack.enter_context(self._update(case, checksum=True))}
             seen = self._seen
-            calls["unchecked"] = stack.enter_context(self._update(case, checksum=case.way == "delta"))
             calls |= {name: getattr(self, f"_{name}")(case) for name in self.settings.against}
-            calls["wait"] = wait
+            if self.settings.parts:
+                calls["unchecked"] = stack.enter_context(self._update(case, checksum=case.way == "delta"))
+                one = Case(1, 1, case.senders, case.replicas, "update" if case.way != "reshard" else "reshard")
+                calls["wait"] = stack.enter_context(self._update(one, checksum=False))
             for name, call in calls.items():
                 first = max(self._time(case, call) for _ in range(_WARM_UP))
                 times[name] = [first] if first > self.settings.seconds else []
@@ -104,16 +107,10 @@ class _Walk:
         return [self._row(case, name, times[name], middle, seen) for name in self.settings.contenders]
 
     def _row(self, case: Case, name: str, times: list[float], middle: dict[str, float], seen: "_Seen") -> Row:
-        bound = case.touched / 2 / case.ranks / self._rates(case).copies(case.nbytes)
-        mine = name == "weights"
-        check = max(0.0, middle["weights"] - middle["unchecked"]) if case.way != "delta" else 0.0  # it needs checksums
-        parts = {
-            "copy": bound if case.way == "delta" else middle.get("flat", bound),
-            "check": check,
-            "wait": middle["wait"],
-        }
-        rest = "wait" if case.way in ("shared", "mapped") else "pack"
-        parts[rest] = parts.get(rest, 0.0) + max(0.0, middle["weights"] - sum(parts.values()))
+        mine, bound, parts = name == "weights", 0.0, {"": 0.0}
+        if self.settings.parts:
+            bound = case.touched / 2 / case.ranks / self._rates(case).copies(case.nbytes)
+            parts = _parts(case, middle, bound)
         return Row(
             collective=case.name,
             contender=name,
@@ -128,7 +125,7 @@ class _Walk:
             wrong=seen.wrong if mine else None,
             bound=bound,
             limit=max(parts, key=lambda part: parts[part]) if mine else "",
-            check=check / middle["weights"] if mine else 0.0,
+            check=parts.get("check", 0.0) / middle["weights"] if mine else 0.0,
             beyond=seen.beyond if mine else 0,
             predicted=seen.predicted if mine else 0.0,
         )
@@ -168,9 +165,9 @@ class _Walk:
             models = {"reshard": 2, "mapped": 1}.get(case.way, case.ranks) * case.nbytes
             beyond = max(0, self._memory(case) - before - models)
             wrong = self._differing(case, made.checksums()) if checksum else 0
-            tuned = self.settings.tuned if case.way not in ("mapped", "delta") else None
-            where = tuned.shared_memory(case.ranks) if tuned is not None else None
-            self._seen = _Seen(wrong, beyond, made.plan.simulate(where).time if where is not None else 0.0)
+            tuned = self.settings.tuned
+            seconds = push_seconds(made.plan, tuned, case.way) if tuned is not None else None
+            self._seen = _Seen(wrong, beyond, seconds or 0.0)
             changed = list(model.values())[: case.changed] if sends else []
 
             def change_and_call() -> None:
@@ -198,6 +195,7 @@ class _Walk:
     def _time(self, case: Case, call: Callable[[], object]) -> float:
         """Seconds of a call on the slowest rank."""
         group = self.groups["unisono", 0, case.ranks]
+        self.other_work.add_(1.0)  # as training does, and where contenders take turns the others
         dist.barrier(group)
         began = time.perf_counter()
         call()
@@ -229,6 +227,16 @@ class _Walk:
         """How many tensors have another checksum on some rank than on rank 0."""
         found = gather_objects(sums, self.groups["unisono", 0, case.ranks])
         return sum(any(other.get(name) != value for other in found) for name, value in found[0].items())
+
+
+def _parts(case: Case, middle: dict[str, float], bound: float) -> dict[str, float]:
+    """What an update's time is made of, as unisono/bench/weights.py has it."""
+    check = max(0.0, middle["weights"] - middle["unchecked"]) if case.way != "delta" else 0.0  # it needs checksums
+    copy = bound if case.way == "delta" else middle.get("flat", bound)
+    parts = {"copy": copy, "check": check, "wait": middle["wait"]}
+    rest = "wait" if case.way in ("shared", "mapped") else "pack"
+    parts[rest] = parts.get(rest, 0.0) + max(0.0, middle["weights"] - sum(parts.values()))
+    return parts
 
 
 def _model(case: Case, rank: int, sends: bool) -> Model:

@@ -1,5 +1,6 @@
 """`unisono draw`: a schedule as a text grid, a picture, a page that plays, a trace, or in text; and its programs."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from unisono.cli import options
 from unisono.cli.common import echo, show, write
-from unisono.cli.programs import Placed, bound, programs
+from unisono.cli.programs import Placed, programs
 from unisono.cli.schedules import Asked, pipeline_costs, refuse, topology_of
 from unisono.drawing import STYLES
 from unisono.drawing import draw as draw_as
@@ -153,10 +154,12 @@ def _draw_programs(
     """The programs of all ranks, or of one: as a grid, in their text form, or bound to a size."""
     if text and nbytes is not None:
         raise UsageError("--text is the form that has no sizes: leave --bound out")
-    made = programs(found.schedule, placement or found.placement, rank)
+    found = replace(found, placement=placement or found.placement)
     if nbytes is not None:
-        echo("\n\n".join(bound(each, nbytes, found.cap).to_text() for each in made))
-    elif text:
+        echo("\n\n".join(table.to_text() for table in found.tables(nbytes, rank)))
+        return
+    made = programs(found.schedule, found.placement, rank)
+    if text:
         echo("\n".join(each.to_text() for each in made))
     else:
         show(console, draw_as(made, width=console.width))

@@ -15,8 +15,10 @@ from unisono.errors import UsageError
 from unisono.gpu.defaults import tuned_table
 from unisono.program import Default, Program, Table, best_staged, bind, default, lower
 from unisono.program.defaults import DIRECT_MOVED, TABLE
+from unisono.program.over_hosts import bind_over_hosts
 from unisono.program.proof import Proof
-from unisono.schedule import Collective, Schedule
+from unisono.runtime.choice import by_hosts
+from unisono.schedule import Collective, Hosts, Schedule
 from unisono.selection import BY_DEFAULT, Measured
 from unisono.transport.layout import Layout
 from unisono.transport.process import cores
@@ -26,13 +28,13 @@ from unisono.verification import verify
 __all__ = [
     "MOST_RANKS",
     "Placed",
-    "bound",
     "default_notes",
     "default_table",
     "describe_default",
     "find_default",
     "is_oversubscribed",
     "place_default",
+    "place_over_hosts",
     "programs",
     "prove_placed",
     "show_gpu_table",
@@ -51,12 +53,32 @@ _CORES = {None: "", True: "shared", False: "own"}
 class Placed:
     """A schedule, how its programs move data, and the bytes of a chunk, at most, that go between two meetings.
 
-    Without a placement it is the one that the backend uses.
+    Without a placement it is the one that the backend uses. ``hosts``: the ranks of each, where there are several.
     """
 
     schedule: Schedule
     placement: str = ""
     cap: int = 1 << 40
+    hosts: Hosts = ()
+
+    def tables(self, nbytes: int, rank: int | None = None) -> list[Table]:
+        """The tables of all ranks, or of one, for a call of so many bytes.
+
+        Raises UsageError as `programs` does, and for messages, which have none.
+        """
+        made = programs(self.schedule, self.placement, rank)
+        if made[0].placement == "messages":
+            raise UsageError(
+                f"{made[0].name} by messages has no table: only programs over shared memory are bound to sizes"
+            )
+        sizes, stage = _sizes(self.schedule.collective, nbytes), Layout(self.schedule.world_size).stage
+        if len(self.hosts) > 1 and made[0].placement not in _DIRECT:
+            return [
+                bind_over_hosts(self.schedule, p.rank, p.placement, sizes, self.hosts, stage=stage, cap=self.cap)
+                for p in made
+            ]
+        area = DIRECT_MOVED if made[0].placement in _DIRECT else stage
+        return [bind(program, sizes, area=area, cap=self.cap) for program in made]
 
 
 def is_oversubscribed(ranks: int) -> bool:
@@ -85,6 +107,14 @@ def place_default(row: Default, nbytes: int, ranks: int, root: int = 0) -> list[
     return found
 
 
+def place_over_hosts(collective: str, nbytes: int, hosts: Hosts, root: int = 0) -> Placed:
+    """The program of a call in a group over several hosts, as the backend chooses it there."""
+    ranks = sum(map(len, hosts))
+    size = _block_nbytes(Collective.of(collective, ranks), nbytes)
+    choice = by_hosts(collective, size, ranks, root, is_oversubscribed(max(map(len, hosts))), hosts)
+    return Placed(choice.schedule, choice.placement, min(choice.cap, Placed.cap), hosts)
+
+
 def programs(schedule: Schedule, placement: str = "", rank: int | None = None) -> list[Program]:
     """The programs of all ranks, or of one; without a placement, the one that the backend uses.
 
@@ -99,24 +129,13 @@ def programs(schedule: Schedule, placement: str = "", rank: int | None = None) -
     return [lower(schedule, r, placement) for r in (range(schedule.world_size) if rank is None else [rank])]
 
 
-def bound(program: Program, nbytes: int, cap: int = Placed.cap) -> Table:
-    """The table of a program for a call of so many bytes. Raises UsageError for messages, which have none."""
-    if program.placement == "messages":
-        raise UsageError(
-            f"{program.name} by messages has no table: only programs over shared memory are bound to sizes"
-        )
-    sizes = _sizes(program.collective, nbytes)
-    area = DIRECT_MOVED if program.placement in _DIRECT else Layout(program.collective.world_size).stage
-    return bind(program, sizes, area=area, cap=cap)
-
-
 def tables_of(algorithm: str, collective: str, nbytes: int, ranks: int) -> list[Table]:
     """The tables of all ranks for an algorithm by name, or for the default, over staging memory."""
     if algorithm == BY_DEFAULT:
         placed = place_default(find_default(collective, nbytes, ranks), nbytes, ranks)[0]
     else:
         placed = Placed(build(algorithm, collective, ranks))
-    return [bound(program, nbytes, placed.cap) for program in programs(placed.schedule, placed.placement)]
+    return placed.tables(nbytes)
 
 
 def prove_placed(found: list[Placed], nbytes: int, in_place: bool = False) -> list[Proof]:
@@ -129,7 +148,7 @@ def prove_placed(found: list[Placed], nbytes: int, in_place: bool = False) -> li
 
 
 def _prove(placed: Placed, nbytes: int, in_place: bool) -> Proof:
-    tables = [bound(program, nbytes, placed.cap) for program in programs(placed.schedule, placed.placement)]
+    tables = placed.tables(nbytes)
     played = sum(table.pieces * len(table.rows) for table in tables)
     if played > _MOST_ROWS:
         raise UsageError(
@@ -137,7 +156,8 @@ def _prove(placed: Placed, nbytes: int, in_place: bool) -> Proof:
             f"{_MOST_ROWS:,}: prove a smaller size, or fewer ranks"
         )
     c = placed.schedule.collective
-    return verify(tables, in_place=in_place, sizes=_sizes(c, nbytes), area=Layout(c.world_size).stage)
+    area = Layout(c.world_size).stage * (2 if len(placed.hosts) > 1 else 1)
+    return verify(tables, in_place=in_place, sizes=_sizes(c, nbytes), area=area)
 
 
 def _sizes(c: Collective, nbytes: int) -> list[int]:
@@ -241,7 +261,7 @@ def _placements(row: Default, nbytes: int, ranks: int) -> Iterator[str]:
 
 def _describe(placed: Placed, nbytes: int) -> str:
     """One placement: chunks, pieces, meetings."""
-    table = bound(programs(placed.schedule, placed.placement, 0)[0], nbytes, placed.cap)
+    table = placed.tables(nbytes, 0)[0]
     chunks = show_count(placed.schedule.collective.num_chunks, "chunk")
     part = f", {show_nbytes(table.part)} of a chunk at a time" if nbytes else ""
     return f"{chunks} in {show_count(table.pieces, 'piece')}{part}, {show_count(table.meetings, 'meeting')}"

@@ -9,12 +9,13 @@ from unisono.algorithms import algorithm_info, build, names
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
 from unisono.cli.common import read_source, source_name
 from unisono.cli.options import COLLECTIVE, MICROBATCHES, RANKS
-from unisono.cli.programs import Placed, find_default, place_default
+from unisono.cli.programs import Placed, find_default, place_default, place_over_hosts
 from unisono.errors import UsageError
 from unisono.program import Program
 from unisono.schedule import (
     LINKS,
     PRESETS,
+    Hosts,
     PipelineSchedule,
     Schedule,
     Topology,
@@ -115,12 +116,18 @@ class Asked:
             found = self.find()
             if isinstance(found, PipelineSchedule):
                 raise UsageError(f"{found.name} is a pipeline schedule, which has no programs")
-            return [Placed(found)]
+            return [Placed(found, hosts=self.cut(found.world_size))]
         refuse(self._of_pipelines, "is of pipelines: leave it out")
         if self.chunks is not None:
             raise UsageError("the table of defaults has its own number of chunks: leave --chunks out")
+        if len(hosts := self.cut(self.world_size)) > 1:
+            return [place_over_hosts(self.collective or COLLECTIVE, nbytes, hosts, self.root or 0)]
         row = find_default(self.collective or COLLECTIVE, nbytes, self.world_size)
         return place_default(row, nbytes, self.world_size, self.root or 0)
+
+    def cut(self, ranks: int) -> Hosts:
+        """The ranks of each host, if hosts are given."""
+        return as_hosts(self.hosts, ranks) if self.hosts is not None else ()
 
     def read(self) -> str:
         """The content of a file, or standard input. Raises UsageError as `find` does."""
@@ -178,7 +185,7 @@ def find_on(
     cut = show_hosts(where.ranks_of_hosts) if where.hosts > 1 else None
     if first.is_name and first.source not in SCHEDULES:
         ranks = where.world_size
-        placed = [replace(each, ranks=ranks, hosts=cut) if each.source in names() else each for each in asked]
+        placed = [replace(each, ranks=ranks, hosts=cut) for each in asked]
         found = [each.find_sized(nbytes) for each in placed]
     return found, where
 

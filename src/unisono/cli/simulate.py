@@ -10,12 +10,13 @@ from rich.table import Table
 from unisono.algorithms.pipelines import SCHEDULES, bubble_formula
 from unisono.cli import options
 from unisono.cli.common import echo, listed, show
-from unisono.cli.programs import MOST_RANKS, bound, programs
+from unisono.cli.programs import MOST_RANKS, Placed, place_over_hosts
 from unisono.cli.schedules import Asked, find_on, pipeline_costs, refuse
 from unisono.errors import UsageError
 from unisono.schedule import PRESETS, PipelineSchedule, Schedule, Topology
 from unisono.schedule.topology_file import MEASURED
-from unisono.simulation import PipelineTimeline, Timeline, effort, simulate, simulate_programs
+from unisono.selection import BY_DEFAULT
+from unisono.simulation import PipelineTimeline, Timeline, effort, simulate, simulate_tables
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
 __all__ = ["compare_pipelines", "simulate_command"]
@@ -91,7 +92,8 @@ def simulate_command(
         refuse({"--path": lines}, "is of one schedule, and --compare is a table of several: leave it out")
         _compare([simulate(each, where, size) for each in collectives])
     else:
-        _report(simulate(collectives[0], where, nbytes and size, eager=eager), 12 if lines is None else lines)
+        line = simulate(collectives[0], where, nbytes and size, eager=eager)
+        _report(line, _executed(line, source == BY_DEFAULT), 12 if lines is None else lines)
 
 
 def _no_mixture(
@@ -133,7 +135,7 @@ def compare_pipelines(lines: Sequence[PipelineTimeline], times: str | None, link
     show(Console(highlight=False, width=100), table)
 
 
-def _report(line: Timeline, limit: int) -> None:
+def _report(line: Timeline, executed: float | None, limit: int) -> None:
     c = line.schedule.collective
     size = "" if c.name == "barrier" else f" of {show_nbytes(line.nbytes)}"
     kinds = line.traffic.by_kind(line.topology).items()
@@ -142,7 +144,6 @@ def _report(line: Timeline, limit: int) -> None:
     echo(f"algbw {line.algbw / 1e9:.3g} GB/s, busbw {line.busbw / 1e9:.3g} GB/s")
     echo(f"{line.schedule.num_steps} steps, {line.traffic.num_messages} messages, {moved or 'nothing'} in all")
     echo(_constants(line.topology))
-    executed = _executed(line)
     if executed is not None:
         echo(f"as ranks execute it there, by what was measured: {show_seconds(executed)}")
     if limit:
@@ -150,16 +151,20 @@ def _report(line: Timeline, limit: int) -> None:
         echo("\n".join(line.critical_path(limit)))
 
 
-def _executed(line: Timeline) -> float | None:
-    """Seconds of the programs of a schedule on links, or in memory, that were measured; None for other topologies."""
-    where, n = line.topology, line.schedule.world_size
-    if n > MOST_RANKS or line.schedule.switches or n == 1:
+def _executed(line: Timeline, by_default: bool) -> float | None:
+    """Seconds of the programs of a schedule on links, or in memory, that were measured; None for other topologies.
+
+    ``by_default``: placed as the backend does if no algorithm is asked for.
+    """
+    where, c, nbytes = line.topology, line.schedule.collective, round(line.nbytes)
+    if c.world_size > MOST_RANKS or line.schedule.switches or c.world_size == 1:
         return None
     if where.hosts == 1 and where.memory is not None:
-        tables = [bound(program, round(line.nbytes)) for program in programs(line.schedule)]
-        return effort(tables, line.nbytes, where.memory.cores).seconds(where.memory)
+        return effort(Placed(line.schedule).tables(nbytes), line.nbytes, where.memory.cores).seconds(where.memory)
     if where.hosts > 1 and any(link.announcement for row in where.between for link in row):
-        return float(simulate_programs(programs(line.schedule, "messages"), where, line.nbytes).max())
+        hosts = where.ranks_of_hosts
+        placed = place_over_hosts(c.name, nbytes, hosts, c.root) if by_default else Placed(line.schedule, hosts=hosts)
+        return float(simulate_tables(placed.tables(nbytes), where).max())
     return None
 
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from unisono.bench.settings import DEVICES
 from unisono.cli.common import echo, listed, show
@@ -14,12 +15,14 @@ from unisono.gpu.defaults import NCCL
 from unisono.gpu.devices import count_gpus
 from unisono.schedule import COLLECTIVES, preset
 from unisono.schedule.topology_file import MEASURED, save_topology
-from unisono.selection import BY_DEFAULT, Measured, Row, Selector, ranges
-from unisono.tune import GPU_COLLECTIVES, GPU_SIZES, SIZES, runnable
+from unisono.selection import BY_DEFAULT, Measured, Push, Row, Selector, ranges
+from unisono.tune import GPU_COLLECTIVES, GPU_SIZES, SIZES, runnable, tune_weights
 from unisono.tune import tune as measure_all
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
 __all__ = ["tune"]
+
+_WEIGHTS = "weights"
 
 
 def tune(
@@ -45,10 +48,13 @@ def tune(
     """Measure every algorithm over shared memory on this machine, in a few seconds per collective and size.
 
     Beside what was measured stands what a call, a meeting and a byte cost, fitted to two algorithms, predicts for all.
+    `weights` measures updates of weights, by which `unisono weights plan` then predicts.
 
     On GPUs the table also says from then on which calls go by which kernels and which by NCCL.
 
     unisono tune all_reduce broadcast --ranks 4
+
+    unisono tune weights --ranks 4
 
     unisono tune --device cuda
     """
@@ -56,11 +62,16 @@ def tune(
     on_gpu = device == "cuda"
     wanted = collective or list(GPU_COLLECTIVES if on_gpu else ["all_reduce"])
     for name in wanted:
-        check_known("collective", name, GPU_COLLECTIVES if on_gpu else COLLECTIVES)
+        check_known("collective", name, GPU_COLLECTIVES if on_gpu else (*COLLECTIVES, _WEIGHTS))
     usual = GPU_SIZES if on_gpu else SIZES
     sizes = [parse_nbytes(size) for size in listed(nbytes)] if nbytes is not None else list(usual)
-    names = _checked(algorithms, wanted, [NCCL] if on_gpu else [])
     world_size = count_gpus(ranks) if on_gpu else 4 if ranks is None else ranks
+    if _WEIGHTS in wanted:
+        _tune_weights(world_size, keep)
+        wanted = [name for name in wanted if name != _WEIGHTS]
+        if not wanted:
+            return
+    names = _checked(algorithms, wanted, [NCCL] if on_gpu else [])
     kept = Measured.load() if keep else None
     table = _measured(wanted, world_size, sizes, names, device)
     for name in wanted:
@@ -93,6 +104,29 @@ def _predict(wanted: list[str], table: Measured, ranks: int, keep: bool) -> None
         echo("\n".join(predicted.lines()))
         if keep:
             echo(f"kept in {save_topology(predicted.topology)}, for --topology {MEASURED}")
+
+
+def _tune_weights(ranks: int, keep: bool) -> None:
+    """Measures updates of weights, and prints and keeps what they took."""
+    kept = Measured.load() if keep else Measured()
+    with Console(stderr=True, highlight=False).status("starting the ranks ...") as status:
+
+        def report(push: Push) -> None:
+            status.update(f"{_words(push)} of {show_nbytes(push.nbytes)}: {show_seconds(push.seconds)}")
+
+        table = tune_weights(ranks, report)
+    models = sorted({(push.nbytes, push.tensors) for push in table.pushes})
+    shown = Table("update", *(f"{n} x {show_nbytes(size // n)}" for size, n in models), title="weights, measured")
+    for words in dict.fromkeys(map(_words, table.pushes)):
+        times = {(p.nbytes, p.tensors): show_seconds(p.seconds) for p in table.pushes if _words(p) == words}
+        shown.add_row(words, *(times[model] for model in models))
+    show(Console(highlight=False), shown)
+    if keep:
+        echo(f"kept in {kept.merged(table).save()}, for `unisono weights plan`")
+
+
+def _words(push: Push) -> str:
+    return f"{push.way}, {push.senders} to {push.ranks - push.senders}"
 
 
 def _checked(algorithms: str | None, collectives: list[str], others: list[str]) -> list[str] | None:

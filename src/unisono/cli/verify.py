@@ -87,7 +87,8 @@ def verify(
     if isinstance(schedule, PipelineSchedule) and program:
         raise UsageError(f"{schedule.name} is a pipeline schedule, which has no programs: leave --program out")
     if report and not isinstance(schedule, PipelineSchedule) and (program or placed):
-        proofs = prove_placed(placed or [Placed(schedule, placement or "")], size, in_place)
+        placed = placed or [Placed(schedule, placement or "", hosts=asked.cut(schedule.world_size))]
+        proofs = prove_placed(placed, size, in_place)
     show(console, Text("\n").join(_lines(report, notes)), soft_wrap=True)
     if not report:
         raise typer.Exit(FOUND_EXIT)

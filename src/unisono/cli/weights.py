@@ -8,12 +8,12 @@ import typer
 
 from unisono.cli.common import check_writable, echo, write
 from unisono.errors import UsageError
-from unisono.schedule import PRESETS, preset
-from unisono.selection import Measured
+from unisono.schedule import PRESETS
 from unisono.units import parse_nbytes
 
 if TYPE_CHECKING:
     from unisono.weights import Plan
+    from unisono.weights.prediction import Prediction
 
 __all__ = ["app", "plan_command"]
 
@@ -35,8 +35,11 @@ def plan_command(
     bucket: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of a chunk, at most.")] = "32MiB",
     forward: Annotated[str, typer.Option(help="direct, chain, tree, or auto: what simulates best.")] = "auto",
     topology: Annotated[
-        str, typer.Option(help=f"One of {', '.join(PRESETS)}; the first as `unisono tune broadcast` measured it here.")
-    ] = "shared_memory",
+        str | None,
+        typer.Option(
+            help=f"One of {', '.join(PRESETS)}.", show_default="this host as `unisono tune weights` measured it"
+        ),
+    ] = None,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the schedule as a picture.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead.")] = False,
 ) -> None:
@@ -56,13 +59,7 @@ def plan_command(
     loaded = {path: Layout.load(path) for path in (trainer, *engines)}
     given = () if rules is None else load_rules(rules)
     made = plan(loaded[trainer], [loaded[path] for path in engines], given, bucket=_bucket(bucket), forward=forward)
-    measured = Measured.load().shared_memory(made.world_size) if topology == "shared_memory" else None
-    where = measured or preset(topology, made.world_size)
-    echo(
-        json.dumps(_to_json(made, made.bound(where), made.simulate(where).time, where.name))
-        if as_json
-        else made.explain(where)
-    )
+    echo(json.dumps(_to_json(made, made.predict(topology))) if as_json else made.explain(topology))
     if svg is not None:
         write(svg, str(draw(made.schedule, "svg", style="rows")))
 
@@ -74,15 +71,15 @@ def _bucket(text: str) -> int:
     return nbytes
 
 
-def _to_json(plan: "Plan", bound: float, seconds: float, topology: str) -> dict[str, Any]:
+def _to_json(plan: "Plan", predicted: "Prediction") -> dict[str, Any]:
     return {
         "nbytes": plan.nbytes,
         "sent": plan.sent,
         "received": plan.received,
         "forward": plan.forward,
-        "topology": topology,
-        "seconds": seconds,
-        "bound": bound,
+        "topology": predicted.where,
+        "seconds": predicted.seconds,
+        "bound": predicted.bound,
         "chunks": [chunk._asdict() for chunk in plan.chunks],
         "schedule": plan.schedule.to_json(),
     }

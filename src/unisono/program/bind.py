@@ -114,10 +114,10 @@ class Table:
 
     def to_text(self) -> str:
         """A line per row."""
-        n = self.size
         head = (
-            f"{self.program.name}, {self.program.placement}: rank {self.program.rank} of {n}, {self.pieces} pieces, "
-            f"{self.pieces + self.lags} iterations, {self.meetings} meetings, {len(self.rows)} rows"
+            f"{self.program.name}, {self.program.placement}: rank {self.program.rank} of {self.size}, {self.pieces} "
+            f"{f'x {WINDOWS} ' * bool(self.late)}pieces, {self.pieces + self.lags} iterations, {self.meetings} "
+            f"meetings, {len(self.rows)} rows" + f", what crosses is due {self.late} meetings later" * bool(self.late)
         )
         return "\n".join([head, *(self._line(row) for row in self.rows.tolist())])
 

@@ -3,13 +3,15 @@
 Never imports torch.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.program.lower import lower
+from unisono.program.program import Program
 from unisono.schedule import Schedule
 
-__all__ = ["LATE", "WINDOWS", "Overlap", "overlap_of", "slot_readers"]
+__all__ = ["LATE", "WINDOWS", "Overlap", "overlap_of", "readers_of", "slot_readers"]
 
 LATE = 3
 """Meetings from one that sends to other hosts to the one after which these read what came: that many pieces are under
@@ -36,12 +38,18 @@ class Overlap:
 @lru_cache(maxsize=256)
 def slot_readers(schedule: Schedule, placement: str, deterministic: bool = False) -> dict[tuple[int, int], set[int]]:
     """The ranks that read each slot of staging memory, by (rank, slot); for placements that stage."""
+    return readers_of(lower(schedule, rank, placement, deterministic) for rank in range(schedule.world_size))
+
+
+def readers_of(programs: Iterable[Program]) -> dict[tuple[int, int], set[int]]:
+    """The same, of the programs of all ranks."""
     found: dict[tuple[int, int], set[int]] = {}
-    for rank in range(schedule.world_size):
-        for row in lower(schedule, rank, placement, deterministic).rows:
+    for program in programs:
+        for row in program.rows:
             for place in row.parts:
                 if place.space == "stage":
-                    found.setdefault((place.rank if place.rank >= 0 else rank, place.index), set()).add(rank)
+                    owner = place.rank if place.rank >= 0 else program.rank
+                    found.setdefault((owner, place.index), set()).add(program.rank)
     return found
 
 

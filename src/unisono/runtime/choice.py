@@ -69,11 +69,12 @@ def by_hosts(
         return by_default(collective, nbytes, world_size, root, oversubscribed)
     local, count, pieces = max(map(len, hosts)), len(hosts), -(-nbytes // _STAGED) or 1
     raw = nbytes * local * (world_size - local) / world_size  # from a host, of the parts that others sum
+    totals = count - 1 if collective == "all_reduce" else 1  # times that the last host sends them
     parts = max(1, round(sqrt((count - 1) * nbytes / _PIECE)))  # of the partial sums that go from host to host
     costs = {
         "one_shot": _cost(pieces, local, (world_size - min(map(len, hosts))) * nbytes),
         "two_phase": _cost(pieces, local, _BURST * raw) + _MEETING + _BURST * nbytes * local * (count - 1) / world_size,
-        "prefix": (count + 1) * _MEETING + parts * _PIECE + nbytes * (1 + (count - 1) / parts),
+        "prefix": (count + 1) * _MEETING + parts * _PIECE + nbytes * (totals + (count - 1) / parts),
     }
     name = min(costs, key=lambda each: costs[each])
     if name == "two_phase":

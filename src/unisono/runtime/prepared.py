@@ -21,7 +21,7 @@ import torch
 from unisono.program import Unfit, bind, lower
 from unisono.program.bind import Table
 from unisono.program.defaults import DIRECT_MOVED
-from unisono.program.slots import overlap_of
+from unisono.program.over_hosts import bind_over_hosts
 from unisono.runtime import words as w
 from unisono.runtime.call import SIGNATURE, Call, piece_numel
 from unisono.runtime.choice import Choice, by_default
@@ -315,16 +315,13 @@ class Preparer:
     def staged(self, kind: Kind, sizes: Sequence[int], rank: int) -> Table:
         """The table of the placement that stages, of this rank or, with all sizes known, of another one."""
         choice, (nbytes, uneven, widths) = kind.choice, self._measures(kind, sizes)
-        how, layout = (choice.schedule, choice.placement, choice.deterministic), self._board.segment.layout
-        program = lower(how[0], rank, *how[1:])
-        if not self.hosts:
-            return bind(program, nbytes, area=layout.stage, cap=choice.cap, listed=kind.listed, uneven=uneven, **widths)
-        slots = max((*program.slots, 1))
-        cap = min(choice.cap, layout.stage // slots * widths["itemsize"] // widths["wide"])
-        return bind(
-            program, nbytes, area=layout.area, cap=cap, listed=kind.listed, uneven=uneven, crosses=True,
-            overlap=overlap_of(*how, self.hosts), **widths,
-        )  # fmt: skip
+        stage, how = self._board.segment.layout.stage, (choice.schedule, choice.placement, choice.deterministic)
+        widths |= {"cap": choice.cap, "listed": kind.listed, "uneven": uneven}
+        if self.hosts:
+            return bind_over_hosts(
+                how[0], rank, how[1], nbytes, self.hosts, stage=stage, deterministic=how[2], **widths
+            )
+        return bind(lower(how[0], rank, *how[1:]), nbytes, area=stage, **widths)
 
     def _measures(self, kind: Kind, sizes: Sequence[int]) -> tuple[list[int], bool, dict[str, Any]]:
         """Bytes of the blocks, whether they may differ by rank, and the widths of an element."""

@@ -6,15 +6,14 @@ The table lives in the user's cache directory ($XDG_CACHE_HOME or ~/.cache), one
 import json
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import exp, log
 from pathlib import Path
 
 from unisono.errors import UsageError, file_errors
-from unisono.schedule import Link, Topology
 from unisono.schedule.topology_file import keep, kept_path
 
-__all__ = ["BY_DEFAULT", "Measured", "Row", "table_path"]
+__all__ = ["BY_DEFAULT", "Measured", "Push", "Row", "table_path"]
 
 _VERSION = 1
 BY_DEFAULT = "default"
@@ -36,19 +35,35 @@ class Row:
     device: str = "cpu"
 
 
+@dataclass(frozen=True, order=True)
+class Push:
+    """One measurement: an update of whole tensors between ranks of this host took `seconds`.
+
+    way: as `unisono.bench.weights` has it. tensors, nbytes: of the model.
+    """
+
+    way: str
+    senders: int
+    ranks: int
+    tensors: int
+    nbytes: int
+    seconds: float
+
+
 def table_path() -> Path:
     """The path of this machine's table."""
     return kept_path("tuned")
 
 
 class Measured:
-    """Rows, at most one per device, collective, ranks, algorithm and size (the last one given counts).
+    """Rows, one per device, collective, ranks, algorithm and size at most, and pushes; the last one given counts.
 
     What is looked up is that of CPUs.
     """
 
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
+    def __init__(self, rows: Iterable[Row] = (), pushes: Iterable[Push] = ()) -> None:
         self._rows = {(r.device, r.collective, r.ranks, r.algorithm, r.nbytes): r for r in rows}
+        self._pushes = {astuple(p)[:-1]: p for p in pushes}
 
     @property
     def rows(self) -> list[Row]:
@@ -60,12 +75,17 @@ class Measured:
         """The rows of CPUs, sorted."""
         return [row for row in self.rows if row.device == "cpu"]
 
+    @property
+    def pushes(self) -> list[Push]:
+        """All updates of weights, sorted."""
+        return sorted(self._pushes.values())
+
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) + len(self._pushes)
 
     def merged(self, newer: "Measured") -> "Measured":
         """Both tables; where they meet, the newer one counts."""
-        return Measured([*self.rows, *newer.rows])
+        return Measured([*self.rows, *newer.rows], [*self.pushes, *newer.pushes])
 
     def algorithms(self, collective: str, ranks: int) -> list[str]:
         """The measurements for so many ranks, sorted."""
@@ -91,29 +111,14 @@ class Measured:
         share = log(max(nbytes, 1) / max(a, 1)) / log(b / max(a, 1)) if b > max(a, 1) else 1.0
         return exp(log(before) + share * (log(after) - log(before)))
 
-    def shared_memory(self, world_size: int) -> Topology | None:
-        """What joins so many ranks of this host, from the broadcasts measured here; None if none were.
-
-        alpha is the time of the smallest, beta what each byte of the largest adds, of as many ranks, or of the next
-        number that was measured. A broadcast's readers share no port: they read the root's memory side by side.
-        """
-        rows = [r for r in self.of_cpus if (r.collective, r.algorithm) == ("broadcast", BY_DEFAULT) and r.ranks > 1]
-        if not rows:
-            return None
-        ranks = min({r.ranks for r in rows}, key=lambda count: (abs(count - world_size), count))
-        rows = [r for r in rows if r.ranks == ranks]
-        small, large = rows[0], rows[-1]
-        beta = max(large.seconds - small.seconds, 0.0) / max(large.nbytes - small.nbytes, 1)
-        link = Link("shared_memory", small.seconds, beta or large.seconds / large.nbytes, switched=False)
-        return Topology("shared_memory, measured", 1, world_size, link, gamma=beta)
-
     def save(self, path: Path | None = None) -> Path:
         """Write the table as a whole, or not at all. Raises UsageError if the file cannot be written."""
         rows = [
             [r.collective, r.ranks, r.algorithm, r.nbytes, r.seconds] + [r.device] * (r.device != "cpu")
             for r in self.rows
         ]
-        text = json.dumps({"version": _VERSION, "rows": rows}, indent=0)
+        pushes = [astuple(push) for push in self.pushes]
+        text = json.dumps({"version": _VERSION, "rows": rows, "pushes": pushes}, indent=0)
         return keep(path or table_path(), text, "the measured table")
 
     @classmethod
@@ -129,7 +134,12 @@ class Measured:
             data = json.loads(text)
             if data["version"] != _VERSION:
                 raise ValueError(f"version {data['version']}")
-            return cls(Row(str(c), int(n), str(a), int(s), _positive(t), *d) for c, n, a, s, t, *d in data["rows"])
+            rows = [Row(str(c), int(n), str(a), int(s), _positive(t), *d) for c, n, a, s, t, *d in data["rows"]]
+            pushes = [
+                Push(str(way), int(senders), int(n), int(tensors), int(size), _positive(t))
+                for way, senders, n, tensors, size, t in data.get("pushes", ())
+            ]
+            return cls(rows, pushes)
         except (ValueError, KeyError, TypeError) as problem:
             raise UsageError(f"{path} is no table of `unisono tune` ({problem}): delete it or measure again") from None
 

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from unisono.errors import UsageError
 from unisono.program import Table
 from unisono.schedule import Memory
 
-__all__ = ["Effort", "effort", "fit_memory"]
+__all__ = ["Effort", "effort", "fit_costs", "fit_memory"]
 
 _CACHED = 2 << 20
 
@@ -55,17 +56,22 @@ def fit_memory(measured: Sequence[tuple[Effort, float]], cores: int) -> Memory:
     """
     if len(measured) < 3:
         raise UsageError(f"three costs are fitted to three measured calls or more, got {len(measured)}")
-    seconds = np.array([took for _, took in measured])
+    seconds = [took for _, took in measured]
     work = [each for each, _ in measured]
-    columns = np.array([[1, w.meetings, 0 if w.cold else w.moved, w.moved if w.cold else 0] for w in work])
-    columns = columns / seconds[:, None]
+    columns = [[1, w.meetings, 0 if w.cold else w.moved, w.moved if w.cold else 0] for w in work]
+    call, meeting, copy, cold = fit_costs(columns, seconds)
+    return Memory(call, meeting, copy or cold, cores, cold or copy)
+
+
+def fit_costs(amounts: ArrayLike, seconds: ArrayLike) -> list[float]:
+    """What a unit of each amount costs, from rows of amounts and their seconds: nearest relatively, none below zero."""
+    columns = np.asarray(amounts, dtype=np.float64) / np.asarray(seconds)[:, None]
     scale = np.maximum(columns.max(axis=0), np.finfo(np.float64).tiny)
-    found, kept = np.zeros(4), [i for i in range(4) if columns[:, i].any()]
+    found, kept = np.zeros(columns.shape[1]), [i for i, column in enumerate(columns.T) if column.any()]
     while kept:  # drop the most negative one and fit the others again
-        solved = np.linalg.lstsq(columns[:, kept] / scale[kept], np.ones(len(seconds)), rcond=None)[0] / scale[kept]
+        solved = np.linalg.lstsq(columns[:, kept] / scale[kept], np.ones(len(columns)), rcond=None)[0] / scale[kept]
         if solved.min() >= 0:
             found[kept] = solved
             break
         kept.pop(int(solved.argmin()))
-    call, meeting, copy, cold = map(float, found)
-    return Memory(call, meeting, copy or cold, cores, cold or copy)
+    return [float(cost) for cost in found]

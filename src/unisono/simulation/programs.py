@@ -1,7 +1,7 @@
-"""The times of programs: what every rank executes of a schedule, row by row, on a topology that was measured.
+"""The times of programs by messages: what every rank executes of a schedule, on a topology that was measured.
 
-`simulate` of a schedule plays an abstract machine; this plays the runtime's: ranks of a host meet in shared memory,
-messages of a step are posted together, and a rank goes on when all of its step have come.
+`simulate` of a schedule plays an abstract machine; this plays the runtime's: messages of a step are posted together,
+and a rank goes on when all of its step have come. Where ranks meet instead, tables.py plays what they run.
 
 - A message whose ends post at s and r leaves at max(s, r + announcement), or later, in the order of readiness, where a
   port is busy; its last byte leaves after bytes * beta and is there alpha - announcement later. So a receive that was
@@ -10,8 +10,7 @@ messages of a step are posted together, and a rank goes on when all of its step 
 - Two messages that a rank sends, or receives, leave `further` seconds apart, at least.
 - A message without elements is not posted.
 - A copy takes bytes * memory.copy (nothing where no memory was measured), a sum that and bytes * gamma for every part
-  after the first; where a host has fewer
-  cores than ranks, they take their turns. Those who meet go on `meeting` seconds after the last has come.
+  after the first; where a host has fewer cores than ranks, they take their turns.
 """
 
 from collections.abc import Sequence
@@ -73,17 +72,21 @@ def simulate_programs(
     """The seconds at which each rank ends, float64, shape (ranks,).
 
     Args:
-        programs: of all ranks, of one schedule and placement.
+        programs: of all ranks, of one schedule, placed as messages.
         topology: with as many ranks.
         nbytes: of the collective, counted as in nccl-tests (Collective.chunk_nbytes).
         itemsize: bytes of an element. A block of fewer elements than it has chunks leaves some of them empty.
 
     Raises:
-        UsageError: there are programs for another number of ranks, or they wait for each other for ever.
+        UsageError: the programs are placed otherwise, or for another number of ranks, or wait for each other for ever.
 
     """
     if len(programs) != topology.world_size or [p.rank for p in programs] != list(range(len(programs))):
         raise UsageError(f"topology {topology.name} needs the programs of its {topology.world_size} ranks, in order")
+    if any(program.placement != "messages" for program in programs):
+        raise UsageError(
+            f"{programs[0].name} is {programs[0].placement}, expected messages: simulate_tables plays meetings"
+        )
     return _Play(programs, topology, _chunks(programs[0].collective, nbytes, itemsize)).run()
 
 
@@ -106,7 +109,6 @@ class _Play:
         for rank in self.ranks:
             self._collect(rank)
         self.free: dict[tuple[str, int], float] = {}
-        self.met: list[dict[int, float]] = [{} for _ in topology.ranks_of_hosts]
         memory, most = topology.memory, topology.ranks_per_host
         self.copy = memory.copy if memory is not None else 0.0
         self.turns = max(1.0, most / memory.cores) if memory is not None else 1.0
@@ -163,8 +165,6 @@ class _Play:
         while (row := rank.row) is not None:
             if row.kind == "wait" and not self._all_came(rank, row.step):
                 return
-            if row.kind == "meet" and not self._meets(rank):
-                return
             if row.kind in ("send", "recv") and rank.posted != row.step:
                 self._post(rank, row.step)
             elif row.kind in ("copy", "sum"):
@@ -193,22 +193,4 @@ class _Play:
         if any(end != end for end in ends):
             return False
         rank.time = max([rank.time, *ends])
-        return True
-
-    def _meets(self, rank: _Rank) -> bool:
-        """True once all ranks of the host have come; lets the others go on."""
-        host = int(self.topology.host(rank.rank))
-        met, members = self.met[host], self.topology.ranks_of_hosts[host]
-        met[rank.rank] = rank.time
-        if len(met) < len(members):
-            return False
-        meeting = self.topology.memory.meeting if self.topology.memory is not None else self.topology.intra.alpha
-        time = max(met.values()) + meeting
-        met.clear()
-        for member in members:
-            self.ranks[member].time = time
-        for member in members:
-            if member != rank.rank:
-                self.ranks[member].at += 1
-                self._advance(self.ranks[member])
         return True

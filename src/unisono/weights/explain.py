@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from unisono.schedule import Topology
 from unisono.units import show_count, show_nbytes, show_seconds
+from unisono.weights.prediction import Prediction
 
 if TYPE_CHECKING:
     from unisono.weights.plan import Plan
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["explain"]
 
 
-def explain(plan: "Plan", topology: Topology) -> str:
+def explain(plan: "Plan", predicted: Prediction) -> str:
     """Several lines of text."""
     senders, ranks = plan.sender.world_size, plan.world_size
     names = {name for fit in plan.fits for name in fit.tensors}
@@ -23,9 +23,9 @@ def explain(plan: "Plan", topology: Topology) -> str:
         *_table(plan),
     ]
     if plan.chunks:
-        time, bound = plan.simulate(topology).time, plan.bound(topology)
+        where, time, bound = predicted
         share = f"{bound / time:.0%} of the bound" if time else ""
-        lines.append(f"predicted on {topology.name}: {show_seconds(time)}; bound: {show_seconds(bound)}; {share}")
+        lines.append(f"predicted on {where}: {show_seconds(time)}; bound: {show_seconds(bound)}; {share}")
     return "\n".join([*lines, "", plan.draw()])
 
 

@@ -22,6 +22,7 @@ from unisono.backend.private import peer_memory
 from unisono.transport.shared_tensor import empty
 from unisono.weights.chunks import Chunk
 from unisono.weights.lineup import Lineup
+from unisono.weights.prediction import CACHED
 from unisono.weights.publishing import Publishing
 from unisono.weights.scales import local_maxima, scales_of
 from unisono.weights.source import Packing, Source
@@ -31,7 +32,6 @@ from unisono.weights.windows import WINDOW, Window, windows_of
 __all__ = ["Movement"]
 
 _LEAST = 64 << 10  # bytes of a window that are worth a meeting
-_CACHED = 4 << 20  # bytes of an update that are better left in caches
 
 
 class Movement:
@@ -44,7 +44,7 @@ class Movement:
         limit = min(limit, max(2 * lineup.bucket // SLOTS, _LEAST)) if limit == WINDOW else limit
         self.lineup, self.plan, self.group, self.rank = lineup, lineup.plan, group, lineup.rank
         self.windows = self._windows(limit, lambda replica: replica not in lineup.mapped)
-        self.past = sum(chunk.nbytes for chunk in self.plan.chunks) > _CACHED
+        self.past = sum(chunk.nbytes for chunk in self.plan.chunks) > CACHED
         """True for more bytes than caches hold: they are stored past them."""
         self.oversubscribed = len(lineup.who) > (os.cpu_count() or 1)
         self.source = Source(self, self.windows[self.rank], self.memory) if lineup.sends else None

@@ -16,6 +16,7 @@ from unisono.weights.fit import Fit, fit
 from unisono.weights.forwarding import FORWARDS, sends, steps_of
 from unisono.weights.layout import Layout
 from unisono.weights.packing import Move
+from unisono.weights.prediction import Prediction, predict
 from unisono.weights.proof import prove
 from unisono.weights.regions import Cast, Op, Region, cut
 from unisono.weights.rules import Rule
@@ -111,13 +112,17 @@ class Plan:
         """Seconds that no plan for these layouts can do without."""
         return bound_of(self, preset(topology, self.world_size))
 
+    def predict(self, topology: str | Topology | None = None) -> Prediction:
+        """Seconds of a push on a topology; None: on this host, as `unisono tune weights` measured it, if it has."""
+        return predict(self, topology)
+
     def draw(self) -> str:
         """The schedule as a grid of text: what every rank sends and receives in every step."""
         return str(draw(self.schedule))
 
-    def explain(self, topology: str | Topology = "shared_memory") -> str:
-        """Bytes by rank, buckets, who forwards, the predicted time, the bound and the share of it, the drawing."""
-        return explain(self, preset(topology, self.world_size))
+    def explain(self, topology: str | Topology | None = None) -> str:
+        """Bytes by rank, buckets, who forwards, the time as `predict` has it, the bound and its share, the drawing."""
+        return explain(self, self.predict(topology))
 
 
 def _local(
