@@ -184,20 +184,22 @@ def test_who_comes_later_raises_at_its_call_and_the_others_when_they_look(early:
         assert "the group can only be destroyed" in words
 
 
-def seen_from_outside(rank: int, world_size: int) -> list[tuple[int, str, str]]:
-    """What `unisono ps` shows of the calls of both ranks on GPUs."""
+def issues_and_sleeps(rank: int, world_size: int) -> None:
     for k in range(70 + rank):  # more than headers are kept
         issue(call(k))
-    dist.barrier()
-    (job,) = snapshot(os.getpid())
-    dist.barrier()
-    return [(each.gpu_number, each.gpu_call, each.gpu_group) for each in job.ranks]
+    time.sleep(60)
 
 
 def test_ps_shows_the_last_call_on_gpus() -> None:
-    last = [f"all_reduce(float32 [{k}], SUM)" for k in (69, 70)]
-    found = [(70, last[0], "the default group"), (71, last[1], "the default group")]
-    assert ranks(2).run(seen_from_outside, timeout=60) == [found, found]
+    found, end = [], time.monotonic() + 20
+    with Job(issues_and_sleeps, 2) as job:
+        while found != [70, 71] and time.monotonic() < end:
+            jobs = snapshot(job.pid(0))
+            found = [rank.gpu_number for each in jobs for rank in each.ranks]
+            time.sleep(0.02)
+        shown = [(rank.gpu_call, rank.gpu_group) for rank in jobs[0].ranks]
+    assert found == [70, 71]
+    assert shown == [(f"all_reduce(float32 [{k}], SUM)", "the default group") for k in (69, 70)]
 
 
 def test_a_call_left_out_long_ago_is_found() -> None:
