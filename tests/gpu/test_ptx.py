@@ -54,7 +54,7 @@ def test_accesses_are_wide(case: tuple[str, str, int, Form]) -> None:
 def test_accesses_of_fused_norms_are_wide(collective: str, hidden: int) -> None:
     program, norm = lower(build(*NORMS[collective], 4), 1, "put", True), Norm(hidden, 1e-6)
     text = module([norm_kernel(program, norm)])
-    made = compiled(Kernel(norm_kernel_name(program), text, "bfloat16", norm.tile, 8, capped=False), HOPPER)
+    made = compiled(Kernel(norm_kernel_name(program), text, "bfloat16", norm.tile, 8), HOPPER)
     found = str(made.asm["ptx"])
     moved = sum(len(row.to) for row in program.rows if row.kind == "copy" and row.to[0].space == "stage")
     assert len(accesses(found, "v4.b32")) >= (moved + 2) * norm.tile // 2048
@@ -65,9 +65,7 @@ def test_accesses_of_fused_norms_are_wide(collective: str, hidden: int) -> None:
 @pytest.mark.parametrize("n", [2, 4])
 def test_accesses_of_rows_with_counts_are_wide(n: int) -> None:
     program = lower(build("direct", "all_to_all", n), 1, "put", True)
-    made = compiled(
-        Kernel(row_kernel_name(program), row_module(row_kernel(program)), "int16", 4096, 16, capped=False), HOPPER
-    )
+    made = compiled(Kernel(row_kernel_name(program), row_module(row_kernel(program)), "int16", 4096, 16), HOPPER)
     found = str(made.asm["ptx"])
     assert len(accesses(found, "v4.b32")) == 2 * n + (n - 1) + (n - 1) + 1  # in, out; sent, received; zeros
     assert not accesses(found, "(?:b16|b8)")

@@ -51,8 +51,7 @@ def triton_missing() -> str:
 class Kernel:
     """A kernel to compile: its name and its module's text, the dtype, BLOCK, warps.
 
-    ``even``: the count, or the width, is a multiple of 16; ``aligned``: all tensors begin at multiples of 16 bytes;
-    ``capped``: two blocks of 16 warps are to fit on a multiprocessor.
+    ``even``: the count, or the width, is a multiple of 16; ``aligned``: all tensors begin at multiples of 16 bytes.
     """
 
     name: str
@@ -62,7 +61,6 @@ class Kernel:
     warps: int
     even: bool = True
     aligned: bool = True
-    capped: bool = True
 
 
 @lru_cache(maxsize=256)
@@ -109,7 +107,7 @@ def compiled(kernel: Kernel, target: tuple[str, int, int] | None = None) -> Any:
     attributes = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name in aligned}
     source = ASTSource(function, signature, {(names.index(k),): v for k, v in constants.items()}, attributes)
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False}
-    if kernel.warps == 16 and kernel.capped:
+    if kernel.warps == 16:
         options["maxnreg"] = _REGISTERS
     return triton.compile(source, target=GPUTarget(*target) if target else None, options=options)
 

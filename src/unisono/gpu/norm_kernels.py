@@ -81,6 +81,6 @@ def prepare_norm(kernels: KernelCalls, call: NormCall, header: int, aligned: boo
         return None
     warps = next(warps for upto, warps in _WARPS if nbytes <= upto)
     even = call.hidden % 16 == 0
-    made = compiled(Kernel(name, text, call.dtype, norm.tile, warps, even, aligned and even, capped=False))
+    made = compiled(Kernel(name, text, call.dtype, norm.tile, warps, even, aligned and even))
     pieces = kernels.size if call.collective == "reduce_scatter_rms_norm_all_gather" else 1
     return launcher(made, blocks, kernels.last(header, call.rows * call.hidden * pieces))

@@ -13,6 +13,7 @@ from unisono.program import lower
 __all__ = ["RowCall", "prepare_rows"]
 
 _COUNT_MAX = (1 << 31) - 1
+_TILE_NBYTES = 8 << 10  # of more than 2 ranks: larger ones spill registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,10 @@ def prepare_rows(kernels: KernelCalls, call: RowCall, header: int, aligned: bool
     """
     if max(call.width, call.agreed) > _COUNT_MAX:
         return None
-    n = kernels.size
+    n, itemsize = kernels.size, ITEMSIZES[call.dtype]
     name, text = _text(kernels.rank, n)
     part = -(-call.agreed // n) * call.width
-    shape = launch_shape(part, ITEMSIZES[call.dtype], n, kernels.multiprocessors)  # the last slot's end has the words
-    made = compiled(
-        Kernel(name, text, call.dtype, shape.tile, shape.warps, call.width % 16 == 0, aligned, capped=False)
-    )
+    shape = launch_shape(part, itemsize, n, kernels.multiprocessors)  # the words lie at the end of the last slot
+    tile = shape.tile if n <= 2 else min(shape.tile, _TILE_NBYTES // itemsize)
+    made = compiled(Kernel(name, text, call.dtype, tile, shape.warps, call.width % 16 == 0, aligned))
     return launcher(made, shape.blocks, kernels.last(header, call.rows, call.capacity, call.width))
