@@ -93,12 +93,12 @@ def test_launches_cover_the_data_and_fit() -> None:
         for itemsize in (1, 2, 4, 8):
             for slots in (0, 1, 3, 7, 21):
                 shape = launch_shape(part, itemsize, slots, 132)
-                assert shape.blocks <= min(2 * 132, ROWS)
+                assert shape.blocks <= min(132, ROWS)
                 assert shape.tile & (shape.tile - 1) == 0
                 assert max(1, slots) * shape.tile * itemsize <= HALF_NBYTES
                 assert shape.one_tile == (shape.blocks * shape.tile >= part)
     assert [warps for _, _, warps in LAUNCHES] == [4, 8, 16, 16]
-    assert launch_shape(1 << 24, 2, 3, 20).blocks == 40
+    assert launch_shape(1 << 24, 2, 3, 20).blocks == 20
 
 
 # Facts.

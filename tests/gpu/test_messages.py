@@ -200,10 +200,10 @@ def test_all_blocks_fit_on_a_gpu(n: int) -> None:
 
 def test_headers_differ_with_dtype_size_and_tag() -> None:
     found = [
-        header_of("float32", 4, 0),
-        header_of("int32", 4, 0),
-        header_of("float32", 5, 0),
-        header_of("float32", 4, -1),
+        header_of(torch.float32, 4, 0),
+        header_of(torch.int32, 4, 0),
+        header_of(torch.float32, 5, 0),
+        header_of(torch.float32, 4, -1),
     ]
     assert len(set(found)) == 4
     assert all(-(1 << 31) <= header < 1 << 31 for header in found)

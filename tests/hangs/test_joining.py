@@ -102,6 +102,7 @@ def test_a_job_is_started_again_over_the_same_store(late: int, before: int, tmp_
 def joins_without_files(rank: int, world_size: int, port: int, poor: int) -> Fault:
     """One rank may open no file once it has loaded the library and reached the store; it lives on."""
     import unisono.backend.device_group
+    import unisono.backend.device_patches
     import unisono.backend.process_group  # noqa: F401
 
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)

@@ -49,7 +49,7 @@ def test_a_folder_lists_what_it_exports_and_the_room_lists_its_folders() -> None
         folder = getattr(unisono.parallel, name)
         assert folder.__all__ == sorted(folder.__all__, key=lambda word: (not word[0].isupper(), word))
         assert all(hasattr(folder, word) for word in folder.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'server': it has data, mesh"):
+    with pytest.raises(AttributeError, match="no attribute 'server': it has data, expert, mesh"):
         unisono.parallel.server  # noqa: B018
 
 

@@ -21,7 +21,6 @@ from unisono.backend.tensors import PLAIN, check_memory
 from unisono.errors import UsageError
 from unisono.gpu.defaults import MESSAGE_NBYTES
 from unisono.gpu.messages import MessageKernels, Side, header_of
-from unisono.runtime.call import name_of_dtype
 from unisono.watch.message_guard import MessageGuard
 
 __all__ = ["MESSAGES", "DeviceMessages"]
@@ -46,7 +45,7 @@ class _Message:
     def side(self) -> Side:
         """As kernels take it."""
         assert self.flat is not None
-        header = header_of(name_of_dtype(self.tensor.dtype), self.tensor.numel(), self.tag)
+        header = header_of(self.tensor.dtype, self.tensor.numel(), self.tag)
         return Side(self.flat.data_ptr(), self.flat.nbytes, header, self.peer)
 
 
@@ -135,7 +134,7 @@ class DeviceMessages:
         self._operations.check_rank(peer)
         if type(tensor) not in PLAIN or tensor.layout != torch.strided:
             raise UsageError(f"{name} of a {type(tensor).__name__} of layout {tensor.layout}: give a plain tensor")
-        check_memory(tensor, f"the tensor to {name}")
+        check_memory(tensor, "the tensor to send" if name == "send" else "the tensor to recv")
         message = _Message(name, tensor.detach(), peer, tag)
         if self._kernels is not None and tensor.nbytes <= MESSAGE_NBYTES:
             whole = tensor.is_contiguous() and tensor.data_ptr() % _ALIGNED == 0 and not tensor.is_conj()
@@ -152,8 +151,8 @@ class DeviceMessages:
 
     def _issued(self, message: _Message) -> None:
         if self._guard is not None:
-            tensor = message.tensor
-            self._guard.issued(message.op, message.peer, message.tag, tensor.numel(), tensor.dtype)
+            tensor, by_kernels = message.tensor, message.flat is not None
+            self._guard.issued(message.op, message.peer, message.tag, tensor.numel(), tensor.dtype, not by_kernels)
 
     def _empty(self, message: _Message) -> MessageWork:
         """The Work of a message without elements, which is only compared."""

@@ -85,8 +85,13 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def check_memory(tensor: torch.Tensor, what: str) -> None:
     """Raises `UsageError` for a tensor that has no memory, or has lost some (FSDP frees what it has gathered so)."""
-    if not tensor.numel():
+    numel = tensor.numel()
+    if not numel:
         return
+    if type(tensor) in PLAIN and tensor.is_contiguous():
+        end = (tensor.storage_offset() + numel) * tensor.itemsize
+        if tensor.untyped_storage().nbytes() >= end and tensor.data_ptr():
+            return
     text = f"{what} ({name_of_dtype(tensor.dtype)} {list(tensor.shape)})"
     if tensor._is_zerotensor():
         raise UsageError(f"{text} is one of torch's zero tensors, which have no memory; use .clone()")

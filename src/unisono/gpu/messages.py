@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+
 from unisono.gpu.compile import Kernel, compiled, message_launcher
 from unisono.gpu.defaults import MESSAGE_TILES, message_rows, message_shape
 from unisono.gpu.message_text import MESSAGE_MODULE, SIDE, SIDES, kernel_of_messages
 from unisono.gpu.workspace import Workspace
+from unisono.runtime.call import name_of_dtype
 
 __all__ = ["MessageKernels", "Side", "header_of"]
 
@@ -18,9 +21,9 @@ _FACTS = struct.Struct("<Qqq")
 
 
 @lru_cache(maxsize=4096)
-def header_of(dtype: str, numel: int, tag: int) -> int:
+def header_of(dtype: torch.dtype, numel: int, tag: int) -> int:
     """What a message's flags carry, 32 bits with a sign: sender and receiver must agree on dtype, elements and tag."""
-    found = zlib.crc32(_FACTS.pack(zlib.crc32(dtype.encode()), numel, tag))
+    found = zlib.crc32(_FACTS.pack(zlib.crc32(name_of_dtype(dtype).encode()), numel, tag))
     return found - (1 << 32) if found >= 1 << 31 else found
 
 

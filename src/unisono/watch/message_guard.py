@@ -1,8 +1,9 @@
 """The guard of messages on GPUs: what both ends of a message say of it, compared on the host, without a wait.
 
 Between two ranks messages in one direction are numbered, and matched by number alone, as NCCL does. Sender and receiver
-publish tag, elements and dtype of each in shared memory when they issue it; so whoever comes later raises before it
-launches anything. The earlier one learns it from its watcher by `check`, which looks for lost and late peers too. An
+publish tag, elements and dtype of each in shared memory when they issue it; so of messages that NCCL carries whoever
+comes later raises before it launches anything. Kernels compare them themselves. The others learn it from their watchers
+by `check`, which looks for lost and late peers too. An
 end keeps its last messages only; every one of them carries a checksum over all earlier ones.
 """
 
@@ -78,10 +79,12 @@ class MessageGuard:
             end = self._ends[op, peer] = _End(op, peer, *ends)
         return end
 
-    def issued(self, op: str, peer: int, tag: int, numel: int, dtype: torch.dtype) -> None:
+    def issued(
+        self, op: str, peer: int, tag: int, numel: int, dtype: torch.dtype, compare: bool = True
+    ) -> None:  # fmt: skip
         """Publishes a send to, or recv from, a group rank; raises `MismatchError` if the peer's of that number differs.
 
-        ``dtype``, ``numel``: of the tensor; ``tag``: any.
+        ``dtype``, ``numel``: of the tensor; ``tag``: any; ``compare``: False where kernels compare them themselves.
         """
         end, longs = self._end(op, peer), self._segment.longs
         facts = _published(tag, numel, dtype)
@@ -93,7 +96,8 @@ class MessageGuard:
         longs[at] = longs[end.mine] = number
         end.times.append(time.monotonic())
         end.issued, end.checksum = number, zlib.crc32(facts.text, end.checksum)
-        self._compare(end)
+        if compare:
+            self._compare(end)
 
     def compare(self) -> None:
         """Compares all that both ends have issued since; raises `MismatchError`."""
