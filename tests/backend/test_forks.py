@@ -165,7 +165,9 @@ def test_processes_of_multiprocessing() -> None:
 def on_one_port(rank: int, world_size: int, port: int) -> int:
     start(rank, world_size, port)
     calls()
-    child = forked(lambda: time.sleep(60))
+    begun, begins = os.pipe()
+    child = forked(lambda: os.write(begins, b"!") and time.sleep(60))
+    os.read(begun, 1)  # the child has closed what it does not keep
     dist.destroy_process_group()
     lives(rank, world_size, port)
     os.kill(child, signal.SIGKILL)
