@@ -18,8 +18,8 @@ from unisono.selection import BY_DEFAULT, Measured, Push, Row
 __all__ = ["GPU_COLLECTIVES", "GPU_SIZES", "SIZES", "runnable", "tune", "tune_weights"]
 
 SIZES = (64, 1 << 10, 1 << 14, 1 << 18, 1 << 22)
-GPU_SIZES = (1 << 12, 1 << 14, *(1 << k for k in range(16, 27)))
-"""Up to 64 MiB: above, kernels take too many multiprocessors from what computes beside them to be chosen by time."""
+GPU_SIZES = (1 << 12, 1 << 14, *(1 << k for k in range(16, 25)))
+"""Up to 16 MiB: above, kernels take too many multiprocessors from what computes beside them to be chosen by time."""
 GPU_COLLECTIVES = tuple(dict.fromkeys(row.collective for row in TABLE))
 
 _RUNS, _GPU_RUNS, _SECONDS = 3, 5, 0.05  # of one algorithm at one size

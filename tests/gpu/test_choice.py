@@ -25,7 +25,7 @@ def test_the_table() -> None:
     assert gpu_default("all_reduce", 4, 4) == "one_shot"
     assert gpu_default("all_reduce", 1 << 20, 2) == "one_shot"
     assert gpu_default("all_reduce", 1 << 20, 4) == "two_phase"
-    assert gpu_default("all_reduce", (64 << 20) + 1, 4) == ""
+    assert gpu_default("all_reduce", (16 << 20) + 1, 4) == ""
     assert gpu_default("broadcast", 8 << 20, 2) == "star"
     assert gpu_default("broadcast", 4 << 20, 4) == ""
     assert gpu_default("reduce", 4 << 20, 2) == gpu_default("gather", 4, 8) == "star"

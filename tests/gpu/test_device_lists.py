@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
     AllToAllOptions,
+    BroadcastOptions,
     GatherOptions,
     ReduceOp,
     ReduceOptions,
@@ -21,8 +22,11 @@ from torch._C._distributed_c10d import (
 )
 
 from ranks import ranks
+from unisono.backend.cuda_calls import KNOWN_AGAIN
 from unisono.backend.device_calls import DeviceCalls
 from unisono.backend.device_lists import FlatCall, flat_call
+from unisono.backend.inner import Inner
+from unisono.backend.work import DONE
 from unisono.errors import UsageError
 from unisono.gpu.defaults import TABLE
 from unisono.gpu.kernels import ITEMSIZES
@@ -165,7 +169,7 @@ def stand_in(group: Any, launched: list[str]) -> Any:
 
         return copy
 
-    calls._inner = SimpleNamespace(call=lambda name, *_: launched.append(f"nccl {name}"))
+    calls._inner = SimpleNamespace(call=lambda name, *_: launched.append(f"nccl {name}") or DONE)
     calls.kernels = SimpleNamespace(table=TABLE, prepare=prepare, workspace=SimpleNamespace(failure=lambda: None))
     calls._checked = lambda name, arguments: torch.device("cpu")
     calls._failed, calls._last.stream = [0], 0
@@ -210,3 +214,27 @@ def test_a_group_calls_kernels_for_them() -> None:
         collective = name.removesuffix("_coalesced").removesuffix("_single")
         collective = {"allgather": "all_gather", "allreduce": "all_reduce"}.get(collective, collective)
         assert name == "alltoall" or (right and carried == [collective]), name
+
+
+def by_nccl_again(rank: int, world_size: int) -> tuple[list[str], list[bool]]:
+    """What carries calls of a kind that no kernel serves, the later ones known again; whether each has a Work."""
+    launched: list[str] = []
+    ours: Any = dist.group.WORLD
+    calls = stand_in(ours._group, launched)
+    calls.kernels.prepare, calls.index = lambda *_: None, -1  # the "GPU" of tensors on the CPU
+    options = BroadcastOptions()
+    arguments = [[torch.ones(4)], options]
+    known = KNOWN_AGAIN["broadcast"](*arguments)
+    works = [calls.again("broadcast", arguments, *known), calls.call("broadcast", arguments)]
+    works += [calls.again("broadcast", arguments, *known) for _ in range(2)]
+    return launched, [work is not None for work in works]
+
+
+def test_each_call_that_nccl_carries_is_made_once() -> None:
+    assert ranks(1).run(by_nccl_again) == [(["nccl broadcast"] * 3, [False, True, True, True])]
+
+
+def test_a_call_for_which_torch_has_no_work_has_one() -> None:
+    inner: Any = object.__new__(Inner)
+    inner.backend, inner.group, inner._methods = SimpleNamespace(broadcast=lambda *_: None), SimpleNamespace(), {}
+    assert inner.call("broadcast", [torch.ones(4)]).wait()

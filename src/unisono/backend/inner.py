@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.backend.cuda_calls import CANONICAL
+from unisono.backend.work import DONE
 from unisono.errors import UsageError
 from unisono.transport.handshake import make_gloo
 
@@ -46,8 +47,8 @@ class Inner:
             backend.eager_connect_single_device(device)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """The Work of torch's own method."""
-        return (self._methods.get(name) or self._method(name))(*args, **kwargs)
+        """The Work of torch's own method; a finished one where it gives none, as NCCL does for synchronous calls."""
+        return (self._methods.get(name) or self._method(name))(*args, **kwargs) or DONE
 
     def _method(self, name: str) -> Callable[..., Any]:
         """torch's own method; see `_OTHER_NAMES` for those that releases name differently."""

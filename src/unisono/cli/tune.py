@@ -36,7 +36,7 @@ def tune(
     nbytes: Annotated[
         str | None,
         typer.Option(
-            "--bytes", metavar="SIZES", help="By comma.", show_default="64B,1KiB,16KiB,256KiB,4MiB; GPUs: to 64MiB"
+            "--bytes", metavar="SIZES", help="By comma.", show_default="64B,1KiB,16KiB,256KiB,4MiB; GPUs: to 16MiB"
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda: kernels and NCCL, a GPU for each rank.")] = "cpu",
