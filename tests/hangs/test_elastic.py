@@ -105,4 +105,5 @@ def test_survivors_go_on_and_a_new_rank_joins_again(tmp_path: Path) -> None:
     assert alone[-1].pid == mine[0].pid  # no process has ended to go on
     assert again[-1].pid != mine[0].pid  # torchrun has started it again, with the state of the last step
     began = next(step.number for step in mine if step.pid == again[-1].pid)
-    assert began - max(step.number for step in mine if step.pid == mine[0].pid) in (0, 1)
+    # The second step after it, if it ended between the state of a step and the line that says so.
+    assert began - max(step.number for step in mine if step.pid == mine[0].pid) in (0, 1, 2)
