@@ -88,10 +88,10 @@ class DeviceCalls:
             if not why:
                 os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
                 space, least = symmetric_workspace(self._name, self.device), min(f.multiprocessors for f in found)
-                by_kernels = MessageKernels(space, group.rank, group.size, least, seconds)
+                kernels = KernelCalls(space, group.rank, group.size, least, seconds, found[0].table)
+                by_kernels = MessageKernels(kernels)
                 self._inner.call("barrier").wait()  # no rank raises a flag before all workspaces are empty
-                self.kernels = KernelCalls(space, group.rank, group.size, least, seconds, found[0].table)
-                self._failed = space.failed
+                self.kernels, self._failed = kernels, space.failed
             self.index = self.device.index
             self.messages = DeviceMessages(group, self._inner, self.device, by_kernels, self.raise_failure)
             how = f"NCCL alone: {why}" if why else "kernels over mapped memory, and NCCL for what they do not serve"
