@@ -9,6 +9,7 @@ from unisono.algorithms import build
 from unisono.program import best_staged, default, lower
 from unisono.program.bind import LINE
 from unisono.program.lower import Unfit
+from unisono.program.slots import ROOM
 from unisono.schedule import Schedule, preset
 from unisono.selection import BY_DEFAULT, Measured, Selector
 
@@ -16,10 +17,9 @@ __all__ = ["MEASURED", "Choice", "by_default", "by_hosts", "by_measurement", "by
 
 MEASURED = "measured"
 """Compared by the guard before all else if measurements choose."""
-_MEETING, _ROOM, _STAGED = 128 << 10, 1 << 20, 1 << 20
+_MEETING, _STAGED = 128 << 10, 1 << 20
 """Over hosts: bytes that a link carries in the time that a meeting takes beside its data, about alike for 1 Gbit/s and
-0.1 ms as for 100 Mbit/s and 10 ms; what it sends at a first meeting without another round trip (crossing.py); what
-it stages at once."""
+0.1 ms as for 100 Mbit/s and 10 ms; what a rank stages at once."""
 _PIECE, _BURST = _MEETING // 8, 1.5
 """Measured over both links (benchmarks/over_hosts): what a meeting costs among pieces that overlap; how much longer
 bytes take that all cross before any is summed."""
@@ -85,7 +85,7 @@ def by_hosts(
 
 def _cost(meetings: int, local: int, nbytes: float) -> float:
     """Of so many meetings that share bytes which cross from so many ranks, the first one's before ranks agree."""
-    return (meetings + (nbytes > meetings * local * _ROOM)) * _MEETING + nbytes
+    return (meetings + (nbytes > meetings * local * ROOM)) * _MEETING + nbytes
 
 
 def by_name(
