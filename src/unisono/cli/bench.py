@@ -167,6 +167,7 @@ def bench(
     settings.validate()
     if device == "cuda":
         settings = replace(settings, ranks=count_gpus(given_world_size))
+        settings.validate()
     _run(settings, rank, json, plot)
 
 
