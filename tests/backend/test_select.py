@@ -255,3 +255,13 @@ def test_other_words_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_SELECT", "1")
     with pytest.raises(unisono.UsageError, match=r"^UNISONO_SELECT is '1', expected default or measured$"):
         from_environment()
+
+
+def test_times_of_gpus_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = set()
+    for rows in ([], [Row("all_reduce", 2, "one_shot", 64, 1.0, "cuda")], [Row("all_reduce", 2, "ring", 64, 1.0)]):
+        monkeypatch.setattr(choice, "_table", lambda rows=rows: Measured(rows))
+        choice.table_mark.cache_clear()
+        marks.add(choice.table_mark())
+    choice.table_mark.cache_clear()
+    assert len(marks) == 2

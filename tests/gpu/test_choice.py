@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, AllTo
 
 from unisono.algorithms import build
 from unisono.backend.cuda_calls import devices_of, kernel_form, operation_of, strided
-from unisono.backend.device_facts import Facts, _kept_borders, exchanged, no_kernels
+from unisono.backend.device_facts import Facts, _kept_table, exchanged, no_kernels
 from unisono.backend.device_group import Devices, asked_devices
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.gpu.defaults import LAUNCHES, TABLE, GpuDefault, gpu_default, launch_shape, tuned_table
@@ -40,7 +40,7 @@ def measured(collective: str, times: dict[int, dict[str, float]], ranks: int = 2
 
 def test_the_table_by_what_was_measured() -> None:
     rows = measured("all_reduce", {
-        64: {"one_shot": 3.0, "two_phase": 5.0, "nccl": 9.0},
+        64: {"one_shot": 3.0, "two_phase": 5.0, "nccl": 9.0, "default": 2.0},  # which names no schedule
         128: {"one_shot": 5.0, "two_phase": 4.9, "nccl": 9.0},  # no clear difference: as before
         256: {"one_shot": 7.0, "two_phase": 5.0, "nccl": 9.0},
         384: {"one_shot": 9.0, "two_phase": 9.0, "nccl": 8.0},  # at one size alone
@@ -65,18 +65,19 @@ def test_the_table_by_what_was_measured() -> None:
 
 def test_rank_0_brings_the_table_of_its_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert _kept_borders(2) == ()
+    assert set(_kept_table(2)) == set(TABLE)
     Measured(measured("all_gather", {64: {"direct": 1.0, "nccl": 2.0}})).save()
-    borders = _kept_borders(2)
-    assert ("all_gather", 64, "direct") in borders
-    assert _kept_borders(3) == ()
-    store = Store()
-    found = exchanged(store, 0, [0], "group x", replace(ONE, borders=borders), 1.0)
+    assert GpuDefault("all_gather", 64, "direct") in _kept_table(2)
+    assert set(_kept_table(3)) == set(TABLE)
+    found = exchanged(Store(), 0, [0], "group x", replace(ONE, table=_kept_table(2)), 1.0)
     assert gpu_default("all_gather", 64, 2, found[0].table) == "direct"
     assert gpu_default("all_gather", 65, 2, found[0].table) == ""
-    assert ONE.table == TABLE
+    for ranks in (2, 4, 8):  # what was not measured keeps the limits of the built-in rows, in ranks too
+        for nbytes in (1 << 19, 1 << 20, 1 << 23):
+            chosen = gpu_default("broadcast", nbytes, ranks, found[0].table)
+            assert chosen == gpu_default("broadcast", nbytes, ranks)
     table_path().write_text("no table")
-    assert _kept_borders(2) == ()
+    assert _kept_table(2) == TABLE
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])

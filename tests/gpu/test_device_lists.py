@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
+    AllreduceOptions,
     AllToAllOptions,
     BroadcastOptions,
     GatherOptions,
@@ -21,6 +22,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
+import unisono
 from ranks import ranks
 from unisono.backend.cuda_calls import KNOWN_AGAIN
 from unisono.backend.device_calls import DeviceCalls
@@ -203,6 +205,20 @@ FORMS = {
     "all_gather_single_coalesced": AllgatherOptions, "reduce_scatter_single_coalesced": ReduceScatterOptions,
     "alltoall": AllToAllOptions,
 }  # fmt: skip
+
+
+def by_measurements(rank: int, world_size: int) -> list[str]:
+    """What carries a call in a group that goes by measurements, where no kernel runs."""
+    launched: list[str] = []
+    group: Any = dist.new_group(pg_options=unisono.Options(select="measured"))
+    calls = stand_in(group._group, launched)
+    calls.kernels = None
+    calls.call("allreduce", [[torch.ones(3)], AllreduceOptions()])
+    return launched
+
+
+def test_measurements_of_cpus_choose_nothing_on_gpus() -> None:
+    assert ranks(1).run(by_measurements) == [["nccl allreduce"]]
 
 
 def test_a_group_calls_kernels_for_them() -> None:

@@ -10,6 +10,7 @@ import torch
 from gpu.device import Device, Launch, Stuck, Unstaged
 from unisono.gpu.compile import HOPPER, Kernel, compiled, triton_missing
 from unisono.gpu.defaults import MESSAGE_NBYTES, MESSAGE_TILES, message_rows, message_shape
+from unisono.gpu.kernels import KernelCalls
 from unisono.gpu.layout import (
     FLAGS,
     INBOX,
@@ -32,7 +33,11 @@ TILE = 16  # words
 class Space:
     """A workspace of no memory."""
 
-    bases, counters, record, multiprocessors = 10, 11, 12, 132
+    bases, counters, record = 10, 11, 12
+
+
+def of_rank(rank: int, n: int, limit: float) -> MessageKernels:
+    return MessageKernels(KernelCalls(Space(), rank, n, 132, limit))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ class Traffic:
 
     def __init__(self, n: int, seed: int) -> None:
         self.n, self.chance = n, random.Random(seed)
-        self.kernels = [MessageKernels(Space(), rank, n, 132, 1.0) for rank in range(n)]  # type: ignore[arg-type]
+        self.kernels = [of_rank(rank, n, 1.0) for rank in range(n)]
         self.streams: dict[tuple[str, int, int], list[Launch]] = {}
         self.memory: dict[int, torch.Tensor] = {}
         self.moved: list[tuple[torch.Tensor, torch.Tensor, int]] = []
@@ -216,7 +221,7 @@ def test_a_launch_is_of_the_sizes_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
         return lambda blocks, stream, rest: calls.append((sides, tile, blocks, stream, *rest))
 
     monkeypatch.setattr("unisono.gpu.messages._loaded", loaded)
-    kernels = MessageKernels(Space(), 1, 2, 132, 2.0)  # type: ignore[arg-type]
+    kernels = of_rank(1, 2, 2.0)
     small, large = Side(4096, 5000, 3, 0), Side(8192, 1 << 20, 4, 0)
     kernels.launch(7, [small], [])
     kernels.launch(7, [large], [large])

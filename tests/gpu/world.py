@@ -44,9 +44,9 @@ class World:
         bases = torch.tensor([m.data_ptr() for m in self.memory], dtype=torch.int64, device=self.device)
         self.spaces = [Workspace(bases.data_ptr(), self.device, bases) for _ in range(n)]
         # Blocks of all ranks must be on the one GPU at once.
-        most = self.spaces[0].multiprocessors // n
+        most = torch.cuda.get_device_properties(self.device).multi_processor_count // n
         self.kernels = [KernelCalls(space, rank, n, most, limit) for rank, space in enumerate(self.spaces)]
-        self.messages = [MessageKernels(space, rank, n, most, limit) for rank, space in enumerate(self.spaces)]
+        self.messages = [MessageKernels(kernels) for kernels in self.kernels]
         self.sides: dict[tuple[str, int, int], torch.cuda.Stream] = {}
         self.streams = [torch.cuda.Stream() for _ in range(n)]
         self.pool, self.kept = ThreadPoolExecutor(n), {}  # type: ignore[var-annotated]

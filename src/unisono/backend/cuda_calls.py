@@ -43,10 +43,9 @@ def _look(argument: Any, where: str, found: dict[torch.device, str]) -> None:
                 _look(one, f"{where}, tensor {k}" if isinstance(one, torch.Tensor) else where, found)
 
 
-def call_of(operations: Any, name: str, arguments: Sequence[Any]) -> Call | None:
-    """The call that peers compare; None for messages, which two ranks alone make. ``name``: canonical."""
-    make = _CALLS.get(name)
-    return make(operations, *arguments) if make else None
+def call_of(operations: Any, name: str, arguments: Sequence[Any]) -> Call:
+    """The call that peers compare, of any method but those of messages. ``name``: canonical."""
+    return _CALLS[name](operations, *arguments)
 
 
 def _op(options: Any) -> str:

@@ -21,13 +21,13 @@ from unisono.backend.group import Group
 from unisono.backend.inner import Inner
 from unisono.backend.options import chosen
 from unisono.backend.work import DONE
-from unisono.errors import UnisonoError, UsageError
+from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
 from unisono.gpu.compile import Launch
 from unisono.gpu.defaults import gpu_default
 from unisono.gpu.kernels import KernelCalls
 from unisono.gpu.messages import MessageKernels
 from unisono.gpu.workspace import symmetric_workspace
-from unisono.runtime.call import SIGNATURE, Call
+from unisono.runtime.call import Call
 from unisono.runtime.task import copy_error
 from unisono.units import show_ranks
 
@@ -88,10 +88,10 @@ class DeviceCalls:
             if not why:
                 os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
                 space, least = symmetric_workspace(self._name, self.device), min(f.multiprocessors for f in found)
-                by_kernels = MessageKernels(space, group.rank, group.size, least, seconds)
+                kernels = KernelCalls(space, group.rank, group.size, least, seconds, found[0].table)
+                by_kernels = MessageKernels(kernels)
                 self._inner.call("barrier").wait()  # no rank raises a flag before all workspaces are empty
-                self.kernels = KernelCalls(space, group.rank, group.size, least, seconds, found[0].table)
-                self._failed = space.failed
+                self.kernels, self._failed = kernels, space.failed
             self.index = self.device.index
             self.messages = DeviceMessages(group, self._inner, self.device, by_kernels, self.raise_failure)
             how = f"NCCL alone: {why}" if why else "kernels over mapped memory, and NCCL for what they do not serve"
@@ -161,21 +161,20 @@ class DeviceCalls:
         inner = self.start(device)
         if name in MESSAGES:
             return self._messages(lambda messages: messages.call(name, arguments))
-        call = call_of(self._group.operations, name, arguments)
         if (tensors := strided(name, arguments)) is not None:
             return self._packed(name, arguments, *tensors)
+        call = call_of(self._group.operations, name, arguments)
         with self._lock:
             try:
-                launched = self._several(name, arguments, call) if call is not None else None
-                if launched is None and call is not None:
+                launched = self._several(name, arguments, call)
+                if launched is None:
                     launched = self._launch(name, arguments, call)
             except UsageError as error:
                 self.refuse(name, error, device)
                 raise
             if launched is not None:
                 return launched
-            if call is not None:
-                self._issued(call, self._known(name, arguments, call, None)[2])
+            self._issued(call, self._known(name, arguments, call, None)[2])
         return inner.call(name, *arguments)
 
     def ready(self, name: str, tensors: Sequence[torch.Tensor]) -> KernelCalls | None:
@@ -268,12 +267,11 @@ class DeviceCalls:
 
     def _several(self, name: str, arguments: Sequence[Any], call: Call) -> Any:
         """The Work of a call on several tensors that kernels serve by way of one; None for any other. Lock held."""
-        size, options = self._group.size, chosen(self._options)
+        size = self._group.size
         if self.kernels is None or not hasattr(arguments[-1], "asyncOp"):
             return None
         flat = flat_call(name, arguments, self._group.rank, size)
-        by = options.name_for(call.op) if options is not None else ""
-        if flat is None or not (by or gpu_default(call.op, flat.nbytes, size, self.kernels.table)):
+        if flat is None or not (self._named(call)[0] or gpu_default(call.op, flat.nbytes, size, self.kernels.table)):
             return None
         with torch.no_grad():
             tensors = flat.pack()
@@ -287,9 +285,7 @@ class DeviceCalls:
         """The Work of a call that kernels serve; None for any other. ``again``: it may come by `again`. Lock held."""
         if self.kernels is None:
             return self._refuse_named(call)
-        options = chosen(self._options)
-        by = options.name_for(call.op) if options is not None else ""
-        form = kernel_form(name, arguments, self._group.size, by, options.chunks if options is not None else 1)
+        form = kernel_form(name, arguments, self._group.size, *self._named(call))
         if form is None:
             return self._refuse_named(call)
         shape, source, output = form
@@ -301,16 +297,20 @@ class DeviceCalls:
         except KeyError:
             if len(self._launches) >= _KEPT:
                 self._launches.clear()
-            header = zlib.crc32(call.signature[: SIGNATURE.size])
-            launch = self._launches[key] = self.kernels.prepare(shape, header, aligned)
+            launch = self._launches[key] = self.kernels.prepare(shape, zlib.crc32(call.signature), aligned)
         if launch is None:
             return None
         kind = self._known(name if again else "", arguments, call, launch)
         return self._launched(kind, source_at, output_at, output, arguments[-1].asyncOp)
 
+    def _named(self, call: Call) -> tuple[str, int]:
+        """The algorithm that is chosen by name for a call, empty if none is, and its pieces."""
+        options = chosen(self._options)
+        return (options.name_for(call.op), options.chunks) if options is not None else ("", 1)
+
     def _refuse_named(self, call: Call) -> None:
         """Raises `UsageError` if an algorithm was chosen by name for a call that kernels do not run."""
-        if call.algorithm:
+        if self._named(call)[0]:
             raise UsageError(f"{call.describe()}: on GPUs here NCCL carries it, which takes no algorithm by name")
 
     # Failures
@@ -324,14 +324,15 @@ class DeviceCalls:
             raise copy_error(self.error, f"this group has failed before and can only be destroyed: {self.error}")
 
     def _explained(self, peer: int) -> UnisonoError:
-        """The error of a kernel that gave up over ``peer``."""
+        """The error of a kernel that gave up over ``peer``: what comparing finds, or else what is known."""
         try:
             self._group.device_guard.compare()
             if self.messages is not None:
                 self.messages.check(0.9 * self._group.timeout)
         except UnisonoError as error:
             return error
-        return self._group.device_guard.explain(peer)
+        name = self._group.global_ranks[peer]
+        return CollectiveTimeout(f"a call of {self._group.label} on GPUs did not end: rank {name} did not arrive")
 
     def _fail(self, error: UnisonoError) -> None:
         """Ends all calls under way, here and, by what they wait for, at the peers."""

@@ -23,7 +23,7 @@ __all__ = ["Facts", "exchanged", "no_kernels", "no_kernels_here", "own_facts"]
 class Facts:
     """A rank's GPU. ``visible``: identities of the GPUs that this process sees; ``peers``: those that it may map.
 
-    ``borders``: collective, bytes and schedule of the rows that `unisono tune` has found on this host; rank 0's count.
+    ``table``: which schedule serves which call, also as `unisono tune` has found on this host; rank 0's counts.
     """
 
     uuid: str
@@ -33,12 +33,7 @@ class Facts:
     peers: tuple[str, ...]
     triton: str
     kernels: bool
-    borders: tuple[tuple[str, int, str], ...] = ()
-
-    @property
-    def table(self) -> tuple[GpuDefault, ...]:
-        """Which schedule serves which call, by this rank's facts."""
-        return tuple(GpuDefault(*border) for border in self.borders) or TABLE
+    table: tuple[GpuDefault, ...] = TABLE
 
 
 def own_facts(device: torch.device, kernels: bool, world_size: int) -> Facts:
@@ -49,18 +44,17 @@ def own_facts(device: torch.device, kernels: bool, world_size: int) -> Facts:
     properties = torch.cuda.get_device_properties(device)
     return Facts(
         names[mine], properties.name, properties.multi_processor_count, tuple(names), tuple(mapped), triton_missing(),
-        kernels, _kept_borders(world_size),
+        kernels, _kept_table(world_size),
     )  # fmt: skip
 
 
-def _kept_borders(world_size: int) -> tuple[tuple[str, int, str], ...]:
-    """What `unisono tune` has kept on this host; nothing if the file cannot be read, which is said in the log."""
+def _kept_table(world_size: int) -> tuple[GpuDefault, ...]:
+    """By what `unisono tune` has kept on this host; the built-in one if the file cannot be read, which is logged."""
     try:
-        rows = [row for row in Measured.load().rows if (row.device, row.ranks) == ("cuda", world_size)]
+        return tuned_table(Measured.load().rows, world_size)
     except UsageError as error:
         logging.getLogger("unisono").warning("GPUs go by the built-in table: %s", error)
-        return ()
-    return tuple((row.collective, row.upto, row.schedule) for row in tuned_table(rows, world_size)) if rows else ()
+        return TABLE
 
 
 def exchanged(
@@ -81,8 +75,8 @@ def exchanged(
     found = []
     for key in keys:
         read = json.loads(store.get(key))
-        borders = tuple((name, upto, schedule) for name, upto, schedule in read["borders"])
-        found.append(Facts(**read | {"visible": (*read["visible"],), "peers": (*read["peers"],), "borders": borders}))
+        table = tuple(GpuDefault(**row) for row in read["table"])
+        found.append(Facts(**read | {"visible": (*read["visible"],), "peers": (*read["peers"],), "table": table}))
     for rank_, facts in enumerate(found):
         first = next(k for k, other in enumerate(found) if other.uuid == facts.uuid)
         if first != rank_:

@@ -137,8 +137,8 @@ class DeviceMessages:
         check_memory(tensor, "the tensor to send" if name == "send" else "the tensor to recv")
         message = _Message(name, tensor.detach(), peer, tag)
         if self._kernels is not None and tensor.nbytes <= MESSAGE_NBYTES:
-            whole = tensor.is_contiguous() and tensor.data_ptr() % _ALIGNED == 0 and not tensor.is_conj()
-            plain = whole and not tensor.is_neg()
+            whole = tensor.is_contiguous() and tensor.data_ptr() % _ALIGNED == 0
+            plain = whole and not tensor.is_conj() and not tensor.is_neg()
             message.flat = message.tensor if plain else self._copy(message)
         elif not tensor.is_contiguous():
             raise UsageError(f"{name} of a tensor with gaps, of {tensor.nbytes} bytes: give .contiguous()")
@@ -151,8 +151,9 @@ class DeviceMessages:
 
     def _issued(self, message: _Message) -> None:
         if self._guard is not None:
-            tensor, by_kernels = message.tensor, message.flat is not None
-            self._guard.issued(message.op, message.peer, message.tag, tensor.numel(), tensor.dtype, not by_kernels)
+            tensor, numel = message.tensor, message.tensor.numel()
+            by_kernel = message.flat is not None and numel > 0
+            self._guard.issued(message.op, message.peer, message.tag, numel, tensor.dtype, not by_kernel)
 
     def _empty(self, message: _Message) -> MessageWork:
         """The Work of a message without elements, which is only compared."""
@@ -176,10 +177,8 @@ class DeviceMessages:
 
     def _by_kernels(self, messages: Sequence[_Message]) -> list[MessageWork]:
         """The Works of messages, in one launch if that fits them. Lock held."""
-        sizes: dict[str, list[int]] = {"send": [], "recv": []}
-        for message in messages:
-            sizes[message.op].append(message.tensor.nbytes)
-        if messages and self._kernels is not None and self._kernels.fit(sizes["send"], sizes["recv"]):
+        sends, receives = ([m.tensor.nbytes for m in messages if m.op == op] for op in ("send", "recv"))
+        if self._kernels is not None and self._kernels.fit(sends, receives):
             return self._launched(messages)
         return [work for message in messages for work in self._launched([message])]
 

@@ -9,13 +9,15 @@ Groups without GPUs and other backends go through torch's own code.
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from unisono.backend.device_group import TwoDeviceGroup
 from unisono.errors import UsageError
+
+if TYPE_CHECKING:
+    from unisono.backend.device_group import TwoDeviceGroup
 
 __all__ = ["patch"]
 
@@ -36,8 +38,10 @@ def _data(op: Any) -> tuple[Any, int, int]:
     return tensor, op.group_peer, op.tag
 
 
-def _ours(group: Any) -> TwoDeviceGroup | None:
+def _ours(group: Any) -> "TwoDeviceGroup | None":
     """A group, or the default one, if it is unisono's and has GPUs."""
+    from unisono.backend.device_group import TwoDeviceGroup  # what has no GPUs needs none of it
+
     found = group or dist.group.WORLD
     return found if isinstance(found, TwoDeviceGroup) else None
 

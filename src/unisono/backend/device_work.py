@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import Work
 from unisono.errors import UnisonoError
 
 __all__ = [
+    "Done",
     "LastStream",
     "LaunchedWork",
     "MessageWork",

@@ -13,7 +13,7 @@ from unisono.backend.caller_frame import keep_from_dynamo
 from unisono.backend.device_calls import DeviceCalls, Kind
 from unisono.backend.tensors import PLAIN
 from unisono.gpu.norm_kernels import NORMS, NormCall, prepare_norm
-from unisono.runtime.call import SIGNATURE, Call, name_of_dtype
+from unisono.runtime.call import Call, name_of_dtype
 
 __all__ = ["NormCalls", "NormKernel"]
 
@@ -79,7 +79,7 @@ class NormCalls:
         reduce_op = "" if operation == "all_gather" else "SUM"
         call = Call(operation, x.dtype, tuple(x.shape), reduce_op, extra_signature=words, args_text=words)
         kind = NormCall(collective, name_of_dtype(x.dtype), rows, hidden, eps)
-        launch = prepare_norm(kernels, kind, zlib.crc32(call.signature[: SIGNATURE.size]), places & 15 == 0)
+        launch = prepare_norm(kernels, kind, zlib.crc32(call.signature), places & 15 == 0)
         if launch is None:
             return None
         if len(self._kinds) >= _KEPT:

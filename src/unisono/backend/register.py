@@ -20,7 +20,6 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     from torch._C._distributed_c10d import Backend as _Backend
 
     from unisono.backend import patches
-    from unisono.backend.device_group import TwoDeviceGroup, asked_devices
     from unisono.backend.group import Group, given
     from unisono.backend.member_registry import MemberRegistry, default_nonce
     from unisono.backend.options import Options, from_environment, kernels_wanted, pinned
@@ -30,7 +29,11 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     from unisono.transport.process import pin
 
     patches.apply()
-    devices = asked_devices(sys._getframe(1)) if torch.cuda.is_available() else None
+    devices = None
+    if torch.cuda.is_available():
+        from unisono.backend.device_group import TwoDeviceGroup, asked_devices
+
+        devices = asked_devices(sys._getframe(1))
     kernels = kernels_wanted()
     choices = backend_options if backend_options is not None else from_environment()
     if isinstance(choices, _Backend.Options) and devices is not None:

@@ -14,7 +14,7 @@ from unisono.backend.device_calls import DeviceCalls, Kind
 from unisono.backend.tensors import PLAIN
 from unisono.gpu.kernels import moved_as
 from unisono.gpu.row_kernels import RowCall, prepare_rows
-from unisono.runtime.call import SIGNATURE, Call, name_of_dtype
+from unisono.runtime.call import Call, name_of_dtype
 
 __all__ = ["RowCalls", "RowKernel"]
 
@@ -59,8 +59,8 @@ class RowCalls:
         dtype, width = moved_as(x.dtype.itemsize, numel)
         words = f"{name_of_dtype(x.dtype)} rows of {list(x.shape[1:])}, {agreed} at most"
         call = Call("all_to_all", x.dtype, (agreed, *x.shape[1:]), extra_signature=words, args_text=words)
-        header = zlib.crc32(call.signature[: SIGNATURE.size])
-        launch = prepare_rows(kernels, RowCall(dtype, width, agreed, len(x), capacity), header, place == 0)
+        kind = RowCall(dtype, width, agreed, len(x), capacity)
+        launch = prepare_rows(kernels, kind, zlib.crc32(call.signature), place == 0)
         if launch is None:
             return None
         if len(self._kinds) >= _KEPT:

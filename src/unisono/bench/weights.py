@@ -88,7 +88,8 @@ class WeightSettings:
     """One run, the same on all ranks.
 
     ``delta``: the share of tensors that change; below 0: no such case. ``tuned``: what plans predict by, if anything.
-    ``parts``: measure what an update's time is made of, too.
+    ``parts``: measure what an update's time is made of, too; else other data is written between updates, as is where
+    contenders take turns.
     """
 
     tensors: tuple[tuple[int, int], ...] = ((300, 28000), (3000, 100))

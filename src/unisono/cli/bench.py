@@ -166,7 +166,7 @@ def bench(
     )  # fmt: skip
     settings.validate()
     if device == "cuda":
-        settings = replace(settings, ranks=count_gpus(given_world_size))
+        (settings := replace(settings, ranks=count_gpus(given_world_size))).validate()
     _run(settings, rank, json, plot)
 
 

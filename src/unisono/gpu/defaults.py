@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.gpu.layout import MESSAGE_ROWS, ROWS, SLOT_NBYTES, WORLD_SIZE_MAX, slot_numel
-from unisono.selection import Row
+from unisono.selection import BY_DEFAULT, Row
 
 __all__ = [
     "KIB", "LAUNCHES", "MESSAGE_NBYTES", "MESSAGE_TILES", "MIB", "NCCL", "TABLE", "GpuDefault", "LaunchShape",
@@ -78,7 +78,7 @@ def tuned_table(measured: Iterable[Row], world_size: int) -> tuple[GpuDefault, .
     """
     times: dict[str, dict[int, dict[str, float]]] = {}
     for row in measured:
-        if (row.device, row.ranks) == ("cuda", world_size):
+        if (row.device, row.ranks) == ("cuda", world_size) and row.algorithm != BY_DEFAULT:
             times.setdefault(row.collective, {}).setdefault(row.nbytes, {})[row.algorithm] = row.seconds
     table: list[GpuDefault] = []
     for collective in dict.fromkeys(row.collective for row in TABLE):

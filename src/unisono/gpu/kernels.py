@@ -68,9 +68,8 @@ class KernelCalls:
         self, workspace: Workspace, rank: int, world_size: int, multiprocessors: int, limit: float,
         table: tuple[GpuDefault, ...] = TABLE,
     ) -> None:  # fmt: skip
-        self.workspace, self.rank, self.size = workspace, rank, world_size
-        self.multiprocessors = min(multiprocessors, workspace.multiprocessors)
-        self.limit, self.table = limit, table
+        self.workspace, self.rank, self.size, self.table = workspace, rank, world_size, table
+        self.multiprocessors, self.limit = multiprocessors, int(min(limit, 1e9) * 1e9)
 
     def schedule(self, call: GpuCall) -> Schedule | None:
         """The schedule of a call; None if it goes to NCCL.
@@ -108,4 +107,4 @@ class KernelCalls:
     def last(self, header: int, *sizes: int) -> tuple[int, ...]:
         """The arguments of a kernel after the addresses of tensors: the workspace, sizes, header, limit."""
         space, signed = self.workspace, header - (1 << 32) if header >= 1 << 31 else header
-        return (space.bases, space.counters, space.record, *sizes, signed, int(min(self.limit, 1e9) * 1e9))
+        return (space.bases, space.counters, space.record, *sizes, signed, self.limit)

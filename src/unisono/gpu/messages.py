@@ -10,8 +10,8 @@ import torch
 
 from unisono.gpu.compile import Kernel, compiled, message_launcher
 from unisono.gpu.defaults import MESSAGE_TILES, message_rows, message_shape
+from unisono.gpu.kernels import KernelCalls
 from unisono.gpu.message_text import MESSAGE_MODULE, SIDE, SIDES, kernel_of_messages
-from unisono.gpu.workspace import Workspace
 from unisono.runtime.call import name_of_dtype
 
 __all__ = ["MessageKernels", "Side", "header_of"]
@@ -46,13 +46,13 @@ def _loaded(sides: int, tile: int, warps: int) -> Callable[[int, int, Sequence[i
 
 
 class MessageKernels:
-    """``multiprocessors``: the least of all ranks' GPUs; ``limit``: seconds that kernels wait."""
+    """The kernels of messages beside a rank's ``kernels``, whose workspace they share."""
 
-    def __init__(self, workspace: Workspace, rank: int, world_size: int, multiprocessors: int, limit: float) -> None:
+    def __init__(self, kernels: KernelCalls) -> None:
         self._launches = {(s, tile): _loaded(s, tile, warps) for s in SIDES for tile, warps in MESSAGE_TILES}
-        self._rows = message_rows(world_size, min(multiprocessors, workspace.multiprocessors))
-        space = workspace
-        self._fixed = (space.bases, space.counters, space.record, rank, world_size, int(min(limit, 1e9) * 1e9))
+        self._rows = message_rows(kernels.size, kernels.multiprocessors)
+        space = kernels.workspace
+        self._fixed = (space.bases, space.counters, space.record, kernels.rank, kernels.size, kernels.limit)
 
     def fit(self, sends: Sequence[int], receives: Sequence[int]) -> bool:
         """True if messages of so many bytes are one launch."""

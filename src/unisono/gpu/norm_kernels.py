@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from unisono.algorithms import build
 from unisono.gpu.compile import Kernel, Launch, compiled, launcher
-from unisono.gpu.defaults import KIB, MIB, GpuDefault
+from unisono.gpu.defaults import KIB, MIB, GpuDefault, gpu_default
 from unisono.gpu.kernel_text import module
 from unisono.gpu.kernels import ITEMSIZES, KernelCalls
 from unisono.gpu.layout import HALF_NBYTES, ROWS
@@ -56,22 +56,16 @@ def _text(collective: str, rank: int, world_size: int, norm: Norm) -> tuple[str,
     return norm_kernel_name(program), module([norm_kernel(program, norm)]), max(program.slots, default=0)
 
 
-def _serves(call: NormCall, world_size: int) -> bool:
-    """True if a row of the table serves a call."""
-    blocks = 1 if call.collective == "all_reduce_rms_norm" else world_size
-    nbytes = call.rows * call.hidden * blocks * ITEMSIZES[call.dtype]
-    return any(
-        row.collective == call.collective and nbytes <= row.upto and world_size <= row.upto_ranks for row in NORM_TABLE
-    )
-
-
 def prepare_norm(kernels: KernelCalls, call: NormCall, header: int, aligned: bool) -> Launch | None:
     """The launch of a kind of call, its kernel loaded; None if it is to be made of a collective and a norm.
 
     Of input, residual, weight, norm, new residual. ``header``: 32 bits that must be equal on all ranks; ``aligned``:
     all tensors begin at multiples of 16 bytes.
     """
-    if call.dtype not in _DTYPES or not call.rows * call.hidden or not _serves(call, kernels.size):
+    if call.dtype not in _DTYPES or not call.rows * call.hidden:
+        return None
+    whole = call.rows * (1 if call.collective == "all_reduce_rms_norm" else kernels.size)
+    if not gpu_default(call.collective, whole * call.hidden * ITEMSIZES[call.dtype], kernels.size, NORM_TABLE):
         return None
     blocks = min(call.rows, ROWS, kernels.multiprocessors)
     norm = Norm(call.hidden, call.eps, loop=blocks < call.rows)

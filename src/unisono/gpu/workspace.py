@@ -35,7 +35,6 @@ class Workspace:
         self.counters, self.record = self._counters.data_ptr(), self._record.data_ptr()
         self.failed = (ctypes.c_int64 * RECORD_WORDS).from_address(self.record)
         """The failure record: its first word is not 0 once a kernel of this rank has failed."""
-        self.multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
 
     def failure(self) -> Failure | None:
         """The first failure that a kernel of this rank has recorded."""

@@ -11,7 +11,7 @@ from unisono.program.lower import lower
 from unisono.program.program import Program
 from unisono.schedule import Schedule
 
-__all__ = ["LATE", "WINDOWS", "Overlap", "overlap_of", "readers_of", "slot_readers"]
+__all__ = ["LATE", "ROOM", "WINDOWS", "Overlap", "overlap_of", "readers_of", "slot_readers"]
 
 LATE = 3
 """Meetings from one that sends to other hosts to the one after which these read what came: that many pieces are under
@@ -20,6 +20,8 @@ first meeting of the next call does not use."""
 WINDOWS = 4
 """Parts of staging memory that an overlapping program uses in turn, one a meeting: two in each half. What was staged is
 read before `LATE` more meetings, so that it is overwritten after it was read."""
+ROOM = 1 << 20
+"""Bytes that a rank sends to other hosts at a call's first meeting, before it knows that all make the same call."""
 
 
 @dataclass(frozen=True)

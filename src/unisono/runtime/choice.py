@@ -9,19 +9,17 @@ from unisono.algorithms import build
 from unisono.program import best_staged, default, lower
 from unisono.program.bind import LINE
 from unisono.program.lower import Unfit
+from unisono.program.slots import ROOM
 from unisono.schedule import Schedule, preset
-from unisono.selection import Measured, Selector
+from unisono.selection import BY_DEFAULT, Measured, Selector
 
 __all__ = ["MEASURED", "Choice", "by_default", "by_hosts", "by_measurement", "by_name", "table_mark"]
 
 MEASURED = "measured"
 """Compared by the guard before all else if measurements choose."""
-DEFAULT = "default"
-"""The name of the table's choice among the algorithms that `unisono tune` measures."""
-_MEETING, _ROOM, _STAGED = 128 << 10, 1 << 20, 1 << 20
+_MEETING, _STAGED = 128 << 10, 1 << 20
 """Over hosts: bytes that a link carries in the time that a meeting takes beside its data, about alike for 1 Gbit/s and
-0.1 ms as for 100 Mbit/s and 10 ms; what it sends at a first meeting without another round trip (crossing.py); what
-it stages at once."""
+0.1 ms as for 100 Mbit/s and 10 ms; what a rank stages at once."""
 _PIECE, _BURST = _MEETING // 8, 1.5
 """Measured over both links (benchmarks/over_hosts): what a meeting costs among pieces that overlap; how much longer
 bytes take that all cross before any is summed."""
@@ -87,7 +85,7 @@ def by_hosts(
 
 def _cost(meetings: int, local: int, nbytes: float) -> float:
     """Of so many meetings that share bytes which cross from so many ranks, the first one's before ranks agree."""
-    return (meetings + (nbytes > meetings * local * _ROOM)) * _MEETING + nbytes
+    return (meetings + (nbytes > meetings * local * ROOM)) * _MEETING + nbytes
 
 
 def by_name(
@@ -117,15 +115,15 @@ def _table() -> Measured:
 
 @cache
 def table_mark() -> str:
-    """The mark of this machine's table, which ranks compare at the first call."""
-    return hashlib.blake2b(repr(_table().rows).encode(), digest_size=4).hexdigest()
+    """The mark of what was measured on this machine's CPUs, which ranks compare at the first call."""
+    return hashlib.blake2b(repr(_table().of_cpus).encode(), digest_size=4).hexdigest()
 
 
 @cache
 def _selector(collective: str, world_size: int) -> Selector:
     """By what was measured, or, if no schedule was, by the model."""
     table = _table()
-    named = set(table.algorithms(collective, world_size)) - {DEFAULT}
+    named = set(table.algorithms(collective, world_size)) - {BY_DEFAULT}
     return Selector(collective, preset("shared_memory", world_size), table if named else None)
 
 
@@ -137,8 +135,8 @@ def by_measurement(
         return by_default(collective, nbytes, world_size, root, oversubscribed)
     whole = nbytes * world_size if collective in _OWNED else nbytes
     best, table = _selector(collective, world_size).choose(whole).best, _table()
-    if DEFAULT in table.algorithms(collective, world_size):
-        usual = table.seconds(collective, world_size, DEFAULT, whole)
+    if BY_DEFAULT in table.algorithms(collective, world_size):
+        usual = table.seconds(collective, world_size, BY_DEFAULT, whole)
         if not best.measured or usual <= best.seconds:
             return by_default(collective, nbytes, world_size, root, oversubscribed)
     made = best.candidate

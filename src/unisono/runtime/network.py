@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from unisono.program.slots import ROOM
 from unisono.runtime.questions import Questions
 from unisono.transport.host import HostMap
 from unisono.transport.layout import AFFINITY, GAVE_UP, ISSUED, JOINED, LEFT, MEETINGS, STATE
@@ -25,7 +26,7 @@ __all__ = ["MEETING", "MEETING_DATA", "MEETING_ROOM", "RING_BYTES", "RING_COUNTS
 MEETING, MEETING_DATA, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER, _SHRINKING, _HEADER = range(10)
 """Kinds of frames."""
 _MEETINGS, _MESSAGES = 1, 2
-MEETING_ROOM, _MESSAGE_ROOM = (1 << 20) + (16 << 10), 16 << 10
+MEETING_ROOM, _MESSAGE_ROOM = ROOM + (16 << 10), 16 << 10
 """Bytes of data that a frame takes: of a meeting; of a message."""
 _DELAY = {0: 0.25, GAVE_UP: 0.25, LEFT: 5.0}
 """Seconds after which a rank that is lost, has given up or has left will not arrive any more, although it has begun

@@ -2,7 +2,6 @@
 
 from unisono.selection.advice import explain, ranges
 from unisono.selection.measured import BY_DEFAULT, Measured, Push, Row, table_path
-from unisono.selection.over_hosts import OverHosts, over_hosts
 from unisono.selection.selector import SIZES, Choice, Crossover, Quote, Selector, select
 
 __all__ = [
@@ -11,13 +10,11 @@ __all__ = [
     "Choice",
     "Crossover",
     "Measured",
-    "OverHosts",
     "Push",
     "Quote",
     "Row",
     "Selector",
     "explain",
-    "over_hosts",
     "ranges",
     "select",
     "table_path",

@@ -21,13 +21,11 @@ from numpy.typing import NDArray
 from unisono.errors import UsageError
 from unisono.program import Table
 from unisono.program.bind import COPY, KIND, LAG, LEFT, MEET, MOST, NARROW, SHRINK, SRC, SRC_AT, SUM, WIDEN
-from unisono.program.slots import readers_of
+from unisono.program.slots import ROOM, readers_of
 from unisono.schedule import Topology
 
-__all__ = ["ROOM", "simulate_tables"]
+__all__ = ["simulate_tables"]
 
-ROOM = 1 << 20
-"""Bytes that a rank sends at the first meeting of a call before it knows that all ranks make the same call."""
 _Slots = Mapping[tuple[int, int], set[int]]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from time import monotonic, sleep
 from zlib import crc32
 
-from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
+from unisono.errors import CollectiveTimeout, MismatchError
 from unisono.runtime.call import SIGNATURE, Call, Site, call_site, site_text
 from unisono.runtime.header import Header, read_header
 from unisono.runtime.monitor import Monitor
@@ -130,15 +130,6 @@ class DeviceGuard:
             arrived = ", ".join(str(name) for name in self._global_ranks if name not in absent)
             text = f"{what} did not end within {timeout:g} s: {name_ranks(absent)} missing (arrived: {arrived})"
             raise CollectiveTimeout(text + self._monitor.lateness(missing))
-
-    def explain(self, peer: int) -> UnisonoError:
-        """The error of a kernel that gave up over ``peer``: what comparing finds, or else what is known."""
-        try:
-            self.compare()
-        except MismatchError as found:
-            return found
-        name = self._global_ranks[peer]
-        return CollectiveTimeout(f"a call of {self._label} on GPUs did not end: rank {name} did not arrive")
 
     # Headers in shared memory: before each, a word with its number and the checksum of all up to it
 

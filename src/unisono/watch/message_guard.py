@@ -1,10 +1,10 @@
 """The guard of messages on GPUs: what both ends of a message say of it, compared on the host, without a wait.
 
 Between two ranks messages in one direction are numbered, and matched by number alone, as NCCL does. Sender and receiver
-publish tag, elements and dtype of each in shared memory when they issue it; so of messages that NCCL carries whoever
-comes later raises before it launches anything. Kernels compare them themselves. The others learn it from their watchers
-by `check`, which looks for lost and late peers too. An
-end keeps its last messages only; every one of them carries a checksum over all earlier ones.
+publish tag, elements and dtype of each in shared memory when they issue it. Of a message that NCCL carries, or that has
+no elements, whoever comes later raises before it launches anything; kernels compare both ends themselves. All else is
+found by the watcher's `check`, which looks for lost and late peers too. An end keeps its last messages only; every one
+of them carries a checksum over all earlier ones.
 """
 
 import time

@@ -57,12 +57,13 @@ class _Costs(NamedTuple):
 
 def predict(plan: "Plan", topology: str | Topology | None = None) -> Prediction:
     """On a topology, simulated; None: on this host, as updates measured here say, or on the preset `shared_memory`."""
-    measured = Measured.load() if topology is None else Measured()
-    costs = _costs(measured.pushes, _way(plan, measured.pushes), plan.world_size)
+    pushes = Measured.load().pushes if topology is None else []
+    way = _way(plan, pushes)
+    costs = _costs(pushes, way, plan.world_size)
     if costs is None:
         where = preset(topology or "shared_memory", plan.world_size)
         return Prediction(where.name, plan.simulate(where).time, plan.bound(where))
-    amounts = _amounts(plan, "update")
+    amounts = _amounts(plan, way)
     link = Link("shared_memory", costs.call, costs.past if amounts.past else costs.cached, switched=False)
     bound = plan.bound(Topology("this host", 1, plan.world_size, link))
     return Prediction("this host, as measured", costs.seconds(amounts), bound)
