@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from hangs.job import Job, tell
 from unisono.backend.member_registry import MemberRegistry
-from unisono.errors import UnisonoError
+from unisono.errors import UnisonoError, UsageError
 from unisono.transport.host import Host
+from unisono.transport.process import Identity
 
 
 def roll(meeting: str, rank: int) -> MemberRegistry:
@@ -64,6 +65,14 @@ def test_a_lack_of_something_is_told_to_the_peers(tmp_path: Path) -> None:
     with pytest.raises(UnisonoError, match=r"rank 0 can not share the memory .*Too many open files"), mine.able():
         raise OSError(errno.EMFILE, "Too many open files")
     assert "can not share the memory of the default group" in mine.gone(0).words
+
+
+def test_whoever_was_announced_last_reads_that_another_has_claimed_its_rank(tmp_path: Path) -> None:
+    mine = roll(str(tmp_path / "meeting"), 0)
+    mine.check_claim()
+    mine.tell_claimant(Identity.mine())  # the other one, which was announced before and came later to the memory
+    with pytest.raises(UsageError, match="rank 0 of the default group is claimed twice"):
+        mine.check_claim()
 
 
 def test_an_error_from_elsewhere_is_no_lack(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_what_is_predicted_stands_beside_what_was_measured_and_is_kept() -> None
 def test_on_gpus_the_table_of_choices_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure_all(wanted: list[str], ranks: int, sizes: list[int], *rest: object) -> Measured:
         assert (wanted, ranks, sizes[-1], rest[-1]) == ([*GPU_COLLECTIVES], 2, 16 << 20, "cuda")
-        times = {"one_shot": 1e-6, "nccl": 3e-6}
+        times = {"one_shot": 1e-6, "nccl": 3e-6}  # larger calls go by the built-in rows
         return Measured([Row("all_reduce", 2, name, 4096, seconds, "cuda") for name, seconds in times.items()])
 
     monkeypatch.setattr(tune, "measure_all", measure_all)
@@ -67,7 +67,7 @@ def test_on_gpus_the_table_of_choices_follows(monkeypatch: pytest.MonkeyPatch) -
     result = _tune("--device", "cuda")
     assert result.exit_code == 0, result.stderr
     assert "│ 4 KiB │ 3 µs │   1 µs * │" in result.stdout
-    chosen = "all_reduce      4 KiB   one_shot\nall_gather      32 MiB  direct\n"
+    chosen = "all_reduce      1 MiB   one_shot\n                16 MiB  two_phase\nall_gather      32 MiB  direct\n"
     assert chosen in result.stdout
     planned = CliRunner().invoke(app, ["plan", "--default", "--device", "cuda", "-n", "2"])
     assert chosen in planned.stdout

@@ -66,12 +66,14 @@ def test_the_table_by_what_was_measured() -> None:
 def test_rank_0_brings_the_table_of_its_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert set(_kept_table(2)) == set(TABLE)
-    Measured(measured("all_gather", {64: {"direct": 1.0, "nccl": 2.0}})).save()
-    assert GpuDefault("all_gather", 64, "direct") in _kept_table(2)
+    Measured(measured("all_gather", {64: {"star": 1.0, "nccl": 2.0}})).save()
+    assert GpuDefault("all_gather", 64, "star") in _kept_table(2)
     assert set(_kept_table(3)) == set(TABLE)
     found = exchanged(Store(), 0, [0], "group x", replace(ONE, table=_kept_table(2)), 1.0)
-    assert gpu_default("all_gather", 64, 2, found[0].table) == "direct"
-    assert gpu_default("all_gather", 65, 2, found[0].table) == ""
+    assert gpu_default("all_gather", 64, 2, found[0].table) == "star"
+    assert (
+        gpu_default("all_gather", 65, 2, found[0].table) == "direct"
+    )  # above what was measured the built-in rows count
     for ranks in (2, 4, 8):  # what was not measured keeps the limits of the built-in rows, in ranks too
         for nbytes in (1 << 19, 1 << 20, 1 << 23):
             chosen = gpu_default("broadcast", nbytes, ranks, found[0].table)

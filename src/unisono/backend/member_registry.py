@@ -274,15 +274,26 @@ class MemberRegistry:
         if note is None:
             return
         here = (mine, Host.mine().to_text())
-        twice = f"twice/{self._rank}/{note.pid}/{note.started}/{note.place}"
+        twice = self._claimed(note.who, note.place)
         if (note.who, note.place) != here:
-            self.store.set(twice, json.dumps([mine.pid, socket.gethostname()]))
+            self.tell_claimant(note.who, note.place)
             pid, hostname = note.pid, note.hostname
         elif (other := self._read(self.store, twice)) is not None:
             pid, hostname = other
         else:
             return
         raise claimed_twice(self._global_ranks[self._rank], self._title, pid, hostname)
+
+    def tell_claimant(self, other: Identity, place: str = "") -> None:
+        """Publishes to another process that this one claims its rank too, see `check_claim`; ``place``: its host, this
+        one if empty.
+        """
+        self.store.set(
+            self._claimed(other, place or Host.mine().to_text()), json.dumps([os.getpid(), socket.gethostname()])
+        )
+
+    def _claimed(self, who: Identity, place: str) -> str:
+        return f"twice/{self._rank}/{who.pid}/{who.started}/{place}"
 
     def report_absent(self) -> None:
         """Logs once, some seconds after a default group began to be made, which ranks have not come."""

@@ -73,8 +73,9 @@ def gpu_default(collective: str, nbytes: int, world_size: int, table: tuple[GpuD
 def tuned_table(measured: Iterable[Row], world_size: int) -> tuple[GpuDefault, ...]:
     """The table by what `unisono tune --device cuda` has measured with so many ranks: the fastest at each size.
 
-    A neighbour's choice is kept where nothing else is clearly faster, or something at one size alone. Calls larger than
-    all that were measured go to NCCL. Collectives of which NCCL or kernels were not measured have the rows of `TABLE`.
+    A neighbour's choice is kept where nothing else is clearly faster, or something at one size alone. The rows of `TABLE`
+    count for collectives of which NCCL or kernels were not measured, and for calls larger than all that were, unless
+    NCCL is the fastest at the last size.
     """
     times: dict[str, dict[int, dict[str, float]]] = {}
     for row in measured:
@@ -83,7 +84,13 @@ def tuned_table(measured: Iterable[Row], world_size: int) -> tuple[GpuDefault, .
     table: list[GpuDefault] = []
     for collective in dict.fromkeys(row.collective for row in TABLE):
         sizes = {size: by for size, by in times.get(collective, {}).items() if NCCL in by and len(by) > 1}
-        table += _borders(collective, sizes) or [row for row in TABLE if row.collective == collective]
+        rows, most = _borders(collective, sizes), max(sizes, default=0)
+        above = [row for row in TABLE if row.collective == collective and row.upto > most]
+        if rows and not rows[-1].schedule:
+            above = []
+        elif rows and above and above[0].schedule == rows[-1].schedule:
+            rows.pop()
+        table += [*rows, *above]
     return tuple(table)
 
 
