@@ -73,9 +73,9 @@ def gpu_default(collective: str, nbytes: int, world_size: int, table: tuple[GpuD
 def tuned_table(measured: Iterable[Row], world_size: int) -> tuple[GpuDefault, ...]:
     """The table by what `unisono tune --device cuda` has measured with so many ranks: the fastest at each size.
 
-    A neighbour's choice is kept where nothing else is clearly faster, or something at one size alone. The rows of `TABLE`
-    count for collectives of which NCCL or kernels were not measured, and for calls larger than all that were, unless
-    NCCL is the fastest at the last size.
+    A neighbour's choice is kept where nothing else is clearly faster, or something at one size alone. The rows of
+    `TABLE` count for collectives of which NCCL or kernels were not measured, and for calls larger than all that were,
+    unless NCCL is the fastest at the last size.
     """
     times: dict[str, dict[int, dict[str, float]]] = {}
     for row in measured:
