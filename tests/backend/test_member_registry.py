@@ -70,7 +70,7 @@ def test_a_lack_of_something_is_told_to_the_peers(tmp_path: Path) -> None:
 def test_whoever_was_announced_last_reads_that_another_has_claimed_its_rank(tmp_path: Path) -> None:
     mine = roll(str(tmp_path / "meeting"), 0)
     mine.check_claim()
-    mine.tell_claimant(Identity.mine())  # the other one, which was announced before and came later to the memory
+    mine.publish_claim(Identity.mine())  # the other one, which was announced before and came later to the memory
     with pytest.raises(UsageError, match="rank 0 of the default group is claimed twice"):
         mine.check_claim()
 

@@ -183,7 +183,7 @@ class Group:
         mine, at = Identity.mine(), segment.field(self.rank, PID)
         if self._store.add(f"claimed/{self.rank}/{segment.nonce}", 1) > 1:
             other = segment.identity(self.rank)
-            self._members.tell_claimant(other)
+            self._members.publish_claim(other)
             raise claimed_twice(self.global_ranks[self.rank], self.label, other.pid, socket.gethostname())
         segment.longs[segment.field(self.rank, NAME)] = self.global_ranks[self.rank]
         segment.longs[segment.field(self.rank, AFFINITY)] = affinity_mark()

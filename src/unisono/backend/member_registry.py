@@ -276,7 +276,7 @@ class MemberRegistry:
         here = (mine, Host.mine().to_text())
         twice = self._claimed(note.who, note.place)
         if (note.who, note.place) != here:
-            self.tell_claimant(note.who, note.place)
+            self.publish_claim(note.who, note.place)
             pid, hostname = note.pid, note.hostname
         elif (other := self._read(self.store, twice)) is not None:
             pid, hostname = other
@@ -284,7 +284,7 @@ class MemberRegistry:
             return
         raise claimed_twice(self._global_ranks[self._rank], self._title, pid, hostname)
 
-    def tell_claimant(self, other: Identity, place: str = "") -> None:
+    def publish_claim(self, other: Identity, place: str = "") -> None:
         """Publishes to another process that this one claims its rank too, see `check_claim`; ``place``: its host, this
         one if empty.
         """
