@@ -71,9 +71,7 @@ def test_rank_0_brings_the_table_of_its_host(monkeypatch: pytest.MonkeyPatch, tm
     assert set(_kept_table(3)) == set(TABLE)
     found = exchanged(Store(), 0, [0], "group x", replace(ONE, table=_kept_table(2)), 1.0)
     assert gpu_default("all_gather", 64, 2, found[0].table) == "star"
-    assert (
-        gpu_default("all_gather", 65, 2, found[0].table) == "direct"
-    )  # above what was measured the built-in rows count
+    assert gpu_default("all_gather", 65, 2, found[0].table) == "direct"  # as built in, above what was measured
     for ranks in (2, 4, 8):  # what was not measured keeps the limits of the built-in rows, in ranks too
         for nbytes in (1 << 19, 1 << 20, 1 << 23):
             chosen = gpu_default("broadcast", nbytes, ranks, found[0].table)
