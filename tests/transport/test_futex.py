@@ -1,8 +1,8 @@
 """How a rank waits: counters that wrap and wake; giving way while that is cheap, asleep where others want its core."""
 
 import ctypes
-import mmap
 import itertools
+import mmap
 import os
 import statistics
 import subprocess
