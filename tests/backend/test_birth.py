@@ -135,3 +135,11 @@ def test_a_rank_that_waits_in_torchs_rendezvous_is_not_missing() -> None:
     assert len(first) == len(second) == 1, (first, second)
     assert ": rank 2 did not come to rank 0's store at MASTER_ADDR localhost" in first[0]
     assert ": rank 2 did not come within 2 s" in second[0]
+
+
+def test_the_first_rank_waits_until_all_have_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, seen = dist.HashStore(), []
+    monkeypatch.setattr(birth.time, "sleep", lambda _: seen.append(store.add("birth/read/n", 1)))
+    birth.wait_for_readers(store, 2, 3, "n")
+    birth.wait_for_readers(store, 0, 3, "n")
+    assert seen == [3]  # of the last rank, which reads while this one waits

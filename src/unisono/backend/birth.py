@@ -6,6 +6,7 @@ And the words where two processes are one rank.
 import json
 import os
 import socket
+import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
@@ -14,15 +15,18 @@ from unisono.errors import MismatchError, UsageError
 from unisono.transport.host import Host
 from unisono.units import name_ranks
 
-__all__ = ["check_versions", "claimed_twice", "publish_self", "ranks_here", "versions"]
+__all__ = ["check_versions", "claimed_twice", "publish_self", "ranks_here", "versions", "wait_for_readers"]
 
 _PACKAGES = ("unisono", "torch")
+_READING = 1.0  # s
 
 
 class _Store(Protocol):
     def set(self, key: str, value: str) -> None: ...
 
     def get(self, key: str) -> bytes: ...
+
+    def add(self, key: str, value: int) -> int: ...
 
 
 def versions() -> dict[str, str]:
@@ -62,6 +66,17 @@ def ranks_here(store: _Store, rank: int, global_ranks: Sequence[int], label: str
     if not compared:
         _compare([each for each, _ in published], global_ranks, label)
     return [each for each, (_, boot) in enumerate(published) if boot == published[rank][1]]
+
+
+def wait_for_readers(store: _Store, rank: int, size: int, nonce: str) -> None:
+    """Returns on the first rank, whose process may serve the store, once all ranks of the group ``nonce`` have read
+    there, or after a second: it may leave at once, and the store with it.
+    """
+    key, deadline = f"birth/read/{nonce}", time.monotonic() + _READING
+    read = store.add(key, 1)
+    while rank == 0 and read < size and time.monotonic() < deadline:
+        time.sleep(0.001)
+        read = store.add(key, 0)
 
 
 def check_versions(store: _Store, global_ranks: Sequence[int], label: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from unisono.backend import exit_hooks
-from unisono.backend.birth import claimed_twice, publish_self, ranks_here
+from unisono.backend.birth import claimed_twice, publish_self, ranks_here, wait_for_readers
 from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
@@ -203,8 +203,9 @@ class Group:
             with self._members.able():
                 publish_self(self._store, self.rank)
             self.join()
-            compared = self._over_hosts.known
-            self.ranks_here = ranks_here(self._store, self.rank, self.global_ranks, self.label, compared)
+            self.ranks_here = ranks_here(self._store, self.rank, self.global_ranks, self.label, self._over_hosts.known)
+            if not self._over_hosts.known:
+                wait_for_readers(self._store, self.rank, self.size, self.nonce)
         except BaseException as error:
             if self._over_hosts.known:  # other hosts do not see in memory that this rank has left
                 self._members.cannot_join(f"could not join it ({type(error).__name__}: {first_line(error)})")
