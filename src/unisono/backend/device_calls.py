@@ -118,12 +118,12 @@ class DeviceCalls:
             return None
         if output is not source and not output.is_contiguous():
             return None
-        launch, call, header = kind
         with self._lock:
-            if launch is not None:
+            if kind[0] is not None:
                 return self._launched(kind, source_at, output_at, output, options.asyncOp)
-            self._issued(call, header)
-        return self.start(source.device).call(name, *arguments)
+            self._issued(*kind[1:])
+        assert self._inner is not None
+        return self._inner.call(name, *arguments)
 
     def _known(self, name: str, arguments: Sequence[Any], call: Call, launch: Launch | None) -> Kind:
         """A kind of call, from now on known again; ``launch``: None if NCCL carries it."""
