@@ -146,8 +146,9 @@ def measured(case: Case, rounds: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def started(description: str | None) -> tuple[argparse.Namespace, Any]:
+    """The command line's arguments and a plain NCCL group, beside the default group of unisono."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
@@ -155,6 +156,11 @@ def main() -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("unisono")
     nccl = dist.new_group(backend="nccl")
+    return arguments, nccl
+
+
+def main() -> None:
+    arguments, nccl = started(__doc__)
     buffer = symmetric.empty(max(TOKENS) * max(HIDDEN), dtype=torch.bfloat16, device="cuda")
     symmetric.rendezvous(buffer, nccl.group_name)
     buffer.zero_()

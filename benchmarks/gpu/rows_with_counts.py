@@ -13,15 +13,13 @@ number is the best of the rounds, of the slowest rank. No NVLink multicast.
 | padded | NCCL's `all_to_all_single` of a quarter more rows than there are on average; filling them in is not counted |
 """
 
-import argparse
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from fused_norm import captured, eager, replayed
+from fused_norm import captured, eager, replayed, started
 
 from unisono.parallel.expert import all_to_all_rows
 
@@ -75,14 +73,7 @@ class Case:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("unisono")
-    nccl = dist.new_group(backend="nccl")
+    arguments, nccl = started(__doc__)
     rank, lines = dist.get_rank(), []
     for tokens in TOKENS:
         found = Case(tokens, nccl).measured(arguments.rounds)
