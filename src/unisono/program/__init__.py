@@ -1,4 +1,4 @@
-"""Programs of one rank: a plan of a schedule, lowered to the rows of a program, bound to sizes.
+"""Programs of one rank: the traffic of a schedule, lowered to the rows of a program, bound to sizes.
 
 Never imports torch.
 """

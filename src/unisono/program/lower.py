@@ -20,14 +20,13 @@ complete value is the output, if this rank shall have it at the end; of any othe
 Every rank lowers by the same arguments, so ranks agree on placements without a word.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 from unisono.errors import UsageError, check_known
-from unisono.program.moves import arrival_slots, completed, has_mailboxes, landed_before, readers
-from unisono.program.plan import Landing, Span, plan, traffic
 from unisono.program.program import PLACEMENTS, Place, Program, Row, in_, out, recvbuf, stage, temp
-from unisono.schedule import Schedule
+from unisono.program.traffic import Landing, completed, has_mailboxes, landed_before, traffic
+from unisono.schedule import Collective, Redistribution, Schedule
 
 __all__ = ["Unfit", "best_staged", "lower"]
 
@@ -40,10 +39,12 @@ class Unfit(UsageError):
 def lower(schedule: Schedule, rank: int, placement: str = "staged", deterministic: bool = False) -> Program:
     """The program of ``rank``; cached.
 
-    ``deterministic``: contributions travel apart and are summed at once, in rank order (unreduced.py). Raises `Unfit`
-    if the placement does not suit the schedule, UsageError for an unknown placement and for what `plan` refuses.
+    ``deterministic``: contributions travel apart and are summed at once, in rank order (unreduced.py); without meaning
+    where nothing is summed. Raises `Unfit` if the placement does not suit the schedule, UsageError for an unknown
+    placement or rank and for a schedule that needs a switch or is a redistribution, ScheduleError as `traffic` does.
     """
     check_known("placement", placement, PLACEMENTS)
+    _check(schedule, rank)
     made = _Lowering(schedule, rank, deterministic)
     getattr(made, placement)()
     return made.program(placement)
@@ -52,45 +53,60 @@ def lower(schedule: Schedule, rank: int, placement: str = "staged", deterministi
 @lru_cache(maxsize=512)
 def best_staged(schedule: Schedule, deterministic: bool = False) -> str:
     """``mailbox`` where the schedule has mailboxes, else ``staged``."""
+    return "mailbox" if has_mailboxes(traffic(schedule, deterministic and _sums(schedule.collective))) else "staged"
+
+
+def _sums(c: Collective) -> bool:
+    """True if the order of summation of a collective may matter."""
+    return c.reduces and not c.idempotent
+
+
+def _check(schedule: Schedule, rank: int) -> None:
     c = schedule.collective
-    unreduced = deterministic and c.reduces and not c.idempotent
-    return "mailbox" if has_mailboxes(traffic(schedule, unreduced)) else "staged"
-
-
-def _ids(spans: Iterable[Span]) -> list[int]:
-    return [chunk for span in spans for chunk in range(span.chunk, span.chunk + span.count)]
+    if schedule.switches:
+        raise UsageError(
+            f"{schedule.name} {c.name} needs a switch that sums: it can be simulated, not run; choose another algorithm"
+        )
+    if isinstance(c, Redistribution):
+        raise UsageError(
+            f"{schedule.name} is a redistribution, whose chunks are parts of named tensors and have no program: "
+            "unisono.weights runs it"
+        )
+    if not 0 <= rank < c.world_size:
+        raise UsageError(f"{schedule.name} {c.name} over {c.world_size} ranks has no rank {rank}")
 
 
 class _Lowering:
     """One rank's program in the making."""
 
     def __init__(self, schedule: Schedule, rank: int, deterministic: bool) -> None:
-        self.plan = plan(schedule, rank, deterministic)
-        self.moves = traffic(schedule, self.plan.deterministic)
         self.schedule, self.rank, self.c = schedule, rank, schedule.collective
-        self.n = self.c.world_size
+        self.n, width = self.c.world_size, self.c.num_chunks
+        self.deterministic = deterministic and _sums(self.c)
+        self.moves = traffic(schedule, self.deterministic)
+        self.landings = [step.landings(rank) for step in self.moves]
         self.slots = tuple(step.busiest for step in self.moves)
         self.rows: list[Row] = []
         self.temps = 0
         self.recvbufs = 0
-        self.after = set(self.plan.after)
-        self.complete = completed(schedule) if not self.plan.deterministic else None
-        self.where = {id_: in_(self.chunk(id_)) for id_ in self.plan.before}
+        first, total = (rank * width, self.n * width) if self.deterministic else (0, 0)
+        self.after = {total + chunk: None for chunk in self.c.held_after()[rank].nonzero()[0].tolist()}
+        self.complete = completed(schedule) if not self.deterministic else None
+        self.where = {first + chunk: in_(chunk) for chunk in self.c.held_before()[rank].nonzero()[0].tolist()}
         self.forwarded: set[tuple[int, int]] = set()  # (step, id): a sum that was stored in the slot it is sent from
 
     def program(self, placement: str) -> Program:
         """The program lowered so far."""
         slots = {"staged": self.slots, "mailbox": self.slots[:1], "put": self.slots}.get(placement, ())
-        rows, temps, deterministic = tuple(self.rows), self.temps, self.plan.deterministic
         return Program(
-            self.plan.name, self.c, self.rank, placement, rows, slots, temps, self.recvbufs, deterministic,
-            self._partial(),
+            self.schedule.name, self.c, self.rank, placement, tuple(self.rows), slots, self.temps, self.recvbufs,
+            self.deterministic, self._partial(),
         )  # fmt: skip
 
     def _partial(self) -> bool:
         """True if any rank keeps a partial sum."""
         complete = self.complete
-        if complete is None or not self.c.reduces or self.c.idempotent:
+        if complete is None or not _sums(self.c):
             return False
         return any(
             reduce and (step, rank, chunk) not in complete
@@ -102,12 +118,12 @@ class _Lowering:
     # Where things are
 
     def chunk(self, id_: int) -> int:
-        """The chunk that an id of the plan stands for, whoever contributed to it."""
+        """The chunk that an id of the traffic stands for, whoever contributed to it."""
         return id_ % self.c.num_chunks
 
     def finished(self, step: int, id_: int) -> bool:
         """True if what lands on a chunk in a step is complete: nothing will be added to it."""
-        if not self.c.reduces or self.c.idempotent or self.complete is None:
+        if not _sums(self.c) or self.complete is None:
             return True
         return (step, self.rank, id_) in self.complete
 
@@ -139,47 +155,46 @@ class _Lowering:
 
     def keep(self, step: int) -> None:
         """This rank's own blocks that it shall have and no rank brings."""
-        landed = {id_ for moved in self.plan.steps for one in moved.landings for id_ in _ids([one.span])}
-        for id_ in self.plan.after:
+        landed = {one.chunk for landings in self.landings for one in landings}
+        for id_ in self.after:
             if id_ in self.where and id_ not in landed:
                 self.copy(step, id_, self.home(id_), self.where[id_])
 
     def land(
         self,
         step: int,
-        part: Callable[[int, int, int, int], Place],
+        part: Callable[[int, int], Place],
         into: Callable[[int], list[Place]] = lambda id_: [],
         placed: Callable[[int, int], Place | None] = lambda peer, id_: None,
         partial_at_home: bool = False,
     ) -> None:
         """The landings of a step.
 
-        ``part(peer, place, slot, id)``: where a peer's part lies; ``into(id)``: further places for a sum;
-        ``placed(peer, id)``: where the part lies already, if nothing is left to do.
+        ``part(peer, id)``: where a peer's part lies; ``into(id)``: further places for a sum; ``placed(peer, id)``:
+        where the part lies already, if nothing is left to do.
         """
-        for one in sorted(self.plan.steps[step].landings, key=self._distance):
-            for k, id_ in enumerate(_ids([one.span])):
-                complete = self.finished(step, id_)
-                parts = [(p.peer, part(p.peer, p.place + k, p.slot + k, id_)) for p in one.parts]
-                keeps = complete or partial_at_home
-                if one.reduce:
-                    parts.append((self.rank, self.where[id_]))
-                    more = into(id_)
-                    kept = not more or (keeps and id_ in self.after) or self._needed_later(step, id_)
-                    to = [self.home(id_, keeps), *more] if kept else more
-                    self.sum(step, id_, to, [place for _, place in sorted(parts, key=lambda p: p[0])], complete)
-                    self.where[id_] = to[0]
-                else:
-                    home = placed(parts[0][0], id_)
-                    if home is None:
-                        home = self.home(id_, keeps)
-                        self.copy(step, id_, home, parts[0][1])
-                    self.where[id_] = home
+        for reduce, id_, peers in sorted(self.landings[step], key=self._distance):
+            complete = self.finished(step, id_)
+            parts = [(peer, part(peer, id_)) for peer in peers]
+            keeps = complete or partial_at_home
+            if reduce:
+                parts.append((self.rank, self.where[id_]))
+                more = into(id_)
+                kept = not more or (keeps and id_ in self.after) or self._needed_later(step, id_)
+                to = [self.home(id_, keeps), *more] if kept else more
+                self.sum(step, id_, to, [place for _, place in sorted(parts, key=lambda p: p[0])], complete)
+                self.where[id_] = to[0]
+            else:
+                home = placed(peers[0], id_)
+                if home is None:
+                    home = self.home(id_, keeps)
+                    self.copy(step, id_, home, parts[0][1])
+                self.where[id_] = home
         self._totals(step)
 
     def _totals(self, step: int) -> None:
-        """The sums of a deterministic plan that are complete after a step."""
-        for chunk in _ids(self.plan.steps[step].sums):
+        """The sums that are complete after a step, where contributions travel apart."""
+        for chunk in self.moves[step].sums.get(self.rank, ()):
             total = self.n * self.c.num_chunks + chunk
             parts, home = [self.where[j * self.c.num_chunks + chunk] for j in range(self.n)], self.home(total)
             self.sum(step, total, [home], parts, True)
@@ -187,14 +202,23 @@ class _Lowering:
 
     def _distance(self, one: Landing) -> tuple[bool, int]:
         """Not all at the same peer at a time."""
-        return one.reduce, (one.parts[0].peer - self.rank) % self.n
+        return one.reduce, (one.peers[0] - self.rank) % self.n
+
+    def sent(self, step: int) -> list[int]:
+        """What this rank sends in a step; the k-th is staged in the k-th slot."""
+        return self.moves[step].staged.get(self.rank, []) if step < len(self.moves) else []
+
+    def sources(self, step: int) -> set[int]:
+        """The ranks from which something arrives in a step."""
+        return {peer for one in self.landings[step] for peer in one.peers}
 
     # Placements
 
     def staged(self) -> None:
         """See the module's text."""
-        for step, moved in enumerate(self.plan.steps):
-            for k, id_ in enumerate(_ids(moved.staged)):
+        for step, moved in enumerate(self.moves):
+            numbers = {peer: _numbers(moved.staged[peer]) for peer in self.sources(step)}
+            for k, id_ in enumerate(self.sent(step)):
                 if (step, id_) not in self.forwarded:
                     self.copy(step, id_, self.slot(step, k), self.where[id_])
             if step == 0:
@@ -202,28 +226,27 @@ class _Lowering:
             self.meet(step)
             self.land(
                 step,
-                lambda peer, place, slot, id_, step=step: self.slot(step, slot, peer),  # type: ignore[misc]
-                lambda id_, step=step: self._forward(step, id_),  # type: ignore[misc]
+                lambda peer, id_, step=step, numbers=numbers: self.slot(step, numbers[peer][id_], peer),  # type: ignore[misc]
+                lambda id_, step=step: self._forward(step + 1, id_),  # type: ignore[misc]
             )
-        if not self.plan.steps:
+        if not self.moves:
             self.meet(0)
             self.keep(0)
 
     def _forward(self, step: int, id_: int) -> list[Place]:
-        """The slot from which the sum of a step is sent in the next one: it is stored there at once."""
-        steps = self.plan.steps[step + 1 :]
-        for k, sent in enumerate(_ids(steps[0].staged) if steps else ()):
-            if sent == id_:
-                self.forwarded.add((step + 1, id_))
-                return [self.slot(step + 1, k)]
-        return []
+        """The slot from which the sum of the step before is sent in this one: it is stored there at once."""
+        sent = self.sent(step)
+        if id_ not in sent:
+            return []
+        self.forwarded.add((step, id_))
+        return [self.slot(step, sent.index(id_))]
 
     def _needed_later(self, step: int, id_: int) -> bool:
         """True if this rank reads the sum of a step again, apart from the slot that it is forwarded to."""
-        for number, moved in enumerate(self.plan.steps[step + 1 :]):
-            if number > 0 and id_ in _ids(moved.staged):
+        for later in range(step + 1, len(self.moves)):
+            if later > step + 1 and id_ in self.sent(later):
                 return True
-            landing = [one.reduce for one in moved.landings if id_ in _ids([one.span])]
+            landing = [one.reduce for one in self.landings[later] if one.chunk == id_]
             if landing:
                 return any(landing)
         return False
@@ -232,35 +255,35 @@ class _Lowering:
         """See the module's text."""
         if not has_mailboxes(self.moves):
             raise Unfit(f"{self.schedule.name} {self.c.name} has no sum that could be pushed: staged")
-        first = {rank: {id_: k for k, id_ in enumerate(ids)} for rank, ids in self.moves[0].staged.items()}
-        spread = readers(self.moves[1], self.rank)
-        for k, id_ in enumerate(_ids(self.plan.steps[0].staged)):
+        first = {rank: _numbers(ids) for rank, ids in self.moves[0].staged.items()}
+        spread = self.moves[1].readers(self.rank)
+        for k, id_ in enumerate(self.sent(0)):
             self.copy(0, id_, self.slot(0, k), self.where[id_])
         self.meet(0)
         self.land(
             0,
-            lambda peer, place, slot, id_: self.slot(0, slot, peer),
+            lambda peer, id_: self.slot(0, first[peer][id_], peer),
             lambda id_: [self.slot(0, first[peer][id_], peer) for peer in spread.get(id_, ())],
         )
         self.meet(1)
-        for id_ in _ids(one.span for one in self.plan.steps[1].landings):
+        for _, id_, _ in self.landings[1]:
             self.copy(1, id_, self.home(id_), self.slot(0, first[self.rank][id_]))
 
     def put(self) -> None:
         """See the module's text."""
-        numbers = [arrival_slots(step) for step in self.moves]
+        numbers = [step.arrival_slots() for step in self.moves]
         self.slots = tuple(max(map(len, arrived.values()), default=0) for arrived in numbers)
 
         def slots_of_readers(step: int, id_: int) -> list[Place]:
-            found = readers(self.moves[step], self.rank).get(id_, ()) if step < len(self.moves) else ()
+            found = self.moves[step].readers(self.rank).get(id_, ()) if step < len(self.moves) else ()
             return [self.slot(step, numbers[step][peer][self.rank, id_], peer) for peer in found]
 
         def forward(step: int, id_: int) -> list[Place]:
             self.forwarded.add((step, id_))
             return slots_of_readers(step, id_)
 
-        for step, moved in enumerate(self.plan.steps):
-            for id_ in _ids(moved.staged):
+        for step in range(len(self.moves)):
+            for id_ in self.sent(step):
                 if (step, id_) not in self.forwarded:
                     for place in slots_of_readers(step, id_):
                         self.copy(step, id_, place, self.where[id_])
@@ -269,10 +292,10 @@ class _Lowering:
             self.meet(step)
             self.land(
                 step,
-                lambda peer, place, slot, id_, step=step: self.slot(step, numbers[step][self.rank][peer, id_]),  # type: ignore[misc]
+                lambda peer, id_, step=step: self.slot(step, numbers[step][self.rank][peer, id_]),  # type: ignore[misc]
                 lambda id_, step=step: forward(step + 1, id_),  # type: ignore[misc]
             )
-        if not self.plan.steps:
+        if not self.moves:
             self.meet(0)
             self.keep(0)
 
@@ -294,7 +317,7 @@ class _Lowering:
 
     def _direct(self, stored: Callable[[int, int, int], bool]) -> None:
         """``stored(source, peer, id)``: whether the source itself stores it in the peer's output."""
-        if self.plan.deterministic:
+        if self.deterministic:
             raise Unfit("contributions that travel apart are kept in memory that is not mapped: staged")
         mailboxes = has_mailboxes(self.moves)
         if mailboxes and self.c.name not in ("all_reduce", "barrier"):
@@ -302,13 +325,10 @@ class _Lowering:
         landed = landed_before(self.moves)
         if not mailboxes:
             self._check_direct()
-        spread = readers(self.moves[1], self.rank) if mailboxes else {}
+        spread = self.moves[1].readers(self.rank) if mailboxes else {}
 
-        def part(step: int) -> Callable[[int, int, int, int], Place]:
-            def place(peer: int, _: int, slot: int, id_: int) -> Place:
-                return out(id_, peer) if id_ in landed[step].get(peer, ()) else in_(id_, peer)
-
-            return place
+        def part(step: int, peer: int, id_: int) -> Place:
+            return out(id_, peer) if id_ in landed[step].get(peer, ()) else in_(id_, peer)
 
         self.meet(0)
         self.keep(0)
@@ -318,7 +338,7 @@ class _Lowering:
                     self.copy(step, id_, out(id_, peer), self.where[id_])
             self.land(
                 step,
-                part(step),
+                partial(part, step),
                 lambda id_: [out(id_, peer) for peer in spread.get(id_, ())],
                 lambda peer, id_: out(id_) if stored(peer, self.rank, id_) else None,
                 partial_at_home=True,
@@ -343,33 +363,35 @@ class _Lowering:
 
     def messages(self) -> None:
         """A message per step and peer, packed where its chunks do not lie together; landings from the buffers."""
-        for step, moved in enumerate(self.plan.steps):
-            first, self.recvbufs = self.recvbufs, self.recvbufs + sum(len(_ids(m.spans)) for m in moved.receives)
-            mailboxes: dict[int, int] = {}
-            for message in moved.sends:
-                for id_ in _ids(message.spans):
-                    row = Row("send", step, self.chunk(id_), parts=(self.where[id_],), peer=message.peer)
-                    self.rows.append(row)
-            sent = {self.chunk(id_) for id_ in _ids(moved.staged)}  # of an input that may be the output as well
-            landed = [id_ for one in moved.landings for id_ in _ids([one.span])]
-            copied = {id_ for one in moved.landings if not one.reduce for id_ in _ids([one.span])}
+        for step, moved in enumerate(self.moves):
+            sends = moved.messages.get(self.rank, {})
+            for peer in sorted(sends, key=lambda peer: (peer < self.rank, peer)):
+                for id_ in sends[peer]:
+                    self.rows.append(Row("send", step, self.chunk(id_), parts=(self.where[id_],), peer=peer))
+            sent = {self.chunk(id_) for id_ in self.sent(step)}  # of an input that may be the output as well
+            landed = [one.chunk for one in self.landings[step]]
+            copied = {one.chunk for one in self.landings[step] if not one.reduce}
+            buffers: dict[tuple[int, int], Place] = {}
             in_place: dict[int, Place] = {}
-            for message in moved.receives:
-                mailboxes[message.peer] = first
-                for id_ in _ids(message.spans):
-                    to = recvbuf(first)
+            for peer in sorted(self.sources(step), key=lambda peer: (peer > self.rank, -peer)):
+                for id_ in moved.messages[peer][self.rank]:
+                    to = buffers[peer, id_] = recvbuf(self.recvbufs)
                     if id_ in copied and self.chunk(id_) not in sent and landed.count(id_) == 1:
                         # it is copied over what nothing else in this step touches
                         to = in_place[id_] = self.home(id_, self.finished(step, id_))
-                    self.rows.append(Row("recv", step, self.chunk(id_), to=(to,), peer=message.peer))
-                    first += 1
+                    self.rows.append(Row("recv", step, self.chunk(id_), to=(to,), peer=peer))
+                    self.recvbufs += 1
             if step == 0:
                 self.keep(0)
             self.rows.append(Row("wait", step))
             self.land(
                 step,
-                lambda peer, place, slot, id_, mailboxes=mailboxes: recvbuf(mailboxes[peer] + place),  # type: ignore[misc]
+                lambda peer, id_, buffers=buffers: buffers[peer, id_],  # type: ignore[misc]
                 placed=lambda peer, id_, arrived=in_place: arrived.get(id_),  # type: ignore[misc]
             )
-        if not self.plan.steps:
+        if not self.moves:
             self.keep(0)
+
+
+def _numbers(ids: Sequence[int]) -> dict[int, int]:
+    return {id_: k for k, id_ in enumerate(ids)}

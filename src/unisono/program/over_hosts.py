@@ -1,14 +1,17 @@
-"""The tables of a call whose ranks are on several hosts. Never imports torch."""
+"""The tables of a call whose ranks are on several hosts, and the order of their meetings. Never imports torch.
+
+A meeting is (iteration, number in the body).
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.program.bind import Table, bind
+from unisono.program.bind import KIND, LEFT, MEET, Table, bind
 from unisono.program.lower import lower
 from unisono.program.slots import overlap_of
 from unisono.schedule import Hosts, Schedule
 
-__all__ = ["bind_over_hosts"]
+__all__ = ["bind_over_hosts", "following", "passed"]
 
 
 def bind_over_hosts(
@@ -25,3 +28,28 @@ def bind_over_hosts(
     return bind(
         program, nbytes, area=2 * stage, cap=cap, itemsize=itemsize, wide=wide, crosses=True, overlap=overlap, **how
     )
+
+
+def passed(before: tuple[int, int], now: tuple[int, int], meets: int) -> list[tuple[int, int]]:
+    """(iteration, meetings of the body passed in it) of the parts of a body that ran between two meetings."""
+    found, (iteration, passed) = [], (before[0], before[1] + 1)
+    while True:
+        if passed > meets:
+            iteration, passed = iteration + 1, 0
+        found.append((iteration, passed))
+        if (iteration, passed) == now:
+            return found
+        passed += 1
+
+
+def following(table: Table, now: tuple[int, int]) -> tuple[int, int] | None:
+    """Iteration and number, in the body, of the meeting after one; None if it is the last."""
+    beyond = [row[LEFT] for row in table.rows.tolist() if row[KIND] == MEET]
+    iteration, passed = now
+    while iteration < table.pieces + table.lags:
+        passed += 1
+        if passed >= len(beyond):
+            iteration, passed = iteration + 1, 0
+        if iteration < table.pieces + beyond[passed]:
+            return iteration, passed
+    return None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from unisono.program.bind import Table
-from unisono.program.meetings import following, passed
+from unisono.program.over_hosts import following, passed
 from unisono.program.slots import slot_readers
 from unisono.runtime.network import MEETING_ROOM
 from unisono.runtime.outbox import Spans, joined
