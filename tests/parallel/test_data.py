@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from parallel.models import Branches, Tied, assert_close, gradients, mlp, rows
 from ranks import RankFailure, ranks
 from unisono.errors import MismatchError, UsageError
-from unisono.parallel.data import DistributedDataParallel, buckets, mean_count
+from unisono.parallel.data import DistributedDataParallel, mean_count
 from unisono.parallel.pipeline import clip_grad_norm_
 
 BACKENDS = ("unisono", "gloo")
@@ -329,45 +329,6 @@ def on_ranks_overlap(rank: int, world_size: int) -> list[str]:
 def test_buckets_start_while_backward_runs() -> None:
     wanted = ["start 0", "gradient 2", "start 1", "gradient 1", "start 2", "gradient 0", "wait 0", "wait 1", "wait 2"]
     assert ranks(2).run(on_ranks_overlap) == [wanted] * 2
-
-
-class Refusal:
-    """A Work that fails in wait."""
-
-    def wait(self) -> None:
-        raise RuntimeError("Cannot use ReduceOp.AVG here")
-
-
-def on_ranks_without_avg(rank: int, world_size: int, late: bool) -> list[float]:
-    """A backend that refuses AVG at once or in wait; rank 0 knows it from before."""
-    real = dist.all_reduce
-
-    def refusing(tensor: Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any) -> Any:
-        if op != dist.ReduceOp.AVG:
-            return real(tensor, op, *args, **kwargs)
-        return Refusal() if late else Refusal().wait()
-
-    buckets._WITHOUT_AVG.clear()
-    if rank == 0:
-        buckets._WITHOUT_AVG.add((dist.get_backend(), "cpu", torch.float32))
-    dist.all_reduce = refusing
-    try:
-        model = DistributedDataParallel(
-            nn.Sequential(*[nn.Linear(1, 1, bias=False) for _ in range(2)]), first_bucket_nbytes=1
-        )
-        for layer in model.module:
-            nn.init.ones_(layer.weight)
-        model(torch.tensor([[float(rank)]])).sum().backward()
-        assert buckets._WITHOUT_AVG
-        return [weight.grad.item() for weight in model.parameters()]
-    finally:
-        dist.all_reduce = real
-        buckets._WITHOUT_AVG.clear()
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_backend_without_avg_sums_and_divides(late: bool) -> None:
-    assert ranks(3).run(on_ranks_without_avg, late) == [[1.0, 1.0]] * 3
 
 
 def on_ranks_errors(rank: int, world_size: int) -> None:

@@ -4,8 +4,9 @@ import torch.distributed as dist
 
 from ranks import ranks
 from unisono.algorithms.pipelines import SCHEDULES, build_pipeline
-from unisono.parallel.pipeline.messages import Channels, Message, PipelineMessages, group_links, messages
+from unisono.parallel.pipeline.messages import Channels, PipelineMessages, group_links, messages
 from unisono.parallel.pipeline.shapes import Form, Shapes
+from unisono.schedule import Action
 
 
 def shapes(num_stages: int, microbatches: int, whole_numbers_into: int = -1) -> Shapes:
@@ -17,15 +18,15 @@ def shapes(num_stages: int, microbatches: int, whole_numbers_into: int = -1) -> 
 def test_what_is_sent_follows_from_the_schedule() -> None:
     schedule = build_pipeline("1f1b", 3, 2)
     assert list(messages(schedule, 1, shapes(3, 2))) == [
-        (2, Message(2, "F", 0)),
-        (2, Message(2, "F", 1)),
-        (0, Message(0, "B", 0)),
-        (0, Message(0, "B", 1)),
+        (2, Action(2, "F", 0)),
+        (2, Action(2, "F", 1)),
+        (0, Action(0, "B", 0)),
+        (0, Action(0, "B", 1)),
     ]
     assert list(messages(schedule, 2, shapes(3, 2), forward_only=True)) == []
     assert list(messages(schedule, 1, shapes(3, 2, whole_numbers_into=1))) == [
-        (2, Message(2, "F", 0)),
-        (2, Message(2, "F", 1)),
+        (2, Action(2, "F", 0)),
+        (2, Action(2, "F", 1)),
     ]
 
 
@@ -50,7 +51,7 @@ def test_no_rank_has_two_links_in_one_group(name: str) -> None:
         assert len(dealt) <= 6
 
 
-def value_of(message: Message) -> float:
+def value_of(message: Action) -> float:
     return message.stage * 100 + message.microbatch * 10 + (message.kind == "B")
 
 
@@ -71,8 +72,8 @@ def exchange(rank: int, world_size: int) -> None:
                     assert stage == (0 if kind == "F" else schedule.num_stages - 1)
                 else:
                     assert arrived.shape == (microbatch + 1, 2)
-                    assert arrived.unique().tolist() == [value_of(Message(stage, kind, microbatch))]
-                to = Message(stage + (1 if kind == "F" else -1), kind, microbatch)
+                    assert arrived.unique().tolist() == [value_of(Action(stage, kind, microbatch))]
+                to = Action(stage + (1 if kind == "F" else -1), kind, microbatch)
                 if 0 <= to.stage < schedule.num_stages:
                     mail.send(to, torch.full((microbatch + 1, 2), float(value_of(to))))
             mail.finish()

@@ -21,11 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from unisono.errors import UnisonoError, UsageError
+from unisono.errors import UsageError
 
-__all__ = ["Average", "GradientBucket", "check_dense", "plan_buckets", "shaped"]
+__all__ = ["GradientBucket", "check_dense", "plan_buckets", "shaped"]
 
-_WITHOUT_AVG: set[tuple[str, str, torch.dtype]] = set()  # backend, device, dtype: what has refused ReduceOp.AVG
+_WITH_AVG = ("nccl", "unisono")  # backends that have ReduceOp.AVG for every dtype of gradients
 
 
 def plan_buckets(parameters: Sequence[Tensor], order: Sequence[int], nbytes: int, first_nbytes: int) -> list[list[int]]:
@@ -67,48 +67,6 @@ def check_dense(gradient: Tensor) -> None:
         )
 
 
-class Average:
-    """An asynchronous mean of flat (numel,) over the ranks of `group`, in place.
-
-    With ReduceOp.AVG where the backend has it for this device and dtype, else SUM and a division. A backend without AVG
-    says so before anything moves, some at once and some in `wait`; no rank asks with a collective of its own, so ranks
-    that know already and ranks that do not agree.
-    """
-
-    def __init__(self, flat: Tensor, group: dist.ProcessGroup | None) -> None:
-        self.flat, self.group = flat, group
-        self._kind = (dist.get_backend(group), flat.device.type, flat.dtype)
-        if self._kind not in _WITHOUT_AVG:
-            try:
-                self._start(dist.ReduceOp.AVG)
-            except (RuntimeError, ValueError) as error:
-                self._learn(error)
-        if self._kind in _WITHOUT_AVG:
-            self._start(dist.ReduceOp.SUM)
-
-    def wait(self, present: float = 1.0) -> None:
-        """Wait for the mean. `present`: the share of the ranks that contribute, those alone count."""
-        try:
-            self._work.wait()
-        except (RuntimeError, ValueError) as error:
-            self._learn(error)
-            self._start(dist.ReduceOp.SUM)
-            self._work.wait()
-        divisor = present * (1 if self._op == dist.ReduceOp.AVG else dist.get_world_size(self.group))
-        if divisor != 1:
-            self.flat.div_(divisor)
-
-    def _start(self, op: Any) -> None:
-        self._op = op
-        self._work: Any = dist.all_reduce(self.flat, op, self.group, async_op=True)
-
-    def _learn(self, error: Exception) -> None:
-        """Remember a refusal of AVG; raise any other error again."""
-        if self._op == dist.ReduceOp.SUM or isinstance(error, UnisonoError) or "AVG" not in str(error):
-            raise error
-        _WITHOUT_AVG.add(self._kind)
-
-
 class GradientBucket:
     """Some parameters' gradients, averaged over the ranks in place; each `grad` becomes a view of the bucket.
 
@@ -125,7 +83,9 @@ class GradientBucket:
         *pieces, self.marks = torch.split(self.flat, [*sizes, len(sizes)])
         self.views = {slot: shaped(piece, parameters[slot]) for slot, piece in zip(slots, pieces, strict=True)}
         self.untouched: list[int] = []
-        self.average: Average | None = None
+        self._work: Any = None
+        self._summed = 1
+        """By how many ranks what comes of the collective is to be divided."""
 
     @torch.no_grad()
     def take(self, slot: int) -> None:
@@ -144,13 +104,16 @@ class GradientBucket:
         self.untouched = [slot for slot in self.slots if slot not in touched]
         for slot in self.untouched:
             self.marks[self.slots.index(slot)] = 0
-        self.average = Average(self.flat, self.group)
+        averages = dist.get_backend(self.group) in _WITH_AVG
+        self._summed = 1 if averages else dist.get_world_size(self.group)
+        op = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+        self._work = dist.all_reduce(self.flat, op, self.group, async_op=True)
 
     def finish(self, present: float) -> None:
         """Wait; the mean is over the `present` share of the ranks. What no rank used keeps the gradient it had."""
-        assert self.average is not None
-        self.average.wait(present)
-        self.average = None
+        self._work.wait()
+        if present * self._summed != 1:
+            self.flat.div_(present * self._summed)
         for slot in self.untouched:
             if self.marks[self.slots.index(slot)] != 0:
                 self.parameters[slot].grad = self.views[slot]

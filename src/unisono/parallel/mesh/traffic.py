@@ -40,6 +40,14 @@ class Traffic:
     nbytes: int = 0
     seconds: float = 0.0
 
+    def timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function, and note how long it takes."""
+        begin = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.seconds += time.perf_counter() - begin
+
 
 class CommunicationMeter:
     """Notes the communication along the axes of a mesh with more than one rank; that of other groups passes unnoted.
@@ -94,9 +102,7 @@ class CommunicationMeter:
                 return function(*args, **kwargs)
             traffic.calls += 1
             traffic.nbytes += given[payload].nbytes
-            begin = time.perf_counter()
-            work = function(*args, **kwargs)
-            traffic.seconds += time.perf_counter() - begin
+            work = traffic.timed(function, *args, **kwargs)
             return None if work is None else _TimedWork(work, traffic)
 
         return call
@@ -110,10 +116,7 @@ class CommunicationMeter:
                 return function(operations)  # type: ignore[no-any-return]
             traffic.calls += len(operations)
             traffic.nbytes += sum(operation.tensor.nbytes for operation in operations)
-            begin = time.perf_counter()
-            works = function(operations)
-            traffic.seconds += time.perf_counter() - begin
-            return [_TimedWork(work, traffic) for work in works]
+            return [_TimedWork(work, traffic) for work in traffic.timed(function, operations)]
 
         return call
 
@@ -125,11 +128,7 @@ class _TimedWork:
         self._work, self._traffic = work, traffic
 
     def wait(self, *args: Any) -> Any:
-        begin = time.perf_counter()
-        try:
-            return self._work.wait(*args)
-        finally:
-            self._traffic.seconds += time.perf_counter() - begin
+        return self._traffic.timed(self._work.wait, *args)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from unisono.errors import UsageError
 
@@ -30,11 +31,8 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float, group: dist.P
 def squared_norm(parameters: Iterable[Tensor]) -> Tensor:
     """The sum of the squares of this rank's gradients: float32 (), on the device of the first parameter."""
     held = list(parameters)
-    total = torch.zeros((), device=held[0].device if held else "cpu")
-    for parameter in held:
-        if parameter.grad is not None:
-            total += parameter.grad.float().pow(2).sum().to(total.device)
-    return total
+    norm = get_total_norm([parameter.grad.float() for parameter in held if parameter.grad is not None])
+    return norm.pow(2).to(held[0].device if held else "cpu")
 
 
 def scale_to_norm_(parameters: Iterable[Tensor], norm: Tensor, max_norm: float) -> Tensor:
@@ -44,8 +42,5 @@ def scale_to_norm_(parameters: Iterable[Tensor], norm: Tensor, max_norm: float) 
     """
     if not max_norm > 0:
         raise UsageError(f"max_norm is {max_norm}, expected a positive number")
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.mul_(scale.to(parameter.grad.device))
+    clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

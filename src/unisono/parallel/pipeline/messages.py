@@ -15,7 +15,7 @@ kernel.
 from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -25,29 +25,24 @@ from unisono.parallel.pipeline.shapes import Shapes
 from unisono.parallel.shards import Group, place
 from unisono.schedule.pipeline import Action, PipelineSchedule
 
-__all__ = ["Channels", "Message", "PipelineMessages", "group_links", "messages"]
+__all__ = ["Channels", "PipelineMessages", "group_links", "messages"]
 
 _AHEAD = 2  # receives posted from each peer, beyond the one that is needed
 
 
-class Message(NamedTuple):
-    """A message to a stage: the input (F) or the gradient of its output (B) for one microbatch."""
-
-    stage: int
-    kind: str
-    microbatch: int
-
-
 def messages(
     schedule: PipelineSchedule, sender: int, shapes: Shapes, forward_only: bool = False
-) -> Iterator[tuple[int, Message]]:
-    """The messages a rank sends in a step, in order, each with its destination."""
+) -> Iterator[tuple[int, Action]]:
+    """The messages a rank sends in a step, in order, each with its destination.
+
+    A message is named by the action that it is for: it brings the input to an F, the gradient of the output to a B.
+    """
     for action in schedule.actions[sender]:
         for stage, kind, microbatch in action.parts:
             if kind == "F" and stage < schedule.num_stages - 1:
-                to = Message(stage + 1, "F", microbatch)
+                to = Action(stage + 1, "F", microbatch)
             elif kind == "B" and shapes.has_gradient(stage) and not forward_only:
-                to = Message(stage - 1, "B", microbatch)
+                to = Action(stage - 1, "B", microbatch)
             else:
                 continue
             if schedule.ranks[to.stage] != sender:
@@ -119,8 +114,8 @@ class PipelineMessages:
         self._schedule, self._rank, self._shapes = schedule, rank, shapes
         self._channels, self._device = channels, device
         self._ahead = _AHEAD if device.type == "cpu" else 0
-        self._expected: dict[int, deque[Message]] = {}
-        self._arriving: dict[Message, tuple[dist.Work | None, Tensor]] = {}
+        self._expected: dict[int, deque[Action]] = {}
+        self._arriving: dict[Action, tuple[dist.Work | None, Tensor]] = {}
         self._waiting: dict[int, int] = {}  # posted and not yet taken, by peer
         self._leaving: deque[tuple[dist.Work, Tensor]] = deque()
         for peer in range(schedule.world_size):
@@ -132,14 +127,13 @@ class PipelineMessages:
 
     def take(self, action: Action) -> Tensor | None:
         """Wait for what an F or a B needs from a neighbouring stage; None at the ends of the pipeline."""
-        message = Message(*action)
-        ends = message.stage == (0 if message.kind == "F" else self._schedule.num_stages - 1)
-        if ends or (message.kind == "B" and not self._shapes.has_gradient(message.stage + 1)):
+        ends = action.stage == (0 if action.kind == "F" else self._schedule.num_stages - 1)
+        if ends or (action.kind == "B" and not self._shapes.has_gradient(action.stage + 1)):
             return None
-        peer = self._schedule.ranks[message.stage + (-1 if message.kind == "F" else 1)]
-        while message not in self._arriving:
+        peer = self._schedule.ranks[action.stage + (-1 if action.kind == "F" else 1)]
+        while action not in self._arriving:
             self._post_one(peer)
-        work, tensor = self._arriving.pop(message)
+        work, tensor = self._arriving.pop(action)
         if work is not None:
             work.wait()
         if peer != self._rank:
@@ -147,7 +141,7 @@ class PipelineMessages:
             self._post(peer)
         return tensor
 
-    def send(self, message: Message, tensor: Tensor) -> None:
+    def send(self, message: Action, tensor: Tensor) -> None:
         """Begin to send; within the rank, hand over."""
         peer = self._schedule.ranks[message.stage]
         if peer == self._rank:

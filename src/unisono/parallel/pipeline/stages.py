@@ -13,6 +13,7 @@ part lies between two crossings. On ranks the ranges are those of a pipeline, `p
 """
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -44,27 +45,21 @@ def divide_layers(costs: int | Sequence[float], num_stages: int) -> list[range]:
     if any(not 0 <= cost < float("inf") for cost in each):
         raise UsageError(f"the cost of a layer must not be below zero, got {each}")
     total = [0.0, *accumulate(each)]
-    # worst[i] is the cost of the costliest stage when the layers from i on are dealt to the stages still to come
-    worst = [total[count] - total[i] for i in range(count)]
-    ends: list[list[int]] = [[count] * count]
-    for left in range(2, num_stages + 1):
-        choices = [
-            _best_end(total, worst, i, count - left + 1) if i <= count - left else (count, 0.0) for i in range(count)
-        ]
-        ends.append([end for end, _ in choices])
-        worst = [cost if i <= count - left else float("inf") for i, (_, cost) in enumerate(choices)]
-    stages, begin = [], 0
-    for row in reversed(ends):
-        stages.append(range(begin, row[begin]))
-        begin = row[begin]
-    return stages
 
+    @cache
+    def cut(begin: int, stages: int) -> tuple[float, int]:
+        """The cost of the costliest of so many stages from layer `begin` on, and the end of the first, negated."""
+        if stages == 1:
+            return total[count] - total[begin], -count
+        ends = range(begin + 1, count - stages + 2)
+        return min((max(total[end] - total[begin], cut(end, stages - 1)[0]), -end) for end in ends)
 
-def _best_end(total: Sequence[float], worst: Sequence[float], begin: int, last: int) -> tuple[int, float]:
-    """The end of a stage that begins at a layer, at most `last`, and the cost of the costliest then."""
-    options = [(max(total[end] - total[begin], worst[end]), -end) for end in range(begin + 1, last + 1)]
-    cost, end = min(options)
-    return -end, cost
+    found, begin = [], 0
+    for stages in range(num_stages, 0, -1):
+        end = -cut(begin, stages)[1]
+        found.append(range(begin, end))
+        begin = end
+    return found
 
 
 def stages_from_layers(

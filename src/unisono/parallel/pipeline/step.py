@@ -11,7 +11,7 @@ from torch.profiler import record_function
 
 from unisono.errors import UsageError
 from unisono.parallel.pipeline.backward import WeightGradients, input_gradient
-from unisono.parallel.pipeline.messages import Message, PipelineMessages
+from unisono.parallel.pipeline.messages import PipelineMessages
 from unisono.parallel.pipeline.shapes import Form, Loss, Shapes
 from unisono.schedule.pipeline import Action
 from unisono.simulation import Slot
@@ -91,7 +91,7 @@ class PipelineStep:
             with self._timed(action):
                 result = self._forward(action, arrived) if kind == "F" else self._backward(action, arrived)
             if result is not None:
-                to = Message(stage + 1, "F", microbatch) if kind == "F" else Message(stage - 1, "B", microbatch)
+                to = Action(stage + 1, "F", microbatch) if kind == "F" else Action(stage - 1, "B", microbatch)
                 self._messages.send(to, result)
         self._messages.finish()
 

@@ -93,75 +93,51 @@ def _along(dim: int, tensor: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor
     return work(tensor.movedim(dim, 0)).movedim(0, dim)
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
+def _scatter(tensor: Tensor, dim: int, lengths: Sequence[int], group: Group) -> Tensor:
+    return own_part(tensor, dim, lengths, place(group).rank).contiguous()
+
+
+def _gather(tensor: Tensor, dim: int, lengths: Sequence[int], group: Group) -> Tensor:
+    return _along(dim, tensor, lambda part: start_all_gather(part, lengths, group)())
+
+
+def _reduce_scatter(tensor: Tensor, dim: int, lengths: Sequence[int], group: Group) -> Tensor:
+    return _along(dim, tensor, lambda whole: start_reduce_scatter(whole, lengths, group)())
+
+
+_WAYS: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "copy": (lambda tensor, group: tensor.view_as(tensor), "reduce"),
+    "reduce": (_sum, "copy"),
+    "scatter": (_scatter, "gather"),
+    "gather": (_gather, "scatter"),
+    "all_gather": (_gather, "reduce_scatter"),
+    "reduce_scatter": (_reduce_scatter, "all_gather"),
+}
+"""What each does forward, and the one that its gradient takes."""
+
+
+class _Region(torch.autograd.Function):
+    """One of `_WAYS`."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return apply(_Reduce, gradient, ctx.group), None
-
-
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return _sum(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return apply(_Copy, gradient, ctx.group), None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, dim: int, lengths: Sequence[int], group: Group) -> Tensor:
-        ctx.args = dim, lengths, group
-        return own_part(tensor, dim, lengths, place(group).rank).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return apply(_Gather, gradient, *ctx.args), None, None, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, dim: int, lengths: Sequence[int], group: Group) -> Tensor:
-        ctx.args = dim, lengths, group
-        return _along(dim, tensor, lambda part: start_all_gather(part, lengths, group)())
+    def forward(ctx: Any, tensor: Tensor, way: str, *args: Any) -> Tensor:
+        forward, ctx.back = _WAYS[way]
+        ctx.args = args
+        return forward(tensor, *args)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return apply(_Scatter, gradient, *ctx.args), None, None, None
-
-
-class _AllGather(_Gather):
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return apply(_ReduceScatter, gradient, *ctx.args), None, None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, dim: int, lengths: Sequence[int], group: Group) -> Tensor:
-        ctx.args = dim, lengths, group
-        return _along(dim, tensor, lambda whole: start_reduce_scatter(whole, lengths, group)())
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return apply(_AllGather, gradient, *ctx.args), None, None, None
+        return apply(_Region, gradient, ctx.back, *ctx.args), None, *(None for _ in ctx.args)
 
 
 def copy_to_region(tensor: Tensor, group: Group = None) -> Tensor:
     """The same tensor, on every rank alike; its gradient is the sum of the ranks' gradients."""
-    return apply(_Copy, tensor, group)
+    return apply(_Region, tensor, "copy", group)
 
 
 def reduce_from_region(tensor: Tensor, group: Group = None) -> Tensor:
     """The sum of the ranks' tensors, on every rank; the gradient passes as it is."""
-    return apply(_Reduce, tensor, group)
+    return apply(_Region, tensor, "reduce", group)
 
 
 def scatter_to_region(tensor: Tensor, dim: int, group: Group = None, lengths: Lengths = None) -> Tensor:
@@ -169,7 +145,7 @@ def scatter_to_region(tensor: Tensor, dim: int, group: Group = None, lengths: Le
 
     Raises UsageError if lengths do not fit the tensor or the group.
     """
-    return apply(_Scatter, tensor, dim, lengths_of_whole(tensor, dim, lengths, group), group)
+    return apply(_Region, tensor, "scatter", dim, lengths_of_whole(tensor, dim, lengths, group), group)
 
 
 def gather_from_region(tensor: Tensor, dim: int, group: Group = None, lengths: Lengths = None) -> Tensor:
@@ -177,7 +153,7 @@ def gather_from_region(tensor: Tensor, dim: int, group: Group = None, lengths: L
 
     Raises UsageError if lengths do not fit the tensor or the group, or if the parts differ in another dim.
     """
-    return apply(_Gather, tensor, dim, lengths_of_part(tensor, dim, lengths, group), group)
+    return apply(_Region, tensor, "gather", dim, lengths_of_part(tensor, dim, lengths, group), group)
 
 
 def all_gather_to_region(tensor: Tensor, dim: int, group: Group = None, lengths: Lengths = None) -> Tensor:
@@ -185,7 +161,7 @@ def all_gather_to_region(tensor: Tensor, dim: int, group: Group = None, lengths:
 
     Raises UsageError if lengths do not fit the tensor or the group, or if the parts differ in another dim.
     """
-    return apply(_AllGather, tensor, dim, lengths_of_part(tensor, dim, lengths, group), group)
+    return apply(_Region, tensor, "all_gather", dim, lengths_of_part(tensor, dim, lengths, group), group)
 
 
 def reduce_scatter_from_region(tensor: Tensor, dim: int, group: Group = None, lengths: Lengths = None) -> Tensor:
@@ -193,7 +169,7 @@ def reduce_scatter_from_region(tensor: Tensor, dim: int, group: Group = None, le
 
     Raises UsageError if lengths do not fit the tensor or the group.
     """
-    return apply(_ReduceScatter, tensor, dim, lengths_of_whole(tensor, dim, lengths, group), group)
+    return apply(_Region, tensor, "reduce_scatter", dim, lengths_of_whole(tensor, dim, lengths, group), group)
 
 
 def sum_gradients(module: torch.nn.Module, group: Group = None) -> torch.nn.Module:
