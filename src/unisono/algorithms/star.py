@@ -6,14 +6,11 @@ One step in and one step out, but the bytes of every rank pass through one port.
 import numpy as np
 
 from unisono.algorithms.blocks import does_not_fit
+from unisono.algorithms.cut import once
 from unisono.algorithms.registry import register_algorithm
 from unisono.schedule import Collective, Schedule, Step
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
-
-
-def _others(world_size: int, root: int) -> np.ndarray:
-    return np.delete(np.arange(world_size), root)
 
 
 def _checked(server: int, world_size: int, collective: str) -> int:
@@ -25,16 +22,16 @@ def _checked(server: int, world_size: int, collective: str) -> int:
 @register_algorithm("star", "broadcast", steps="1", nbytes_per_rank="n-1")
 def broadcast(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """The root sends to every rank at once."""
-    steps = (Step.make(root, _others(world_size, root), 0, chunks),) if world_size > 1 else ()
-    return Schedule("star", Collective.of("broadcast", world_size, chunks, root), steps)
+    step = Step.make(root, np.delete(np.arange(world_size), root), 0, chunks)
+    return Schedule("star", Collective.of("broadcast", world_size, chunks, root), once(step))
 
 
 @register_algorithm("star", "scatter", steps="1", nbytes_per_rank="(n-1)/n")
 def scatter(world_size: int, root: int = 0, chunks: int = 1) -> Schedule:
     """The root sends every rank its block at once."""
-    peers = _others(world_size, root)
-    steps = (Step.make(root, peers, peers * chunks, chunks),) if world_size > 1 else ()
-    return Schedule("star", Collective.of("scatter", world_size, chunks, root), steps)
+    peers = np.delete(np.arange(world_size), root)
+    step = Step.make(root, peers, peers * chunks, chunks)
+    return Schedule("star", Collective.of("scatter", world_size, chunks, root), once(step))
 
 
 @register_algorithm("star", "reduce", steps="1", nbytes_per_rank="1")

@@ -8,7 +8,6 @@ more of its ranks than cores: there a meeting costs a slice of the scheduler, so
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from unisono.algorithms import build
 from unisono.errors import UsageError
@@ -46,11 +45,7 @@ class Default:
 
     def build(self, world_size: int, root: int = 0) -> Schedule:
         """The schedule."""
-        return _built(self.schedule, self.collective, world_size, root, self.chunks or world_size)
-
-    def reaches(self, nbytes: int, world_size: int) -> bool:
-        """True if the row serves calls of ``nbytes``."""
-        return nbytes * (world_size if self.times_ranks else 1) <= self.upto
+        return build(self.schedule, self.collective, world_size, root, self.chunks or world_size)
 
     def describe(self) -> str:
         """The row in words."""
@@ -87,11 +82,6 @@ def default(collective: str, nbytes: int, world_size: int, oversubscribed: bool 
     """
     for row in TABLE:
         fits = row.collective == collective and row.oversubscribed in (None, oversubscribed)
-        if fits and row.reaches(nbytes, world_size):
+        if fits and nbytes * (world_size if row.times_ranks else 1) <= row.upto:
             return row if world_size > 1 else replace(row, placement="staged", directly="")
     raise UsageError(f"unknown collective {collective!r}")
-
-
-@lru_cache(maxsize=256)
-def _built(schedule: str, collective: str, world_size: int, root: int, chunks: int) -> Schedule:
-    return build(schedule, collective, world_size, root, chunks)

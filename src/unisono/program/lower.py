@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 from unisono.errors import UsageError, check_known
-from unisono.program.program import PLACEMENTS, Place, Program, Row, in_, out, recvbuf, stage, temp
+from unisono.program.program import PLACEMENTS, Place, Program, Row
 from unisono.program.traffic import Landing, completed, has_mailboxes, landed_before, traffic
 from unisono.schedule import Collective, Redistribution, Schedule
 
@@ -92,7 +92,7 @@ class _Lowering:
         first, total = (rank * width, self.n * width) if self.deterministic else (0, 0)
         self.after = {total + chunk: None for chunk in self.c.held_after()[rank].nonzero()[0].tolist()}
         self.complete = completed(schedule) if not self.deterministic else None
-        self.where = {first + chunk: in_(chunk) for chunk in self.c.held_before()[rank].nonzero()[0].tolist()}
+        self.where = {first + chunk: Place("in", chunk) for chunk in self.c.held_before()[rank].nonzero()[0].tolist()}
         self.forwarded: set[tuple[int, int]] = set()  # (step, id): a sum that was stored in the slot it is sent from
 
     def program(self, placement: str) -> Program:
@@ -130,13 +130,13 @@ class _Lowering:
     def home(self, id_: int, complete: bool = True) -> Place:
         """The place that keeps what lands on a chunk."""
         if id_ in self.after and complete:
-            return out(self.chunk(id_))
+            return Place("out", self.chunk(id_))
         self.temps += 1
-        return temp(self.temps - 1)
+        return Place("temp", self.temps - 1)
 
     def slot(self, step: int, k: int, rank: int = -1) -> Place:
         """The k-th slot of a step."""
-        return stage(sum(self.slots[:step]) + k, -1 if rank == self.rank else rank)
+        return Place("stage", sum(self.slots[:step]) + k, -1 if rank == self.rank else rank)
 
     # Rows
 
@@ -146,11 +146,9 @@ class _Lowering:
             self.rows.append(Row("copy", step, self.chunk(id_), (to,), (source,)))
 
     def sum(self, step: int, id_: int, to: Sequence[Place], parts: Sequence[Place], complete: bool) -> None:
-        """A row."""
         self.rows.append(Row("sum", step, self.chunk(id_), tuple(to), tuple(parts), complete))
 
     def meet(self, step: int) -> None:
-        """A row."""
         self.rows.append(Row("meet", step))
 
     def keep(self, step: int) -> None:
@@ -215,7 +213,6 @@ class _Lowering:
     # Placements
 
     def staged(self) -> None:
-        """See the module's text."""
         for step, moved in enumerate(self.moves):
             numbers = {peer: _numbers(moved.staged[peer]) for peer in self.sources(step)}
             for k, id_ in enumerate(self.sent(step)):
@@ -252,7 +249,6 @@ class _Lowering:
         return False
 
     def mailbox(self) -> None:
-        """See the module's text."""
         if not has_mailboxes(self.moves):
             raise Unfit(f"{self.schedule.name} {self.c.name} has no sum that could be pushed: staged")
         first = {rank: _numbers(ids) for rank, ids in self.moves[0].staged.items()}
@@ -270,7 +266,6 @@ class _Lowering:
             self.copy(1, id_, self.home(id_), self.slot(0, first[self.rank][id_]))
 
     def put(self) -> None:
-        """See the module's text."""
         numbers = [step.arrival_slots() for step in self.moves]
         self.slots = tuple(max(map(len, arrived.values()), default=0) for arrived in numbers)
 
@@ -300,11 +295,9 @@ class _Lowering:
             self.keep(0)
 
     def direct(self) -> None:
-        """See the module's text."""
         self._direct(lambda source, peer, id_: False)
 
     def pushed(self) -> None:
-        """See the module's text."""
         last = {
             (src, dst): chunks[-1]
             for step in self.moves
@@ -328,19 +321,19 @@ class _Lowering:
         spread = self.moves[1].readers(self.rank) if mailboxes else {}
 
         def part(step: int, peer: int, id_: int) -> Place:
-            return out(id_, peer) if id_ in landed[step].get(peer, ()) else in_(id_, peer)
+            return Place("out" if id_ in landed[step].get(peer, ()) else "in", id_, peer)
 
         self.meet(0)
         self.keep(0)
         for step, moved in enumerate(self.moves[:1] if mailboxes else self.moves):
             for peer, chunks in moved.messages.get(self.rank, {}).items():
                 for id_ in (id_ for id_ in chunks if stored(self.rank, peer, id_)):
-                    self.copy(step, id_, out(id_, peer), self.where[id_])
+                    self.copy(step, id_, Place("out", id_, peer), self.where[id_])
             self.land(
                 step,
                 partial(part, step),
-                lambda id_: [out(id_, peer) for peer in spread.get(id_, ())],
-                lambda peer, id_: out(id_) if stored(peer, self.rank, id_) else None,
+                lambda id_: [Place("out", id_, peer) for peer in spread.get(id_, ())],
+                lambda peer, id_: Place("out", id_) if stored(peer, self.rank, id_) else None,
                 partial_at_home=True,
             )
             self.meet(step + 1)
@@ -375,7 +368,7 @@ class _Lowering:
             in_place: dict[int, Place] = {}
             for peer in sorted(self.sources(step), key=lambda peer: (peer > self.rank, -peer)):
                 for id_ in moved.messages[peer][self.rank]:
-                    to = buffers[peer, id_] = recvbuf(self.recvbufs)
+                    to = buffers[peer, id_] = Place("recvbuf", self.recvbufs)
                     if id_ in copied and self.chunk(id_) not in sent and landed.count(id_) == 1:
                         # it is copied over what nothing else in this step touches
                         to = in_place[id_] = self.home(id_, self.finished(step, id_))

@@ -28,7 +28,7 @@ from functools import cached_property
 from unisono.errors import UsageError
 from unisono.schedule import Collective
 
-__all__ = ["PLACEMENTS", "Place", "Program", "Row", "in_", "out", "recvbuf", "stage", "temp"]
+__all__ = ["PLACEMENTS", "Place", "Program", "Row"]
 
 PLACEMENTS = ("staged", "mailbox", "put", "direct", "pushed", "messages")
 """Placements of a program's data: through staging memory, a meeting per step; *mailbox*: sums are pushed back into the
@@ -48,31 +48,6 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.space}[{self.index}]" if self.rank < 0 else f"{self.rank}:{self.space}[{self.index}]"
-
-
-def in_(chunk: int, rank: int = -1) -> Place:
-    """A chunk of the input."""
-    return Place("in", chunk, rank)
-
-
-def out(chunk: int, rank: int = -1) -> Place:
-    """A chunk of the output."""
-    return Place("out", chunk, rank)
-
-
-def stage(slot: int, rank: int = -1) -> Place:
-    """A slot of staging memory."""
-    return Place("stage", slot, rank)
-
-
-def temp(index: int) -> Place:
-    """Memory of this rank alone."""
-    return Place("temp", index)
-
-
-def recvbuf(index: int) -> Place:
-    """The buffer of a chunk that comes or goes in a message."""
-    return Place("recvbuf", index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,19 +151,18 @@ def prove(
     area: int,
     *,
     in_place: bool = False,
-    calls: int = 2,
     first_meeting: int = 0,
     listed: tuple[bool, bool] = (False, False),
 ) -> Proof:
     """Proves the tables of all ranks of one collective, by rank.
 
     ``sizes``: bytes of every block; ``area``: bytes of a rank's staging memory in a half; ``in_place``: input and
-    output share memory, as the collective allows; ``calls``: how often the call is played; ``first_meeting``: the
-    number of its first meeting, whose parity counts; ``listed``: input, output are a tensor per block. Raises
-    UsageError if the tables are not those of all ranks of one collective.
+    output share memory, as the collective allows; ``first_meeting``: the number of the first
+    meeting, whose parity counts; ``listed``: input, output are a tensor per block. Raises UsageError if the tables are
+    not those of all ranks of one collective.
     """
     call = Call(tuple(tables), tuple(sizes), in_place, listed)
-    return prove_calls([call] * calls, area, first_meeting)
+    return prove_calls([call] * 2, area, first_meeting)
 
 
 def prove_calls(calls: Sequence[Call], area: int, first_meeting: int = 0) -> Proof:

@@ -83,7 +83,6 @@ class Part(NamedTuple):
     end: int
     value: Value | None
     at: int
-    by: Act | None
 
 
 class Memory:
@@ -151,7 +150,7 @@ def refined(operands: Sequence[Sequence[Part]]) -> list[tuple[int, int, list[Par
             while parts[index[k]].end <= lo:
                 index[k] += 1
             part = parts[index[k]]
-            here.append(Part(lo, hi, part.value, part.at + lo - part.begin, part.by))
+            here.append(Part(lo, hi, part.value, part.at + lo - part.begin))
         found.append((lo, hi, here))
     return found
 

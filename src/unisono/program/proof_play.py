@@ -254,7 +254,7 @@ class Play:
             lo, hi = s.begin - begin, s.end - begin
             if source.wide:
                 lo, hi = lo * narrow // wide, hi * narrow // wide
-            found.append(Part(lo, hi, s.value, s.at, s.by))
+            found.append(Part(lo, hi, s.value, s.at))
             if s.value is None or s.value.call != self.number or s.wide != source.wide:
                 self._bad_read(source, s)
         return found
@@ -296,11 +296,11 @@ class Play:
             values = [part.value for part in parts if part.value is not None]
             places = {part.at for part in parts if part.value is not None}
             if len(values) < len(parts):
-                found.append(Part(lo, hi, None, 0, None))
+                found.append(Part(lo, hi, None, 0))
                 continue
             if len(places) > 1:
                 self.find("place", f"adds elements of different places: {sorted(places)}", act)
-            found.append(Part(lo, hi, self._fold(act, values, complete), parts[0].at, None))
+            found.append(Part(lo, hi, self._fold(act, values, complete), parts[0].at))
         return found
 
     def _fold(self, act: Act, values: Sequence[Value], complete: bool) -> Value:
