@@ -9,24 +9,16 @@ import socket
 import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol
 
 from unisono.errors import MismatchError, UsageError
 from unisono.transport.host import Host
+from unisono.transport.segment import StoreLike
 from unisono.units import name_ranks
 
 __all__ = ["check_versions", "claimed_twice", "publish_self", "ranks_here", "versions", "wait_for_readers"]
 
 _PACKAGES = ("unisono", "torch")
 _READING = 1.0  # s
-
-
-class _Store(Protocol):
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def add(self, key: str, value: int) -> int: ...
 
 
 def versions() -> dict[str, str]:
@@ -52,12 +44,14 @@ def claimed_twice(name: int, label: str, pid: int, hostname: str) -> UsageError:
     )
 
 
-def publish_self(store: _Store, rank: int) -> None:
+def publish_self(store: StoreLike, rank: int) -> None:
     """Publishes what the others compare, before this rank joins: that of an earlier attempt is replaced."""
     store.set(f"birth/{rank}", json.dumps([versions(), Host.mine().boot]))
 
 
-def ranks_here(store: _Store, rank: int, global_ranks: Sequence[int], label: str, compared: bool = False) -> list[int]:
+def ranks_here(
+    store: StoreLike, rank: int, global_ranks: Sequence[int], label: str, compared: bool = False
+) -> list[int]:
     """The group ranks on this rank's machine, once all have joined: containers of one kernel share its cores.
 
     Raises `MismatchError` as `check_versions` does, unless these were ``compared`` before.
@@ -68,7 +62,7 @@ def ranks_here(store: _Store, rank: int, global_ranks: Sequence[int], label: str
     return [each for each, (_, boot) in enumerate(published) if boot == published[rank][1]]
 
 
-def wait_for_readers(store: _Store, rank: int, size: int, nonce: str) -> None:
+def wait_for_readers(store: StoreLike, rank: int, size: int, nonce: str) -> None:
     """Returns on the first rank, whose process may serve the store, once all ranks of the group ``nonce`` have read
     there, or after a second: it may leave at once, and the store with it.
     """
@@ -79,12 +73,12 @@ def wait_for_readers(store: _Store, rank: int, size: int, nonce: str) -> None:
         read = store.add(key, 0)
 
 
-def check_versions(store: _Store, global_ranks: Sequence[int], label: str) -> None:
+def check_versions(store: StoreLike, global_ranks: Sequence[int], label: str) -> None:
     """Raises `MismatchError`, on every rank, if the versions of some differ; all have published themselves."""
     _compare([each for each, _ in _published(store, len(global_ranks))], global_ranks, label)
 
 
-def _published(store: _Store, size: int) -> list[tuple[dict[str, str], str]]:
+def _published(store: StoreLike, size: int) -> list[tuple[dict[str, str], str]]:
     return [json.loads(store.get(f"birth/{each}")) for each in range(size)]
 
 

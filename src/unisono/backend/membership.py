@@ -18,7 +18,7 @@ class Membership(dist.ProcessGroup):
     def __init__(self, group: Group, store: Any, timeout: timedelta) -> None:
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]  # the stub knows the C++ form alone
         self._group, self._store = group, store
-        self._name = self._description = ""
+        self._name = ""
         self._timeout = timeout
 
     def __repr__(self) -> str:
@@ -31,12 +31,6 @@ class Membership(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "unisono"
 
-    def getRank(self) -> int:
-        return self._group.rank
-
-    def getSize(self) -> int:
-        return self._group.size
-
     def getGroupName(self) -> str:
         return self._name
 
@@ -45,21 +39,9 @@ class Membership(dist.ProcessGroup):
 
     _set_group_name = setGroupName
 
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:
-        self._description = description
-
-    _set_group_desc = setGroupDesc
-
     @property
     def group_name(self) -> str:
         return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
 
     @property
     def _device_types(self) -> list[torch.device]:

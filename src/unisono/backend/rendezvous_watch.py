@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -43,8 +42,12 @@ def for_our_group() -> bool:
 def watched(met: Iterator[tuple[Any, int, int]]) -> Iterator[tuple[Any, int, int]]:
     """torch's rendezvous ``met``, with a line in the log if its first result is late."""
     global _met
-    with _reported_when_late():
+    watch = _Watch()
+    watch.start()
+    try:
         store, rank, world_size = next(met)
+    finally:
+        watch.over.set()
     _met = weakref.ref(store)
     store.set(_key(rank), socket.gethostname())  # rank 0 may still wait, in torch
     yield store, rank, world_size
@@ -68,16 +71,6 @@ def log_absent(me: str, absent: Sequence[int], seconds: float) -> None:
 def _key(rank: int) -> str:
     """Of a rank in the store where all meet; torchrun keeps one store over all attempts."""
     return f"unisono/rendezvous/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
-
-
-@contextmanager
-def _reported_when_late() -> Iterator[None]:
-    watch = _Watch()
-    watch.start()
-    try:
-        yield
-    finally:
-        watch.over.set()
 
 
 class _Watch(threading.Thread):

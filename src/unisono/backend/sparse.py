@@ -18,7 +18,7 @@ def all_reduce_sparse(group: Any, tensor: torch.Tensor, name: str, opts: Any) ->
 
     Raises `UsageError` for another reduce op (``name``) than SUM.
     """
-    mine = _Entries(group.getSize())
+    mine = _Entries(group.size())
     _wait(group._general("all_reduce", opts, lambda: mine.count(group, tensor, name)))
     rest = mine.values.shape[1:]
     counts = mine.counts.tolist()

@@ -24,7 +24,6 @@ from unisono.transport.segment import Segment
 from unisono.units import name_ranks
 from unisono.watch.exit_notes import lost, short
 from unisono.watch.peer_state import frozen, gone, lateness
-from unisono.watch.status_page import own_page
 
 __all__ = ["Survivors", "Table"]
 
@@ -32,7 +31,6 @@ _AWAY, _PROPOSES, _JOINED, _DONE = range(4)
 _PAUSE = 0.003  # s between two looks at what the others have published
 _TRIES = 4  # joins of the same survivors that may fail
 _LOOK = 1.5  # s between two looks whether ranks that have not come are stopped
-_PATIENCE = 0.3  # s of waiting for the stacks of ranks that have not come
 _ON_ITS_WAY = 0.05  # s: what a rank of another host has published may come after the news that it has left
 _KEPT = 4  # groups whose last state a rank keeps published
 _WORDS = 300  # characters of the reasons that are published
@@ -107,11 +105,11 @@ class Table:
 
     def lateness(self, ranks: Sequence[int]) -> str:
         """A line per rank: what it does now."""
-        return lateness(self._segment, own_page(), [self._members[rank] for rank in ranks], self._names, _PATIENCE)
+        return lateness(self._segment, [self._members[rank] for rank in ranks], self._names)
 
     def frozen(self, ranks: Sequence[int]) -> frozenset[int]:
         """Those of these ranks that are stopped."""
-        found = frozen(self._segment, [self._members[rank] for rank in ranks], _PATIENCE)
+        found = frozen(self._segment, [self._members[rank] for rank in ranks])
         return frozenset(rank for rank in ranks if self._members[rank] in found)
 
     def address(self, ranks: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from unisono.watch.status_page import own_page
 
 __all__ = ["GroupMonitor"]
 
-_PATIENCE = 0.3  # s of waiting for the stacks or flight records of peers
+_PATIENCE = 0.3  # s of waiting for the flight records of peers
 _WORDS = 800  # characters of an error that others may quote
 
 
@@ -102,7 +102,7 @@ class GroupMonitor:
 
     def lateness(self, ranks: Sequence[int]) -> str:
         """A line per rank: what it completed last in this group, when, and what it does now."""
-        return peer_state.lateness(self._segment, self._own_page, ranks, self._global_ranks, _PATIENCE)
+        return peer_state.lateness(self._segment, ranks, self._global_ranks)
 
     def serve(self, network: Network) -> None:
         """Answers what ranks of other hosts ask."""
@@ -115,7 +115,7 @@ class GroupMonitor:
         """What ranks of this host do now, in words."""
         named, placed = json.loads(ranks)
         asked = [rank for rank in named if rank not in (self._segment.elsewhere or ())]
-        found = peer_state.activities(self._segment, self._own_page, asked, _PATIENCE)
+        found = peer_state.activities(self._segment, asked)
         if placed:
             found = {
                 rank: peer_state.late(self._segment, rank, self._global_ranks[rank], found[rank]) for rank in asked

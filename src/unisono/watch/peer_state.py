@@ -21,11 +21,11 @@ from unisono.transport.layout import (
 from unisono.transport.process import Identity, alive, fate, stopped
 from unisono.transport.segment import Elsewhere, Segment
 from unisono.watch.exit_notes import read_exit_note
-from unisono.watch.status_page import OwnPage, own_page
+from unisono.watch.status_page import own_page
 
 __all__ = ["REPLACED", "frozen", "gone", "late", "lateness", "loss", "losses", "now"]
 
-
+_PATIENCE = 0.3  # s of waiting for the stacks of ranks that are late
 _OVER_HOSTS = 4  # times the patience of one host
 REPLACED = "has replaced itself by another program (exec)"
 _STOPPED = "it is stopped (by a signal or in a debugger)"
@@ -123,15 +123,13 @@ def _killed(segment: Segment, rank: int, name: int) -> Loss | None:
     return Loss(f"{_who(segment, rank, name)} is dead: {fate(who)}; it had come to this call", who=who)
 
 
-def lateness(
-    segment: Segment, own: OwnPage, missing: Sequence[int], global_ranks: Sequence[int], patience: float
-) -> str:
+def lateness(segment: Segment, missing: Sequence[int], global_ranks: Sequence[int]) -> str:
     """A line per missing rank: what it completed last in this group, when, and what it does now."""
     there = [rank for rank in missing if segment.identity(rank).pid]
-    doing = activities(segment, own, there, patience)
+    doing = activities(segment, there)
     lines: dict[int, str] = {}
     if (elsewhere := segment.elsewhere) is not None:
-        lines = elsewhere.activities(missing, _OVER_HOSTS * patience, placed=True)
+        lines = elsewhere.activities(missing, _OVER_HOSTS * _PATIENCE, placed=True)
         doing |= {rank: "" for rank in missing if rank in elsewhere}
         missing = [*missing, *_stopped_proxies(segment, elsewhere, missing)]
         doing |= {rank: now(segment.identity(rank), "") for rank in missing if rank not in doing}
@@ -139,9 +137,9 @@ def lateness(
     return "".join(f"\n  {line}" for line in found)
 
 
-def frozen(segment: Segment, ranks: Sequence[int], patience: float) -> set[int]:
+def frozen(segment: Segment, ranks: Sequence[int]) -> set[int]:
     """Those of these ranks that are stopped, as far as they, or the ranks of their hosts, answer in time."""
-    far = segment.elsewhere.activities(ranks, patience) if segment.elsewhere is not None else {}
+    far = segment.elsewhere.activities(ranks, _PATIENCE) if segment.elsewhere is not None else {}
     return {rank for rank in ranks if far.get(rank) == _STOPPED or stopped(segment.identity(rank))}
 
 
@@ -153,11 +151,11 @@ def _stopped_proxies(segment: Segment, elsewhere: Elsewhere, missing: Sequence[i
     return [rank for rank in sorted(proxies - set(missing)) if stopped(segment.identity(rank))]
 
 
-def activities(segment: Segment, own: OwnPage, ranks: Sequence[int], patience: float) -> dict[int, str]:
+def activities(segment: Segment, ranks: Sequence[int]) -> dict[int, str]:
     """The present activities of ranks of this host, in words."""
     every = {rank: segment.identity(rank) for rank in ranks}
     asked = {rank: who for rank, who in every.items() if not stopped(who)}
-    answers = dict(zip(asked, own.stacks_of(list(asked.values()), patience), strict=True))
+    answers = dict(zip(asked, own_page().stacks_of(list(asked.values()), _PATIENCE), strict=True))
     return {rank: now(who, answers.get(rank, "")) for rank, who in every.items()}
 
 
