@@ -23,7 +23,7 @@ from unisono.transport.layout import SHRINKING
 from unisono.transport.segment import Segment
 from unisono.units import name_ranks
 from unisono.watch.exit_notes import lost, short
-from unisono.watch.peer_state import frozen, gone, lateness
+from unisono.watch.peer_state import PeerState
 
 __all__ = ["Survivors", "Table"]
 
@@ -67,6 +67,7 @@ class Table:
     ) -> None:  # fmt: skip
         self.size, self.rank = len(members), rank
         self._segment, self._members, self._names = segment, list(members), names
+        self._peers = PeerState(segment, names)
         self._key = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
 
     def publish(self, state: State) -> None:
@@ -97,7 +98,7 @@ class Table:
 
     def gone(self, rank: int) -> Loss | None:
         """The loss of a rank for good."""
-        return gone(self._segment, self._members[rank], self.name(rank))
+        return self._peers.gone(self._members[rank])
 
     def name(self, rank: int) -> int:
         """The global rank of a rank."""
@@ -105,11 +106,11 @@ class Table:
 
     def lateness(self, ranks: Sequence[int]) -> str:
         """A line per rank: what it does now."""
-        return lateness(self._segment, [self._members[rank] for rank in ranks], self._names)
+        return self._peers.lateness([self._members[rank] for rank in ranks])
 
     def frozen(self, ranks: Sequence[int]) -> frozenset[int]:
         """Those of these ranks that are stopped."""
-        found = frozen(self._segment, [self._members[rank] for rank in ranks])
+        found = self._peers.frozen([self._members[rank] for rank in ranks])
         return frozenset(rank for rank in ranks if self._members[rank] in found)
 
     def address(self, ranks: Sequence[int]) -> str:

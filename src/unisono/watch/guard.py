@@ -14,7 +14,7 @@ from unisono.runtime.call import SIGNATURE, Call, Site, piece_numel, site_text
 from unisono.runtime.header import read_header
 from unisono.transport.board import Board
 from unisono.transport.layout import CALL, GAVE_UP
-from unisono.watch.peer_state import loss
+from unisono.watch.peer_state import PeerState
 
 __all__ = ["Disagreement", "compare_words", "disagreement", "table"]
 
@@ -77,7 +77,7 @@ def table(rows: Sequence[tuple[int, str, str]], odd: Sequence[int]) -> str:
 
 
 def compare_words(
-    board: Board, global_ranks: Sequence[int], label: str, number: int, call: Call, site: Site, found: Disagreement,
+    board: Board, peers: PeerState, label: str, number: int, call: Call, site: Site, found: Disagreement,
     meet: Callable[[], bool],
 ) -> tuple[str, bool]:  # fmt: skip
     """Publishes this rank's call and meets the others, which have read the same headers of call ``number``.
@@ -85,12 +85,12 @@ def compare_words(
     ``meet`` arrives at the next meeting, and returns whether it is complete. Returns the text for the error, and
     whether all ranks have arrived: then the group can still be used.
     """
-    parity = (board.position[0] - 1) & 1
+    parity, global_ranks = (board.position[0] - 1) & 1, peers.global_ranks
     board.segment.set_text(board.rank, CALL, f"{number}\n{site_text(site)}\n{call.describe(global_ranks)}")
     unanswered, limit = [], time.monotonic() + _TALK
     while not meet():
         now = time.monotonic()
-        unanswered = [rank for rank in board.missing() if now > limit or loss(board.segment, rank, global_ranks[rank])]
+        unanswered = [rank for rank in board.missing() if now > limit or peers.loss(rank)]
         if unanswered:
             break
         board.sleep(0.1)
@@ -104,7 +104,7 @@ def compare_words(
         text += "Nothing was changed and the group can still be used; all ranks must make the same call."
         return text, True
     who = ", ".join(str(global_ranks[rank]) for rank in unanswered)
-    why = "".join(f"\n  {gone.words}" for rank in unanswered if (gone := loss(board.segment, rank, global_ranks[rank])))
+    why = "".join(f"\n  {gone.words}" for rank in unanswered if (gone := peers.loss(rank)))
     return f"{text}Rank {who} did not come to tell of it: the group can only be destroyed.{why}", False
 
 

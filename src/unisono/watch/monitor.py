@@ -5,20 +5,21 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.errors import PeerLostError, UnisonoError, first_line
+from unisono.errors import UnisonoError, first_line
 from unisono.runtime.call import Call, Site, call_site, site_text
-from unisono.runtime.monitor import Loss, Wait
+from unisono.runtime.monitor import Wait
 from unisono.runtime.network import Network
 from unisono.runtime.queue import any_listeners
 from unisono.transport.board import Board
 from unisono.transport.layout import COMPLETED, EXIT_NOTE, GAVE_UP, ISSUED, MESSAGE_ERROR, STATE
 from unisono.transport.process import alive, stopped
-from unisono.watch import peer_state, remote_page
+from unisono.watch import remote_page
 from unisono.watch.clocks import serve_clock
 from unisono.watch.deadlock import LongWait
 from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.flight import CollectiveRecord, MessageRecord, save_after
 from unisono.watch.guard import compare_words, disagreement
+from unisono.watch.peer_state import PeerState
 from unisono.watch.status_page import own_page
 
 __all__ = ["GroupMonitor"]
@@ -33,6 +34,8 @@ class GroupMonitor:
     def __init__(self, board: Board, global_ranks: Sequence[int], label: str) -> None:
         self._board, self._segment, self._rank = board, board.segment, board.rank
         self._global_ranks, self._label, self._own_page = global_ranks, label, own_page()
+        peers = self._peers = PeerState(board.segment, global_ranks)
+        self.loss, self.losses, self.lateness, self.lost = peers.loss, peers.losses, peers.lateness, lost
         self._network: Network | None = None
         nonce = board.segment.nonce
         self.calls = CollectiveRecord(label, global_ranks, board.rank, _counts(board), nonce)
@@ -56,7 +59,7 @@ class GroupMonitor:
             return "", True
         place = site or call_site()
         self.calls.locate(number, place)
-        return compare_words(self._board, self._global_ranks, self._label, number, call, place, found, meet)
+        return compare_words(self._board, self._peers, self._label, number, call, place, found, meet)
 
     def failed(self, error: BaseException, call_id: Any = None) -> None:
         """Writes the flight record and asks peers for theirs, if that is configured and the error serious."""
@@ -88,22 +91,6 @@ class GroupMonitor:
         at = site_text(site)
         return LongWait(self._own_page, lambda: f"{me}: {text()}, at {at}", any_listeners)
 
-    def loss(self, rank: int) -> Loss | None:
-        """The loss of ``rank``; None if it may still arrive."""
-        return peer_state.loss(self._segment, rank, self._global_ranks[rank])
-
-    def losses(self, missing: Sequence[int]) -> list[Loss]:
-        """The losses over which a call that needs all ranks never ends."""
-        return peer_state.losses(self._segment, missing, self._global_ranks)
-
-    def lost(self, what: str, losses: Sequence[Loss]) -> PeerLostError:
-        """The error of a call that can not end."""
-        return lost(what, losses)
-
-    def lateness(self, ranks: Sequence[int]) -> str:
-        """A line per rank: what it completed last in this group, when, and what it does now."""
-        return peer_state.lateness(self._segment, ranks, self._global_ranks)
-
     def serve(self, network: Network) -> None:
         """Answers what ranks of other hosts ask."""
         self._network = network
@@ -115,11 +102,9 @@ class GroupMonitor:
         """What ranks of this host do now, in words."""
         named, placed = json.loads(ranks)
         asked = [rank for rank in named if rank not in (self._segment.elsewhere or ())]
-        found = peer_state.activities(self._segment, asked)
+        found = self._peers.activities(asked)
         if placed:
-            found = {
-                rank: peer_state.late(self._segment, rank, self._global_ranks[rank], found[rank]) for rank in asked
-            }
+            found = {rank: self._peers.late(rank, found[rank]) for rank in asked}
         return json.dumps(found).encode()
 
 
