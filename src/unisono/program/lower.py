@@ -204,7 +204,7 @@ class _Lowering:
 
     def sent(self, step: int) -> list[int]:
         """What this rank sends in a step; the k-th is staged in the k-th slot."""
-        return self.moves[step].staged.get(self.rank, []) if step < len(self.moves) else []
+        return self.moves[step].staged.get(self.rank, [])
 
     def sources(self, step: int) -> set[int]:
         """The ranks from which something arrives in a step."""
@@ -213,30 +213,47 @@ class _Lowering:
     # Placements
 
     def staged(self) -> None:
-        for step, moved in enumerate(self.moves):
-            numbers = {peer: _numbers(moved.staged[peer]) for peer in self.sources(step)}
-            for k, id_ in enumerate(self.sent(step)):
-                if (step, id_) not in self.forwarded:
-                    self.copy(step, id_, self.slot(step, k), self.where[id_])
+        numbers = [
+            {peer: _numbers(moved.staged.get(peer, [])) for peer in (*self.sources(step), self.rank)}
+            for step, moved in enumerate(self.moves)
+        ]
+
+        def own_slot(step: int, id_: int) -> list[Place]:
+            return [self.slot(step, numbers[step][self.rank][id_])] if id_ in numbers[step][self.rank] else []
+
+        self._by_steps(own_slot, lambda step, peer, id_: self.slot(step, numbers[step][peer][id_], peer))
+
+    def put(self) -> None:
+        numbers = [step.arrival_slots() for step in self.moves]
+        self.slots = tuple(max(map(len, arrived.values()), default=0) for arrived in numbers)
+
+        def slots_of_readers(step: int, id_: int) -> list[Place]:
+            found = self.moves[step].readers(self.rank).get(id_, ())
+            return [self.slot(step, numbers[step][peer][self.rank, id_], peer) for peer in found]
+
+        self._by_steps(slots_of_readers, lambda step, peer, id_: self.slot(step, numbers[step][self.rank][peer, id_]))
+
+    def _by_steps(self, laid: Callable[[int, int], list[Place]], part: Callable[[int, int, int], Place]) -> None:
+        """A meeting per step. ``laid(step, id)``: where readers find what this rank sends of an id, nowhere if it does
+        not; a sum is stored there at once. ``part(step, peer, id)``: where this rank finds it.
+        """
+
+        def forward(step: int, id_: int) -> list[Place]:
+            places = laid(step, id_) if step < len(self.moves) else []
+            self.forwarded.update([(step, id_)] if places else [])
+            return places
+
+        for step in range(len(self.moves)):
+            for id_ in self.sent(step):
+                for place in laid(step, id_) if (step, id_) not in self.forwarded else ():
+                    self.copy(step, id_, place, self.where[id_])
             if step == 0:
                 self.keep(0)  # while its lines are warm
             self.meet(step)
-            self.land(
-                step,
-                lambda peer, id_, step=step, numbers=numbers: self.slot(step, numbers[peer][id_], peer),  # type: ignore[misc]
-                lambda id_, step=step: self._forward(step + 1, id_),  # type: ignore[misc]
-            )
+            self.land(step, partial(part, step), partial(forward, step + 1))
         if not self.moves:
             self.meet(0)
             self.keep(0)
-
-    def _forward(self, step: int, id_: int) -> list[Place]:
-        """The slot from which the sum of the step before is sent in this one: it is stored there at once."""
-        sent = self.sent(step)
-        if id_ not in sent:
-            return []
-        self.forwarded.add((step, id_))
-        return [self.slot(step, sent.index(id_))]
 
     def _needed_later(self, step: int, id_: int) -> bool:
         """True if this rank reads the sum of a step again, apart from the slot that it is forwarded to."""
@@ -264,35 +281,6 @@ class _Lowering:
         self.meet(1)
         for _, id_, _ in self.landings[1]:
             self.copy(1, id_, self.home(id_), self.slot(0, first[self.rank][id_]))
-
-    def put(self) -> None:
-        numbers = [step.arrival_slots() for step in self.moves]
-        self.slots = tuple(max(map(len, arrived.values()), default=0) for arrived in numbers)
-
-        def slots_of_readers(step: int, id_: int) -> list[Place]:
-            found = self.moves[step].readers(self.rank).get(id_, ()) if step < len(self.moves) else ()
-            return [self.slot(step, numbers[step][peer][self.rank, id_], peer) for peer in found]
-
-        def forward(step: int, id_: int) -> list[Place]:
-            self.forwarded.add((step, id_))
-            return slots_of_readers(step, id_)
-
-        for step in range(len(self.moves)):
-            for id_ in self.sent(step):
-                if (step, id_) not in self.forwarded:
-                    for place in slots_of_readers(step, id_):
-                        self.copy(step, id_, place, self.where[id_])
-            if step == 0:
-                self.keep(0)
-            self.meet(step)
-            self.land(
-                step,
-                lambda peer, id_, step=step: self.slot(step, numbers[step][self.rank][peer, id_]),  # type: ignore[misc]
-                lambda id_, step=step: forward(step + 1, id_),  # type: ignore[misc]
-            )
-        if not self.moves:
-            self.meet(0)
-            self.keep(0)
 
     def direct(self) -> None:
         self._direct(lambda source, peer, id_: False)

@@ -33,6 +33,7 @@ from unisono.program.bind import INTO, KIND, LINE, PART, Table, bind
 from unisono.program.program import Program
 from unisono.program.proof_memory import Act, Tree
 from unisono.program.proof_play import AFTER, BEFORE, END, Call, Finding, Play
+from unisono.units import show_count
 
 __all__ = ["KINDS", "Call", "Finding", "Proof", "prove", "prove_calls", "prove_rows"]
 
@@ -70,13 +71,13 @@ class Proof:
     def __str__(self) -> str:
         table = self.calls[-1].tables[0]
         n, program = table.size, table.program
-        what = f"{program.name}, {program.placement}, over {_count(n, 'rank')}, {_count(table.pieces, 'piece')}"
+        what = f"{program.name}, {program.placement}, over {show_count(n, 'rank')}, {show_count(table.pieces, 'piece')}"
         if self.findings:
-            return "\n".join([f"{what}: {_count(len(self.findings), 'finding')}", *map(str, self.findings)])
+            return "\n".join([f"{what}: {show_count(len(self.findings), 'finding')}", *map(str, self.findings)])
         order = "one order" if self.ordered else "other orders on other ranks"
         order = "in " + ("rank order" if self.rank_order else order)
         sums = f", sums {order}" if program.collective.reduces and program.collective.name != "barrier" else ""
-        return f"{what}: holds, {_count(self.meetings, 'meeting')}{sums}"
+        return f"{what}: holds, {show_count(self.meetings, 'meeting')}{sums}"
 
     def raise_if_bad(self) -> None:
         """Raise ScheduleError with all findings if there are any, the first one drawn."""
@@ -89,7 +90,7 @@ class Proof:
         Raises UsageError if there is no such finding.
         """
         if not 0 <= number < len(self.findings):
-            raise UsageError(f"there is no finding {number}: {_count(len(self.findings), 'finding')}")
+            raise UsageError(f"there is no finding {number}: {show_count(len(self.findings), 'finding')}")
         finding = self.findings[number]
         blocks = [self._block(act, finding.kind if k == 0 else "") for k, act in enumerate(finding.acts)]
         return "\n\n".join([str(finding), *blocks])
@@ -234,7 +235,3 @@ def _three_pieces(program: Program, area: int) -> list[int]:
     blocks = c.num_chunks // c.pieces
     part = bind(program, [1 << 20] * blocks, area=area).part
     return [2 * part * c.pieces + LINE + 4] * blocks
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
