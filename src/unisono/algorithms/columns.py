@@ -31,20 +31,20 @@ from unisono.schedule.transform import overlap, place
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter"]
 
 
-def _parts(cut: Cut, per_column: int, reduce: bool) -> tuple[Step, ...]:
-    """Inside: to every rank the others' parts of its columns, summed; or its columns to all others, copied over."""
-    src, dst = cut.inside
+def _parts(cut: Cut, per_column: int, reduce: bool, but: int = -1) -> tuple[Step, ...]:
+    """Inside: to every rank the others' parts of its columns, summed; or its columns to all ``but`` one, copied."""
+    src, dst = (ends[cut.inside[1] != but] for ends in cut.inside)
     first, count = cut.columns(dst if reduce else src)
     return once(Step.make(src, dst, first * per_column, count * per_column, reduce))
 
 
-def _across(cut: Cut, between: Schedule) -> Sequence[Step]:
-    columns, per_column = cut.owner.shape[1], between.collective.num_chunks
-    return place(between.steps, cut.owner.T, np.arange(columns * per_column).reshape(columns, -1))
-
-
-def _in_pieces(collective: str, cut: Cut, root: int, steps: Sequence[Step], unit: int, chunks: int) -> Schedule:
-    """Steps over `unit` chunks, run for so many pieces, one behind the other."""
+def _in_pieces(
+    collective: str, cut: Cut, root: int, chunks: int, before: Sequence[Step], between: Schedule, after: Sequence[Step]
+) -> Schedule:
+    """Steps inside, a schedule in every column, and steps inside again, for so many pieces, one behind the other."""
+    columns, unit = cut.owner.shape[1], cut.owner.shape[1] * between.collective.num_chunks
+    across = place(between.steps, cut.owner.T, np.arange(unit).reshape(columns, -1))
+    steps = chain_steps(chain_steps(before, across), after)
     if chunks > 1:
         steps = overlap(steps, cut.world_size, np.arange(chunks * unit).reshape(chunks, unit))
     return Schedule("columns", Collective.of(collective, cut.world_size, chunks * unit, root), steps)
@@ -58,8 +58,7 @@ def all_reduce(world_size: int, chunks: int = 1, hosts: HostsOption = None, inte
     name = inter or (usual if len(cut.groups) <= MANY else "halving_doubling")
     between = build_level(name, "columns", "all_reduce", len(cut.groups), 0, 1)
     unit = between.collective.num_chunks
-    steps = chain_steps(chain_steps(_parts(cut, unit, True), _across(cut, between)), _parts(cut, unit, False))
-    return _in_pieces("all_reduce", cut, 0, steps, unit * cut.owner.shape[1], chunks)
+    return _in_pieces("all_reduce", cut, 0, chunks, _parts(cut, unit, True), between, _parts(cut, unit, False))
 
 
 @register_algorithm("columns", "reduce", steps="2*(a>1) + (b>1) + k-1", nbytes_per_rank="(a-1)/a + (a>1)/a")
@@ -68,8 +67,7 @@ def reduce(world_size: int, root: int = 0, chunks: int = 1, hosts: HostsOption =
     cut = cut_of(world_size, hosts, True)
     between = build_level(inter, "columns", "reduce", len(cut.groups), int(cut.group[root]), 1)
     unit = between.collective.num_chunks
-    steps = chain_steps(chain_steps(_parts(cut, unit, True), _across(cut, between)), _at_root(cut, root, unit, False))
-    return _in_pieces("reduce", cut, root, steps, unit * cut.owner.shape[1], chunks)
+    return _in_pieces("reduce", cut, root, chunks, _parts(cut, unit, True), between, _at_root(cut, root, unit, False))
 
 
 def _at_root(cut: Cut, root: int, per_column: int, outward: bool) -> tuple[Step, ...]:
@@ -95,15 +93,8 @@ def broadcast(
     cut = cut_of(world_size, hosts, False)
     between = build_level(inter, "columns", "broadcast", len(cut.groups), int(cut.group[root]), 1)
     unit = between.collective.num_chunks
-    steps = chain_steps(chain_steps(_at_root(cut, root, unit, True), _across(cut, between)), _all_but(cut, root, unit))
-    return _in_pieces("broadcast", cut, root, steps, unit * cut.owner.shape[1], chunks)
-
-
-def _all_but(cut: Cut, root: int, per_column: int) -> tuple[Step, ...]:
-    """Inside: every rank's columns to all others but the root, which has them."""
-    src, dst = (ends[cut.inside[1] != root] for ends in cut.inside)
-    first, count = cut.columns(src)
-    return once(Step.make(src, dst, first * per_column, count * per_column))
+    after = _parts(cut, unit, False, but=root)
+    return _in_pieces("broadcast", cut, root, chunks, _at_root(cut, root, unit, True), between, after)
 
 
 @register_algorithm("columns", "all_gather", steps="(a>1) + (b>1) + k-1", nbytes_per_rank="(n-1)/n")

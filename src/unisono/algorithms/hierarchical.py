@@ -8,6 +8,7 @@ number as the root, then inside the hosts. Options: hosts (by default the most n
 Hosts of unequal numbers of ranks, or of ranks that are not consecutive, are for leaders and columns.
 """
 
+from collections.abc import Sequence
 from math import lcm
 
 import numpy as np
@@ -18,7 +19,7 @@ from unisono.algorithms.cut import HostsOption
 from unisono.algorithms.formula import squarish
 from unisono.algorithms.registry import names, register_algorithm
 from unisono.errors import UsageError
-from unisono.schedule import Collective, Schedule, as_hosts, show_hosts
+from unisono.schedule import Collective, Schedule, Step, as_hosts, show_hosts
 from unisono.schedule.model import chain_steps
 from unisono.schedule.transform import place, refine
 
@@ -46,6 +47,16 @@ def _every_chunk(groups: int, count: int) -> NDArray[np.int64]:
     return np.broadcast_to(np.arange(count), (groups, count))
 
 
+def _levels(collective: str, world_size: int, root: int, *levels: tuple[Schedule, NDArray[np.int64]]) -> Schedule:
+    """Schedules that pass every chunk on, one after the other, each by the groups of ranks beside it."""
+    total = lcm(*(level.collective.num_chunks for level, _ in levels))
+    steps: Sequence[Step] = ()
+    for level, groups in levels:
+        finer = refine(level.steps, total // level.collective.num_chunks)
+        steps = chain_steps(steps, place(finer, groups, _every_chunk(len(groups), total)))
+    return Schedule("hierarchical", Collective.of(collective, world_size, total, root), steps)
+
+
 @register_algorithm("hierarchical", "all_reduce", steps="2*(a-1) + 2*(b-1)", nbytes_per_rank="2*(n-1)/n")
 def all_reduce(
     world_size: int, chunks: int = 1, hosts: HostsOption = None, intra: str = "ring", inter: str = "ring"
@@ -54,9 +65,11 @@ def all_reduce(
     ranks = _grid_of_ranks(world_size, hosts, "all_reduce")
     number, local = ranks.shape
     between = build_level(inter, "hierarchical", "all_reduce", number, 0, chunks)
-    if intra not in names("reduce_scatter") or intra not in names("all_gather"):
-        return _through_leaders(ranks, between, intra)
     per_block = between.collective.num_chunks
+    if intra not in names("reduce_scatter") or intra not in names("all_gather"):
+        inward = build_level(intra, "hierarchical", "reduce", local, 0, per_block)
+        outward = build_level(intra, "hierarchical", "broadcast", local, 0, per_block)
+        return _levels("all_reduce", world_size, 0, (inward, ranks), (between, ranks[:, :1].T), (outward, ranks))
     inward = build_level(intra, "hierarchical", "reduce_scatter", local, 0, per_block)
     outward = build_level(intra, "hierarchical", "all_gather", local, 0, per_block)
     pieces = inward.collective.pieces
@@ -67,20 +80,6 @@ def all_reduce(
     down = place(outward.steps, ranks, everything)
     steps = chain_steps(chain_steps(up, across), down)
     return Schedule("hierarchical", Collective.of("all_reduce", world_size, local * pieces), steps)
-
-
-def _through_leaders(ranks: NDArray[np.int64], between: Schedule, intra: str) -> Schedule:
-    number, local = ranks.shape
-    inward = build_level(intra, "hierarchical", "reduce", local, 0, between.collective.num_chunks)
-    outward = build_level(intra, "hierarchical", "broadcast", local, 0, between.collective.num_chunks)
-    parts = (inward, between, outward)
-    total = lcm(*(s.collective.num_chunks for s in parts))
-    refined = [refine(s.steps, total // s.collective.num_chunks) for s in parts]
-    up = place(refined[0], ranks, _every_chunk(number, total))
-    across = place(refined[1], ranks[:, :1].T, _every_chunk(1, total))
-    down = place(refined[2], ranks, _every_chunk(number, total))
-    steps = chain_steps(chain_steps(up, across), down)
-    return Schedule("hierarchical", Collective.of("all_reduce", ranks.size, total), steps)
 
 
 @register_algorithm("hierarchical", "all_gather", steps="(a-1) + (b-1)", nbytes_per_rank="(n-1)/n")
@@ -132,14 +131,7 @@ def broadcast(
     number, local = ranks.shape
     between = build_level(inter, "hierarchical", "broadcast", number, root // local, chunks)
     inside = build_level(intra, "hierarchical", "broadcast", local, root % local, chunks)
-    total = lcm(between.collective.num_chunks, inside.collective.num_chunks)
-    across = refine(between.steps, total // between.collective.num_chunks)
-    within = refine(inside.steps, total // inside.collective.num_chunks)
-    steps = chain_steps(
-        place(across, ranks[:, root % local][None, :], _every_chunk(1, total)),
-        place(within, ranks, _every_chunk(number, total)),
-    )
-    return Schedule("hierarchical", Collective.of("broadcast", world_size, total, root), steps)
+    return _levels("broadcast", world_size, root, (between, ranks[:, root % local][None, :]), (inside, ranks))
 
 
 @register_algorithm("hierarchical", "reduce", steps="<= 2*L", nbytes_per_rank="<= 2*L")

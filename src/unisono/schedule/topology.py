@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from unisono.errors import UsageError, check_known
 from unisono.schedule.hosts import Hosts, as_hosts, show_hosts
+from unisono.units import show_ranks
 
 __all__ = ["LINKS", "PRESETS", "Link", "Memory", "Topology", "cluster", "joined", "preset"]
 
@@ -186,8 +187,8 @@ class Topology:
 
     def describe(self) -> str:
         """One line in words."""
-        ranks = f"{self.ranks_per_host} rank{'s' * (self.ranks_per_host > 1)}"
-        inner = f"{show_hosts(self.cut) + ' ranks' if self.cut else ranks} over {_words(self.intra)}"
+        ranks = f"{show_hosts(self.cut)} ranks" if self.cut else show_ranks(self.ranks_per_host)
+        inner = f"{ranks} over {_words(self.intra)}"
         if self.inter is None or self.hosts == 1:
             return f"{self.name}: {inner}"
         return f"{self.name}: {self.hosts} hosts of {inner}, joined by {self.nics} x {_words(self.inter)}"
