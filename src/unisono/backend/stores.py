@@ -46,13 +46,7 @@ def keep_inherited() -> None:
     for store in stores:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
     ports = {port for store in stores if (port := getattr(store, "port", None))}
-    if ports:
-        _close_listening(ports)
-
-
-def _close_listening(ports: set[int]) -> None:
-    """Closes this process's sockets that listen on one of these ports."""
-    for found in listeners():
+    for found in listeners() if ports else ():
         if found.port in ports:
             os.close(found.fd)
 

@@ -79,9 +79,8 @@ def _sides(held: list[tuple[str, str, str] | None], ranks: list[int]) -> str:
     only_bits = len({entry[:2] if entry else None for entry in sides}) == 1
     words = []
     for entry, members in sides.items():
-        who = ("rank " if len(members) == 1 else "ranks ") + ", ".join(map(str, members))
         what = "nothing" if entry is None else f"{entry[0]!r} {entry[1]}"
-        words.append(f"{who}: {what}" + (f" with bits {entry[2][:8]}" if only_bits and entry else ""))
+        words.append(f"{name_ranks(members)}: {what}" + (f" with bits {entry[2][:8]}" if only_bits and entry else ""))
     return "; ".join(words)
 
 
