@@ -17,10 +17,9 @@ from operator import index
 from typing import Any
 
 from unisono.errors import UsageError
-from unisono.schedule.collectives import Collective
+from unisono.schedule.collectives import Collective, Redistribution
 from unisono.schedule.model import Schedule, Step, Transfer
 from unisono.schedule.pipeline import PipelineSchedule, numbered_lines
-from unisono.schedule.redistribution import Redistribution
 
 __all__ = ["from_json", "from_text", "read_schedule", "to_json", "to_text"]
 
