@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 
@@ -48,18 +47,11 @@ class _End:
     times: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
 
-class _Facts(NamedTuple):
-    """What is published of a message, and the text of which the checksum is taken."""
-
-    tag: int
-    dtype: int
-    text: bytes
-
-
 @lru_cache(maxsize=1024)
-def _published(tag: int, numel: int, dtype: torch.dtype) -> _Facts:
+def _published(tag: int, numel: int, dtype: torch.dtype) -> tuple[int, int, bytes]:
+    """Tag and dtype of a message as they are published, and the text of which the checksum is taken."""
     tag, code = tag & _ANY_TAG, _CODES.get(name_of_dtype(dtype), 0)
-    return _Facts(tag, code, f"{tag} {numel} {code}".encode())
+    return tag, code, f"{tag} {numel} {code}".encode()
 
 
 class MessageGuard:
@@ -87,15 +79,15 @@ class MessageGuard:
         ``dtype``, ``numel``: of the tensor; ``tag``: any; ``compare``: False where kernels compare them themselves.
         """
         end, longs = self._end(op, peer), self._segment.longs
-        facts = _published(tag, numel, dtype)
+        sent, code, text = _published(tag, numel, dtype)
         number, at = end.issued + 1, end.mine + LINE // 8 + (end.issued + 1) % _KEPT * _WORDS
         longs[at] = 0
         futex.release()
-        longs[at + 1], longs[at + 2], longs[at + 3] = facts.tag, numel, facts.dtype << 32 | end.checksum
+        longs[at + 1], longs[at + 2], longs[at + 3] = sent, numel, code << 32 | end.checksum
         futex.release()
         longs[at] = longs[end.mine] = number
         end.times.append(time.monotonic())
-        end.issued, end.checksum = number, zlib.crc32(facts.text, end.checksum)
+        end.issued, end.checksum = number, zlib.crc32(text, end.checksum)
         if compare:
             self._compare(end)
 

@@ -118,8 +118,9 @@ def _job(memories: Sequence[SegmentView], pages: dict[Identity, PageView]) -> Jo
     ranks = [_rank(seats[name], memories, pages.get(seats[name].who), late, now) for name in sorted(seats)]
     identities = {name: seats[name].who for name in sorted(seats) if seats[name].who.pid}
     first = next(iter(identities.values()), Identity(0, 0))
+    seconds = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - first.started / os.sysconf("SC_CLK_TCK"))
     groups = tuple(_group(memory) for memory in memories)
-    return Job(first.pid, _command(first.pid), _age(first), tuple(ranks), groups, remarks(ranks, compared), identities)
+    return Job(first.pid, _command(first.pid), seconds, tuple(ranks), groups, remarks(ranks, compared), identities)
 
 
 def _group(memory: SegmentView) -> GroupStatus:
@@ -280,8 +281,3 @@ def _line(pid: int) -> list[int]:
         line.append(pid)
         pid = _parent(pid)
     return line
-
-
-def _age(who: Identity) -> float:
-    """Seconds since a process was started."""
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - who.started / os.sysconf("SC_CLK_TCK"))
