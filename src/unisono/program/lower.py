@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 from unisono.errors import UsageError, check_known
+from unisono.program.plan import Landing, completed, has_mailboxes, landed_before, traffic
 from unisono.program.program import PLACEMENTS, Place, Program, Row
-from unisono.program.traffic import Landing, completed, has_mailboxes, landed_before, traffic
 from unisono.schedule import Collective, Redistribution, Schedule
 
 __all__ = ["Unfit", "best_staged", "lower"]

@@ -15,7 +15,7 @@ and two notes, which are no defects (compositions such as gather then broadcast 
     redundant   a copy brings what is there already
     unused      nothing that a rank must hold at the end depends on a transfer
 
-**Race.** A transfer carries what its source held when the step began. Programs (program/traffic.py) keep that promise
+**Race.** A transfer carries what its source held when the step began. Programs (program/plan.py) keep that promise
 for reductions by applying them after the rank's own reads of the step, so an exchange (each sends what the other
 reduces into) is sound, and several reductions may meet in one chunk. A copy may be received straight into place,
 perhaps while another rank still reads, so nothing else in the step may touch the chunk it overwrites.

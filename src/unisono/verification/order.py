@@ -1,6 +1,6 @@
 """The order of sums: how a schedule adds up the ranks' contributions to each chunk.
 
-What meets at a rank in one step is added from the lowest rank to the highest, its own among them (program/traffic.py).
+What meets at a rank in one step is added from the lowest rank to the highest, its own among them (program/plan.py).
 So an order is an expression over ranks: `0+1+2+3` adds one after the other, `0+1+(2+3)` adds two partial sums. A
 schedule with one order for all chunks, on all ranks, gives an element the same bits wherever it lies in a tensor.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unisono.program.traffic import traffic
+from unisono.program.plan import traffic
 from unisono.schedule import Hosts, Schedule, runs_of
 
 __all__ = ["SumOrder", "order_by_runs", "sum_order"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from unisono.algorithms import AlgorithmInfo, build, list_algorithms
 from unisono.errors import ScheduleError, UsageError
 from unisono.program import lower
-from unisono.program.traffic import Landing, traffic
+from unisono.program.plan import Landing, traffic
 from unisono.schedule import Collective, Schedule, Step, Transfer
 
 

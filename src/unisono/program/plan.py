@@ -1,4 +1,4 @@
-"""The traffic of a schedule, step by step: who sends which chunks to whom, and what lands where.
+"""The plan of a schedule, step by step: who sends which chunks to whom, and what lands where.
 
 All transfers of a step from one rank to another are one message: the chunks that any of them names, each once, in
 order. A rank posts every message of a step before it waits for any, so that no order of messages can deadlock. Messages
