@@ -3,12 +3,12 @@
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from unisono.doctor.diagnosis import Diagnosis, Finding
-from unisono.doctor.examine import CAUSES
+from unisono.doctor.causes import CAUSES, Diagnosis, Finding
 from unisono.doctor.probes import NAMING_SECONDS, Probes, _naming, endpoint_is_here
 from unisono.topo.facts import Facts, InterfaceFacts, host_facts
 from unisono.topo.links import LinkCost
@@ -37,8 +37,8 @@ def findings(*hosts: Facts, probes: Mapping[int, Probes] | None = None, absent: 
         others = [each for each in keys if each != key]
         right = Probes(dict.fromkeys(others, COSTS), dict.fromkeys(others, "passed"), seconds=0.1, clock=1e9)
         found[key] = (probes or {}).get(k, right)
-    names = {each.key: each.hostname for each in hosts}
-    d = Diagnosis(hosts[0], hosts, names, found, {}, absent, 6, 10.0, "", 29501)
+    exchange: Any = SimpleNamespace(seconds=10.0)
+    d = Diagnosis(hosts[0], list(hosts), exchange, {}, 2 * len(hosts) + absent, {}, found, "")
     return [each for cause in CAUSES for each in cause.find(d)]
 
 

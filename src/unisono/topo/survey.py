@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 
 from unisono.backend.launchers import RankPlace, master_address
@@ -18,7 +18,7 @@ PORT = 29501
 """The port over which hosts exchange facts, unless another is given: the one after torch's usual port."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Survey:
     """What was found. ``hosts`` by their first rank; ``ports``: that of each one's `link_server`.
 
@@ -30,7 +30,7 @@ class Survey:
     exchange: Exchange
     ports: dict[str, int]
     expected: int
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str]
 
     @property
     def others(self) -> list[Facts]:
