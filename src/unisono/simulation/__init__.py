@@ -6,10 +6,10 @@ from typing import overload
 
 from unisono.errors import UsageError
 from unisono.schedule import PipelineSchedule, Schedule, Topology, preset
+from unisono.simulation.clock import Setting
 from unisono.simulation.memory import Effort, effort, fit_costs, fit_memory
 from unisono.simulation.path import CriticalPath, Hop
 from unisono.simulation.pipeline import PipelineCosts, PipelineReport, PipelineTimeline, Slot, simulate_pipeline
-from unisono.simulation.play import Setting
 from unisono.simulation.programs import simulate_programs
 from unisono.simulation.recording import EVENT_LIMIT, Events, Traffic
 from unisono.simulation.tables import simulate_tables

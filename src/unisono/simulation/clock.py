@@ -1,4 +1,4 @@
-"""The clock: how far every rank and port is in time, and what one slot of messages does to it.
+"""The clock: how far every rank and port is in time, what one slot of messages does to it, and the loop over the slots.
 
 - A rank takes its steps in order. It begins one when all its messages of the one before have ended and are summed.
 - A message starts when both its ends are ready; it takes alpha + bytes * beta, and its ends are busy until it ends.
@@ -12,14 +12,16 @@
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.schedule import Topology
-from unisono.simulation.slots import Floats, Ints, Load
+from unisono.errors import UsageError
+from unisono.schedule import Schedule, Topology
+from unisono.simulation.slots import Floats, Ints, Load, Part, load_of, slots
 
-__all__ = ["Clock", "Times", "sum_seconds"]
+__all__ = ["Clock", "Observer", "Setting", "Times", "play", "sum_seconds"]
 
 _LONGEST_RHYTHM = 64
 _ALIKE = 1e-9  # relative difference below which two times are the same number, rounded
@@ -164,3 +166,53 @@ def _turns(begin: Floats) -> Ints:
     turns = np.empty_like(order)
     turns[order] = np.cumsum(np.diff(begin[order], prepend=begin[order[:1]]) > _ALIKE * begin[order])
     return turns
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The input of a simulation: a schedule on a topology with so many bytes, every chunk cut into `chunks` pieces.
+
+    Raises UsageError if the topology has another number of ranks, or a number is out of range.
+    """
+
+    schedule: Schedule
+    topology: Topology
+    nbytes: float
+    chunks: int = 1
+    eager: bool = False
+
+    def __post_init__(self) -> None:
+        ranks = self.schedule.world_size
+        if self.topology.world_size != ranks:
+            raise UsageError(
+                f"{self.schedule.name} is for {ranks} ranks, but topology {self.topology.name} has "
+                f"{self.topology.world_size}: build one for the other"
+            )
+        if not self.nbytes >= 0 or self.chunks < 1:
+            raise UsageError(
+                f"simulate needs nbytes of at least 0 and at least 1 chunk, got {self.nbytes} and {self.chunks}"
+            )
+
+
+class Observer(Protocol):
+    """Somebody who watches the messages go by, as long as there are not too many."""
+
+    def wants(self, messages: int) -> bool:
+        """True if so many more messages are shown one slot at a time; if not, they pass in leaps, unseen."""
+
+    def see(self, parts: tuple[Part, ...], load: Load, times: Times) -> None:
+        """One slot has passed."""
+
+
+def play(setting: Setting, observer: Observer) -> Clock:
+    """A clock that has run from zero to the end."""
+    schedule, topology = setting.schedule, setting.topology
+    clock = Clock(topology, schedule.switches, setting.eager)
+    for slot in slots(schedule, setting.chunks):
+        load = load_of(slot, schedule, topology, setting.nbytes, setting.chunks)
+        if slot.repeat > 1 and not observer.wants(len(load) * slot.repeat):
+            clock.advance_alike(load, slot.repeat)
+        elif len(load):
+            for i in range(slot.repeat):
+                observer.see(slot.at(i), load, clock.advance(load))
+    return clock

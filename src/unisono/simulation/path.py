@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unisono.simulation.clock import Times, sum_seconds
-from unisono.simulation.play import Setting, play
-from unisono.simulation.slots import Floats, Load, Part, Slot
+from unisono.simulation.clock import Setting, Times, play, sum_seconds
+from unisono.simulation.slots import Floats, Load, Part
 from unisono.units import show_nbytes, show_seconds
 
 __all__ = ["CriticalPath", "Hop", "critical_path"]
@@ -106,7 +105,11 @@ class _Log:
         self.complete = True
 
     def wants(self, messages: int) -> bool:
-        return messages <= _LOG_LIMIT // 4
+        if messages > _LOG_LIMIT // 4:
+            self.entries.clear()
+            self.messages, self.complete = 0, False
+            return False
+        return True
 
     def see(self, parts: tuple[Part, ...], load: Load, times: Times) -> None:
         self.entries.append(_Entry(parts, load, times))
@@ -114,11 +117,6 @@ class _Log:
         while self.messages > _LOG_LIMIT and len(self.entries) > 1:
             self.messages -= len(self.entries.popleft().load)
             self.complete = False
-
-    def miss(self, slot: Slot, load: Load) -> None:
-        self.entries.clear()
-        self.messages = 0
-        self.complete = False
 
 
 @dataclass
@@ -132,8 +130,8 @@ class _Place:
 
 def critical_path(setting: Setting) -> CriticalPath:
     """Play the schedule once more, remembering, then walk back from the rank that ends last."""
-    clock, log = setting.clock(), _Log()
-    play(setting, clock, [log])
+    log = _Log()
+    clock = play(setting, log)
     last = int(np.argmax(clock.ready[: setting.topology.world_size]))
     place = _Place(last)
     hops: list[Hop] = []

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.schedule import Topology
+from unisono.schedule import Schedule, Topology
 from unisono.simulation.clock import Times
-from unisono.simulation.slots import Load, Part, Slot
+from unisono.simulation.slots import Load, Part
 
-__all__ = ["EVENT_LIMIT", "EventLog", "Events", "Traffic", "TrafficLog"]
+__all__ = ["EVENT_LIMIT", "EventLog", "Events", "Traffic", "traffic_of"]
 
 EVENT_LIMIT = 1 << 18
 
@@ -50,13 +50,15 @@ class EventLog:
 
     def wants(self, messages: int) -> bool:
         """True if they still fit; from the first time they do not, nothing is collected."""
-        self._room = self._room - messages if 0 <= messages <= self._room else -1
+        if messages > self._room:
+            self._room = -1
         return self._room >= 0
 
     def see(self, parts: tuple[Part, ...], load: Load, times: Times) -> None:
         """Keep the events of one slot."""
-        if self._room < 0:
+        if not self.wants(len(load)):
             return
+        self._room -= len(load)
         lengths = [len(part.compact) for part in parts]
         steps = np.repeat(np.array([part.step for part in parts], dtype=np.int64), lengths)
         pieces = np.repeat(np.array([part.piece for part in parts], dtype=np.int64), lengths)
@@ -65,9 +67,6 @@ class EventLog:
         count = np.concatenate([s.count for s in plain]).astype(np.int64)
         kept = (steps, pieces, load.src, load.dst, chunk, count, times.start, times.end, load.nbytes, load.reduce)
         self._parts.append(kept)
-
-    def miss(self, slot: Slot, load: Load) -> None:
-        """Nothing to keep."""
 
     def events(self) -> Events | None:
         """The events collected, None if there were too many."""
@@ -105,48 +104,15 @@ class Traffic:
         return kinds
 
 
-class TrafficLog:
-    """Adds up what every pair of ranks has exchanged."""
-
-    _LIMIT = 1 << 21
-
-    def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
-        self._parts: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]] = []
-        self._size = 0
-
-    def wants(self, messages: int) -> bool:
-        """Repeats can be multiplied, there is no need to see them."""
-        return False
-
-    def see(self, parts: tuple[Part, ...], load: Load, times: Times) -> None:
-        """Count one slot."""
-        self._add(load, 1)
-
-    def miss(self, slot: Slot, load: Load) -> None:
-        """Count all repeats of a slot."""
-        self._add(load, slot.repeat)
-
-    def _add(self, load: Load, repeat: int) -> None:
-        pair = load.src * self._nodes + load.dst
-        self._parts.append((pair, load.nbytes * repeat, np.full(len(load), repeat, dtype=np.int64)))
-        self._size += len(load)
-        if self._size > self._LIMIT:
-            self._merge()
-
-    def _merge(self) -> None:
-        if not self._parts:
-            return
-        pair, nbytes, messages = (np.concatenate(column) for column in zip(*self._parts, strict=True))
-        pairs, index = np.unique(pair, return_inverse=True)
-        counts = np.zeros(len(pairs), dtype=np.int64)
-        np.add.at(counts, index, messages)
-        self._parts = [(pairs, np.bincount(index, weights=nbytes).astype(np.float64), counts)]
-        self._size = len(pairs)
-
-    def traffic(self) -> Traffic:
-        """The counts."""
-        self._merge()
-        nothing = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64))
-        pair, nbytes, messages = self._parts[0] if self._parts else nothing
-        return Traffic(pair // self._nodes, pair % self._nodes, nbytes, messages)
+def traffic_of(schedule: Schedule, nbytes: float, chunks: int) -> Traffic:
+    """What every pair of ranks exchanges for so many bytes, every chunk cut into `chunks` pieces."""
+    nodes, steps = schedule.world_size + schedule.switches, schedule.steps
+    nothing = np.zeros(0, dtype=np.int64)
+    pairs = np.concatenate([nothing, *(step.src.astype(np.int64) * nodes + step.dst for step in steps)])
+    sizes = [schedule.collective.nbytes_of(step.chunk, step.count, nbytes) * step.repeat for step in steps]
+    messages = np.concatenate([nothing, *(np.full(len(step), step.repeat * chunks) for step in steps)])
+    found, index = np.unique(pairs, return_inverse=True)
+    counts = np.zeros(len(found), dtype=np.int64)
+    np.add.at(counts, index, messages)
+    moved = np.bincount(index, weights=np.concatenate([nothing, *sizes]), minlength=len(found))
+    return Traffic(found // nodes, found % nodes, moved.astype(np.float64), counts)

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from unisono.errors import UsageError
 from unisono.schedule import Schedule, Topology
+from unisono.simulation.clock import Setting, play
 from unisono.simulation.path import CriticalPath, critical_path
-from unisono.simulation.play import Setting, play
-from unisono.simulation.recording import EVENT_LIMIT, EventLog, Events, Traffic, TrafficLog
+from unisono.simulation.recording import EVENT_LIMIT, EventLog, Events, Traffic, traffic_of
 from unisono.units import show_nbytes, show_seconds
 
 __all__ = ["Timeline", "bus_factor", "simulate_collective"]
@@ -88,12 +88,16 @@ class Timeline:
 
 def simulate_collective(setting: Setting) -> Timeline:
     """Play a schedule on a topology."""
-    schedule = setting.schedule
-    clock, events, traffic = setting.clock(), EventLog(), TrafficLog(schedule.world_size + schedule.switches)
-    play(setting, clock, [events, traffic])
-    n = schedule.world_size
+    events, n = EventLog(), setting.schedule.world_size
+    clock = play(setting, events)
     start = np.where(np.isfinite(clock.first[:n]), clock.first[:n], 0.0)
-    return Timeline(setting, start, clock.ready[:n].copy(), traffic.traffic(), events.events())
+    return Timeline(
+        setting,
+        start,
+        clock.ready[:n].copy(),
+        traffic_of(setting.schedule, setting.nbytes, setting.chunks),
+        events.events(),
+    )
 
 
 def bus_factor(collective: str, world_size: int) -> float:
