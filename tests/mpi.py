@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.bench.mpiexec import mpiexec_of_a_wheel
+from unisono.bench.launch import mpiexec_of_a_wheel
 
 __all__ = ["KINDS", "found", "one_host", "program_environment"]
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unisono.bench import mpiexec as starting
-from unisono.bench.launch import launch
-from unisono.bench.mpiexec import Mpi, find_mpi
+from unisono.bench import launch as starting
+from unisono.bench.launch import Mpi, find_mpi, launch
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import COLLECTIVES, Contender, Settings
 from unisono.cli.main import app

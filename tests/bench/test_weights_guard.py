@@ -10,7 +10,7 @@ import pytest
 
 from ranks import ranks
 from unisono.bench.result import Row
-from unisono.bench.weights import WeightSettings, line, parse_reshard, parse_tensors
+from unisono.bench.weights import WeightSettings, line, parse_pairs
 from unisono.bench.weights_rank import measure_weights
 from unisono.errors import UsageError
 
@@ -24,7 +24,7 @@ def bench(rank: int, world_size: int, settings: WeightSettings, meeting: str) ->
 
 
 def test_faster_than_a_loop_and_not_far_from_one_broadcast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = parse_tensors("300x7000,300x100")
+    models = ((300, 7000), (300, 100))
     settings = WeightSettings(models, (1,), delta=0.01, reshard=((1, 1),), runs=5, seconds=1.0)
     rows = ranks(2, group=False).run(bench, settings, str(tmp_path / "meeting"))[0]
     assert [row.wrong for row in rows if row.contender == "weights"] == [0] * 8
@@ -38,10 +38,10 @@ def test_faster_than_a_loop_and_not_far_from_one_broadcast(tmp_path: Path, capsy
 
 
 def test_what_cannot_be_measured_is_one_line() -> None:
-    assert parse_reshard(" 2:2, 4:2") == ((2, 2), (4, 2))
+    assert parse_pairs("--reshard", " 2:2, 4:2", ":", "2:2") == ((2, 2), (4, 2))
     for given, words in (("300", "--tensors is '300'"), ("0x4", "--tensors is '0x4'")):
         with pytest.raises(UsageError, match=words):
-            parse_tensors(given)
+            parse_pairs("--tensors", given, "x", "300x28000")
     for settings, words in (
         (WeightSettings(against=("nccl",)), "unknown contender of --against 'nccl'"),
         (WeightSettings(replicas=(0,)), r"--replicas is \[0\]"),

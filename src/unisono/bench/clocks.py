@@ -6,7 +6,7 @@ queue everything, then makes one call, at whose end all are at the same point.
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,26 +19,17 @@ _QUEUEING = 400_000  # cycles that a GPU waits for its host, about 0.2 ms
 _FILLER_NUMEL = 8 << 10  # of the small kernels between calls
 
 
-class Clock(Protocol):
-    """Times one contender's calls at one size. ``most``: calls of a block."""
-
-    most: int
-
-    def seconds(self, iterations: int) -> float:
-        """This rank's mean seconds per call, of a block of so many; all ranks ask at the same time."""
-
-    def close(self) -> None:
-        """Frees what the clock holds: a group of NCCL does not end while a graph with its calls lives."""
-
-
 class HostClock:
-    """The host's time. On GPUs that is what the host spends until it goes on, not until the GPU is done."""
+    """The host's time. On GPUs that is what the host spends until it goes on, not until the GPU is done.
+
+    ``most``: calls of a block.
+    """
 
     def __init__(self, call: Callable[[], Any], most: int = _MOST_CALLS, on_gpu: bool = False) -> None:
         self._call, self.most, self._on_gpu = call, most, on_gpu
 
     def seconds(self, iterations: int) -> float:
-        """From the first call's beginning to the last one's end, by the number of calls."""
+        """This rank's mean seconds per call, of a block of so many; all ranks ask at the same time."""
         call, block = self._call, range(iterations)
         if self._on_gpu:
             torch.cuda.synchronize()
@@ -105,11 +96,14 @@ class GraphClock:
         return float(began.elapsed_time(ended)) / 1e3
 
     def close(self) -> None:
-        """Frees the graphs."""
+        """Frees the graphs: a group of NCCL does not end while one with its calls lives."""
         torch.cuda.synchronize()
         for graph in self._graphs:
             graph.reset()
         self._graphs, self._iterations = [], 0
+
+
+Clock = HostClock | GraphClock
 
 
 def clock_of(settings: Settings, timing: str, call: Callable[[], Any], nbytes: int) -> Clock:

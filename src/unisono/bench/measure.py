@@ -72,8 +72,7 @@ def measure(settings: Settings, rank: int, callers: Mapping[str, Caller], report
 
     A contender without a caller is shown as refused.
     """
-    walk = _Walk(settings, rank, callers, report if rank == 0 else lambda _: None)
-    walk.run()
+    _Walk(settings, rank, callers, report if rank == 0 else lambda _: None).run()
 
 
 @dataclass
@@ -103,7 +102,7 @@ class _Walk:
         """Rates first, then row by row."""
         self._settle()
         if not self.on_gpu:
-            self.rates = measure_rates(self.settings, self._barrier, self._all_numbers)
+            self.rates = measure_rates(self.settings, self.ruling.barrier, self._all_numbers)
             self.report(self.rates)
         for collective in self.settings.collectives:
             fixed = {} if self.on_gpu else self._fixed(collective)
@@ -118,9 +117,6 @@ class _Walk:
         began = time.perf_counter()
         while self._slowest(time.perf_counter() - began) < self.settings.seconds * _SETTLING:
             pass
-
-    def _barrier(self) -> None:
-        self.ruling.barrier()
 
     def _all_numbers(self, number: float) -> list[float]:
         """Every rank's number."""
@@ -222,7 +218,7 @@ class _Walk:
 
     def _block(self, entrant: _Entrant) -> float:
         """Mean seconds per call on the slowest rank."""
-        self._barrier()
+        self.ruling.barrier()
         with self._by(entrant.contender):
             taken = entrant.clock.seconds(entrant.iterations)
         return self._slowest(taken)
@@ -232,7 +228,7 @@ class _Walk:
         if collective in _ROOTED or self.settings.ranks == 1:
             return 0.0  # here they differ by what the ranks have to do
         times = []
-        self._barrier()
+        self.ruling.barrier()
         with self._by(entrant.contender):
             for _ in range(min(_SAMPLED, entrant.iterations)):
                 began = time.perf_counter()

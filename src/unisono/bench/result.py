@@ -5,14 +5,14 @@ import os
 import platform
 import socket
 import sys
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 import unisono
 from unisono.bench.bound import bound_nbytes
@@ -122,13 +122,7 @@ class Rates:
         return self._at(self.reduce, nbytes)
 
     def _at(self, rates: Sequence[float], nbytes: float) -> float:
-        i = bisect_left(self.sizes, nbytes)
-        if i == 0:
-            return rates[0]
-        if i == len(self.sizes):
-            return rates[-1]
-        share = log(nbytes / self.sizes[i - 1]) / log(self.sizes[i] / self.sizes[i - 1])
-        return exp(log(rates[i - 1]) + share * (log(rates[i]) - log(rates[i - 1])))
+        return float(np.exp(np.interp(np.log(max(nbytes, 1)), np.log(self.sizes), np.log(rates))))
 
 
 @dataclass(frozen=True)

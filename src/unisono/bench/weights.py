@@ -26,8 +26,7 @@ __all__ = [
     "header",
     "launch_weights",
     "line",
-    "parse_reshard",
-    "parse_tensors",
+    "parse_pairs",
     "save_weights_plot",
 ]
 
@@ -141,17 +140,8 @@ class WeightSettings:
         return ("weights", *(("unchecked",) if self.parts else ()), *self.against)
 
 
-def parse_tensors(text: str) -> tuple[tuple[int, int], ...]:
-    """``300x28000,3000x100``: how many tensors, of how many elements. Raises UsageError."""
-    return _pairs("--tensors", text, "x", "300x28000,3000x100")
-
-
-def parse_reshard(text: str) -> tuple[tuple[int, int], ...]:
-    """``2:2,4:2``: ranks of the senders and of the replica. Raises UsageError."""
-    return _pairs("--reshard", text, ":", "2:2,4:2")
-
-
-def _pairs(option: str, text: str, between: str, example: str) -> tuple[tuple[int, int], ...]:
+def parse_pairs(option: str, text: str, between: str, example: str) -> tuple[tuple[int, int], ...]:
+    """Two numbers each, as ``300x28000,3000x100`` has them around an ``x``. Raises UsageError."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     found = [re.fullmatch(rf"([1-9]\d*){between}([1-9]\d*)", part) for part in parts]
     if None in found:

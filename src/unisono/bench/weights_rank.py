@@ -9,7 +9,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,14 +57,6 @@ def measure_weights(settings: WeightSettings, rank: int, init_method: str, repor
         os.sched_setaffinity(0, before)
 
 
-class _Seen(NamedTuple):
-    """What is known of the updates of a case beside their times: as `Row` has it."""
-
-    wrong: int
-    beyond: int
-    predicted: float
-
-
 class _Walk:
     """The walk of one rank. Every decision rests on numbers that all ranks of the case share."""
 
@@ -106,11 +98,14 @@ class _Walk:
         middle = {name: median(found) for name, found in times.items()}
         return [self._row(case, name, times[name], middle, seen) for name in self.settings.contenders]
 
-    def _row(self, case: Case, name: str, times: list[float], middle: dict[str, float], seen: "_Seen") -> Row:
-        mine, bound, parts = name == "weights", 0.0, {"": 0.0}
+    def _row(self, case: Case, name: str, times: list[float], middle: dict[str, float], seen: dict[str, Any]) -> Row:
+        bound, parts, mine = 0.0, {"": 0.0}, dict[str, Any]()
         if self.settings.parts:
             bound = case.touched / 2 / case.ranks / self._rates(case).copies(case.nbytes)
             parts = _parts(case, middle, bound)
+        if name == "weights":
+            mine = seen | {"limit": max(parts, key=lambda part: parts[part])}
+            mine["check"] = parts.get("check", 0.0) / middle["weights"]
         return Row(
             collective=case.name,
             contender=name,
@@ -122,12 +117,8 @@ class _Walk:
             ranks=case.ranks,
             iterations=1,
             seconds=tuple(times),
-            wrong=seen.wrong if mine else None,
             bound=bound,
-            limit=max(parts, key=lambda part: parts[part]) if mine else "",
-            check=parts.get("check", 0.0) / middle["weights"] if mine else 0.0,
-            beyond=seen.beyond if mine else 0,
-            predicted=seen.predicted if mine else 0.0,
+            **mine,
         )
 
     # Contenders
@@ -167,7 +158,7 @@ class _Walk:
             wrong = self._differing(case, made.checksums()) if checksum else 0
             tuned = self.settings.tuned
             seconds = push_seconds(made.plan, tuned, case.way) if tuned is not None else None
-            self._seen = _Seen(wrong, beyond, seconds or 0.0)
+            self._seen = {"wrong": wrong, "beyond": beyond, "predicted": seconds or 0.0}
             changed = list(model.values())[: case.changed] if sends else []
 
             def change_and_call() -> None:

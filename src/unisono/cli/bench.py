@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from unisono.bench.compare import compare
-from unisono.bench.launch import launch
-from unisono.bench.mpiexec import find_mpi
+from unisono.bench.launch import find_mpi, launch
 from unisono.bench.plot import save_plot
 from unisono.bench.result import Rates, Result, Row, this_machine
 from unisono.bench.settings import (
@@ -223,16 +222,13 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
     gpu = describe_gpus(settings.ranks) if settings.device == "cuda" else ""
     machine = this_machine(find_mpi().words if settings.by_mpiexec else "", gpu)
     if rank:
-        _join(settings, rank, _Screen(Result(vars(settings), machine), settings, None))
+        _measure(settings, rank, lambda news: None)
         return
-    result = Result(_plain(settings), machine)
-    code = 0
+    plain = {"collectives": list(settings.collectives), "contenders": [each.name for each in settings.contenders]}
+    result, code = Result(vars(settings) | plain, machine), 0
     with _Screen(result, settings, json) as screen:
         try:
-            if rank is None:
-                launch(settings, screen.report)
-            else:
-                _join(settings, rank, screen)
+            _measure(settings, rank, screen.report)
             result.complete = True
         except KeyboardInterrupt:
             code = INTERRUPT_EXIT
@@ -240,8 +236,8 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
             code = int(end.code or 0)
         if json is not None and result.rows:
             result.save(json)
-    plain = not settings.asynchronous and settings.memory != "shared" and settings.device == "cpu"
-    for text in [*footer(result), *(predicted_lines(result.rows, settings.ranks) if plain else [])]:
+    predictable = not settings.asynchronous and settings.memory != "shared" and settings.device == "cpu"
+    for text in [*footer(result), *(predicted_lines(result.rows, settings.ranks) if predictable else [])]:
         echo(text)
     conclude(result, json, plot, save_plot, code)
 
@@ -259,16 +255,13 @@ def conclude(
         raise typer.Exit(code or FOUND_EXIT)
 
 
-def _join(settings: Settings, rank: int, screen: "_Screen") -> None:
+def _measure(settings: Settings, rank: int | None, report: Callable[[Rates | Row], None]) -> None:
+    if rank is None:
+        launch(settings, report)
+        return
     from unisono.bench.measure import run_rank
 
-    run_rank(settings, rank, "env://", screen.report)
-
-
-def _plain(settings: Settings) -> dict[str, object]:
-    """Settings for JSON."""
-    contenders = [contender.name for contender in settings.contenders]
-    return {**vars(settings), "collectives": list(settings.collectives), "contenders": contenders}
+    run_rank(settings, rank, "env://", report)
 
 
 class _Screen:

@@ -12,8 +12,7 @@ from unisono.bench.weights import (
     header,
     launch_weights,
     line,
-    parse_reshard,
-    parse_tensors,
+    parse_pairs,
     save_weights_plot,
 )
 from unisono.cli.bench import conclude
@@ -51,8 +50,8 @@ def bench_weights(
         unisono bench weights --tensors 300x28000 --replicas 1,3 --mapped --delta 1% --reshard 2:2
     """
     settings = WeightSettings(
-        parse_tensors(tensors), _numbers(replicas), share, mapped, _share(delta), tuple(listed(against)),
-        parse_reshard(reshard), runs,
+        parse_pairs("--tensors", tensors, "x", "300x28000,3000x100"), _numbers(replicas), share, mapped, _share(delta),
+        tuple(listed(against)), parse_pairs("--reshard", reshard, ":", "2:2,4:2"), runs,
     )  # fmt: skip
     settings.validate()
     check_writable(json)
