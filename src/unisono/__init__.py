@@ -120,6 +120,6 @@ def _normaliser() -> object:
 _patches.normaliser = _normaliser
 
 if _os.environ.get("UNISONO_TRACE"):
-    from unisono.trace.arm import arm as _arm
+    from unisono.trace import arm as _arm
 
     _arm()

@@ -55,7 +55,7 @@ def test_a_failing_program_without_a_record_gives_its_code_and_no_old_results(tm
 
 def test_launches_are_reported_each_by_itself(tmp_path: Path) -> None:
     two_ranks(tmp_path)
-    write(tmp_path, 0, pid=300, calls=[call(1, 9000, 9500, memory="later")], groups=[["later", "a group", [0]]])
+    write(tmp_path, 0, pid=300, calls=[call(1, 9000, 9500, memory="later")], groups={"later": [0]})
     result = _trace("--no-bound", "--out", str(tmp_path / "out"), "--from", str(tmp_path))
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from traces.records import call, read_one, write
-from unisono.backend.device_calls import DeviceCalls, LaunchedWork
+from traces.records import call, collecting, read_one, write
 from unisono.backend.device_group import METHODS, TwoDeviceGroup
-from unisono.backend.inner import Inner
 from unisono.runtime.call import Call
 from unisono.trace.chrome import write_trace
-from unisono.trace.collect import Collector
 from unisono.trace.devices import DeviceNotes
 from unisono.trace.page import report_page
 from unisono.trace.summary import DeviceSum, summarize
@@ -55,17 +52,11 @@ def test_what_is_issued_is_noted_once_with_its_way() -> None:
     assert all(begin <= end for *_, begin, end in notes.noted)
 
 
-def test_groups_of_both_devices_are_wrapped_and_restored(tmp_path: Path) -> None:
-    owners = (TwoDeviceGroup, DeviceCalls, LaunchedWork, Inner)
-    before = [dict(vars(owner)) for owner in owners]
-    collector = Collector(tmp_path)
-    collector.start()
-    try:
-        changed = [name for name in METHODS if vars(TwoDeviceGroup)[name] is not before[0][name]]
-        assert changed == list(METHODS)
-    finally:
-        collector.stop()
-    assert [dict(vars(owner)) for owner in owners] == before
+def test_groups_of_both_devices_are_wrapped(tmp_path: Path) -> None:
+    before = dict(vars(TwoDeviceGroup))
+    with collecting(tmp_path):
+        changed = [name for name in METHODS if vars(TwoDeviceGroup)[name] is not before[name]]
+    assert changed == list(METHODS)
 
 
 def device_call(number: int, way: str, begin: int, **other: Any) -> dict[str, Any]:

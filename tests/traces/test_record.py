@@ -40,7 +40,7 @@ def test_calls_that_never_ended_are_left_out(tmp_path: Path) -> None:
 
 
 def test_default_groups_one_after_another_are_told_apart(tmp_path: Path) -> None:
-    groups = [["abc", "the default group", [0, 1]], ["def", "the default group (2)", [0, 1]]]
+    groups = {"abc": [0, 1], "def": [0, 1]}
     for rank in (0, 1):
         calls = [call(1, 1000 + rank, 2000), call(1, 5000 + rank, 6000, memory="def")]
         write(tmp_path, rank, calls=calls, groups=groups)
@@ -51,7 +51,7 @@ def test_default_groups_one_after_another_are_told_apart(tmp_path: Path) -> None
 def test_launches_are_told_apart(tmp_path: Path) -> None:
     for pid, memory, begin in ((300, "later", 9000), (100, "abc", 1000)):
         for rank in (0, 1):
-            groups = [[memory, "the default group", [0, 1]]]
+            groups = {memory: [0, 1]}
             calls = [call(1, begin + rank, begin + 500, memory=memory)]
             write(tmp_path, rank, pid=pid + rank, calls=calls, groups=groups)
     first, second = read(tmp_path)
@@ -62,7 +62,7 @@ def test_launches_are_told_apart(tmp_path: Path) -> None:
 def test_groups_without_a_call_hold_a_launch_together(tmp_path: Path) -> None:
     for rank in range(4):
         half = {"memory": f"half {rank // 2}", "ranks": [rank // 2 * 2, rank // 2 * 2 + 1]}
-        groups = [["abc", "the default group", [0, 1, 2, 3]], [half["memory"], "half", half["ranks"]]]
+        groups = {"abc": [0, 1, 2, 3], half["memory"]: half["ranks"]}
         write(tmp_path, rank, calls=[call(1, 1000, 2000, **half)], groups=groups)
     assert [record.rank for record in read_one(tmp_path)] == [0, 1, 2, 3]
 

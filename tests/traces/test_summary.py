@@ -53,7 +53,7 @@ def test_a_rank_that_is_always_last_is_clearly_slow(tmp_path: Path) -> None:
 
 
 def test_ranks_without_a_record_are_named_and_nobody_is_called_slow(tmp_path: Path) -> None:
-    everybody = [["abc", "the default group", [0, 1, 2, 3]]]
+    everybody = {"abc": [0, 1, 2, 3]}
     write(tmp_path, 1, calls=[call(1, 1000, 2000, ranks=[0, 1, 2, 3])], groups=everybody)
     summary = summarize(read_one(tmp_path), lambda *_: 0.0)
     assert (summary.slowest, summary.clearly, summary.missing) == (None, False, (0, 2, 3))
@@ -88,7 +88,7 @@ def test_calls_of_disjoint_groups_are_counted_per_rank(tmp_path: Path) -> None:
     for rank in range(4):
         group = {"memory": f"m{rank // 2}", "group": "group", "ranks": [rank // 2 * 2, rank // 2 * 2 + 1]}
         calls = [call(k, 1000 * k, 1000 * k + 300, **group) for k in range(1, 6)]
-        write(tmp_path, rank, calls=calls, groups=[["abc", "the default group", [0, 1, 2, 3]]])
+        write(tmp_path, rank, calls=calls, groups={"abc": [0, 1, 2, 3]})
     (kind,) = summarize(read_one(tmp_path), lambda *_: 0.0).top
     assert (kind.count, kind.seconds, kind.mean) == (5, pytest.approx(1500e-9), pytest.approx(300e-9))
 

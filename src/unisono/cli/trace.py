@@ -1,11 +1,14 @@
 """`unisono trace`: run a program and show where its communication time goes."""
 
 import os
+import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -15,10 +18,10 @@ from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
 from unisono.cli.common import echo
 from unisono.errors import UsageError, file_errors
-from unisono.trace.arm import COMPUTE, FOLDER
+from unisono.launch import ends_handled
+from unisono.trace import COMPUTE, FOLDER
 from unisono.trace.chrome import write_trace
 from unisono.trace.page import report_page
-from unisono.trace.program import terminable
 from unisono.trace.record import RankRecord, read
 from unisono.trace.summary import Bound, summarize
 from unisono.units import show_nbytes
@@ -67,7 +70,7 @@ def trace(
         _clear(out)
         _report_all(launches, out, bound)
         return
-    with TemporaryDirectory(prefix="unisono-trace-") as folder, terminable() as program:
+    with TemporaryDirectory(prefix="unisono-trace-") as folder, _terminable() as program:
         code = program.run(command, {**os.environ, FOLDER: folder, COMPUTE: "1" if compute else "0"})
         _clear(out)
         try:
@@ -79,6 +82,44 @@ def trace(
             raise typer.Exit(code) from None
         _report_all(launches, out, bound)
     raise typer.Exit(code)
+
+
+class _Program:
+    """The traced program, which is told of a signal that ends this one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._signal = 0
+
+    def run(self, command: list[str], environment: dict[str, str]) -> int:
+        """The exit code; after Ctrl-C, which reaches the program too, that of an interrupt."""
+        with file_errors(f"run {command[0]}"):
+            self._process = subprocess.Popen(command, env=environment)
+        if self._signal:
+            self._process.send_signal(self._signal)
+        while True:
+            try:
+                code = self._process.wait()
+                break
+            except KeyboardInterrupt:
+                continue
+        return code if code >= 0 else 128 - code
+
+    def terminate(self, number: int, frame: FrameType | None) -> None:
+        """Pass the signal on; once the program has ended, end this process through its `finally` clauses."""
+        self._signal = number
+        if self._process is not None:
+            if self._process.returncode is not None:
+                raise SystemExit(128 + number)
+            self._process.send_signal(number)
+
+
+@contextmanager
+def _terminable() -> Iterator[_Program]:
+    """A program to run; SIGTERM and SIGHUP reach it meanwhile, and afterwards end this process as `sys.exit` does."""
+    program = _Program()
+    with ends_handled(program.terminate):
+        yield program
 
 
 def _clear(out: Path) -> None:

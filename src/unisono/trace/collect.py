@@ -27,9 +27,9 @@ from typing import Any
 
 import unisono
 from unisono.errors import CollectiveTimeout, DeadlockError, PeerLostError
-from unisono.runtime.call import Call, Site, name_of_dtype, piece_numel, site_text
+from unisono.runtime.call import Call, Site, piece_numel, site_text
 from unisono.runtime.call_site import is_inner, is_standard
-from unisono.trace.arm import KEPT
+from unisono.trace import KEPT
 from unisono.trace.devices import DeviceNotes
 from unisono.watch import clocks, flight
 from unisono.watch.flight import QueueRecord
@@ -71,7 +71,6 @@ class Collector:
         self._whole = 0  # from when on calls of all groups are kept, if some are not
         self._profiler: Any = None
         self._profiled_by = 0  # the thread that has started the profiler, and alone can stop it
-        self._undo: list[tuple[Any, str, Any]] = []
 
     def start(self) -> None:
         """Wrap the calls, the waits and the reductions; arrange for the end. What was issued before is left out."""
@@ -80,6 +79,7 @@ class Collector:
         from unisono.backend.process_group import UnisonoProcessGroup
         from unisono.backend.work import PendingWork
         from unisono.runtime.queue import CallQueue
+        from unisono.runtime.reduce import Reducer
 
         self._since = time.monotonic_ns()
         self._elder = {record.memory for record, *_ in flight.everything()}
@@ -87,13 +87,16 @@ class Collector:
             original = vars(UnisonoProcessGroup)[name]
             wrapped = self._timed(original, name)
             for alias in [key for key, value in vars(UnisonoProcessGroup).items() if value is original]:
-                self._replace(UnisonoProcessGroup, alias, wrapped)
-        self._replace(Group, "close", self._keeping(Group.close))
-        self._replace(PendingWork, "wait", self._timed(PendingWork.wait, "wait"))
-        self._replace(CallQueue, "_end", self._ending(CallQueue._end))
-        self._wrap_reducers()
+                setattr(UnisonoProcessGroup, alias, wrapped)
+        for owner, name, wrapped in (
+            (Group, "close", self._keeping(Group.close)),
+            (PendingWork, "wait", self._timed(PendingWork.wait, "wait")),
+            (CallQueue, "_end", self._ending(CallQueue._end)),
+            (Reducer, "__call__", self._reducing(Reducer.__call__)),
+        ):
+            setattr(owner, name, wrapped)
         keep_from_dynamo(UnisonoProcessGroup)
-        self.devices.start(self._replace, self._timed)
+        self.devices.start(self._timed)
         if self.compute:
             self._start_profiler()
         atexit.register(self.write)
@@ -108,19 +111,6 @@ class Collector:
         finally:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-
-    def stop(self) -> None:
-        """Take every wrapper off again."""
-        for owner, name, original in reversed(self._undo):
-            setattr(owner, name, original)
-        self._undo.clear()
-        atexit.unregister(self.write)
-        if signal.getsignal(SIGTERM) == self._terminated:
-            signal.signal(SIGTERM, signal.SIG_DFL)
-
-    def _replace(self, owner: Any, name: str, value: Any) -> None:
-        self._undo.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, value)
 
     def _timed(self, method: _Method, name: str) -> _Method:
         spans, under_way, mark = self.spans, self._open, self._mark
@@ -197,11 +187,9 @@ class Collector:
 
         return leave
 
-    def _wrap_reducers(self) -> None:
+    def _reducing(self, original: _Method) -> _Method:
         """Times torch's reductions; what compiled loops do is one piece, and counts as moving."""
-        from unisono.runtime.reduce import Reducer
-
-        reductions, now, original = self.reductions, time.monotonic_ns, Reducer.__call__
+        reductions, now = self.reductions, time.monotonic_ns
 
         @functools.wraps(original)
         def timed(reducer: Any, parts: Any, out: Any, complete: int = 0) -> None:
@@ -209,7 +197,7 @@ class Collector:
             original(reducer, parts, out, complete)
             reductions.append((began, now()))
 
-        self._replace(Reducer, "__call__", timed)
+        return timed
 
     def _start_profiler(self) -> None:
         import torch.profiler
@@ -287,7 +275,7 @@ class Collector:
             "offset": clocks.offset(),
             "main": threading.main_thread().ident,
             "since": self._covered(),
-            "groups": [[memory, label, ranks] for memory, (label, ranks) in self.groups.items()],
+            "groups": {memory: ranks for memory, (_, ranks) in self.groups.items()},
             "calls": [self._plain(record, entry) for record, entry in self.entries.values()],
             "device_calls": [self._on_device(*noted) for noted in self.devices.noted],
             "spans": list(self.spans),
@@ -310,9 +298,8 @@ class Collector:
             "op": call.op,
             "nbytes": _size(call, len(entry.global_ranks)),
             "words": call.describe(entry.global_ranks),
-            "dtype": name_of_dtype(call.dtype),
-            "issued": entry.when,
-            "ended": entry.ended,
+            "begin": entry.when,
+            "end": entry.ended,
             "message": entry.label if entry.way is not None else "",
         }
 

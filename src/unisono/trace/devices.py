@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from unisono.trace.arm import KEPT
+from unisono.trace import KEPT
 
 __all__ = ["DeviceNotes"]
 
@@ -26,7 +26,7 @@ class DeviceNotes:
         self._last: dict[str, int] = {}  # the number of the last call noted, by the nonce of its group
         self._by_nccl = threading.local()
 
-    def start(self, replace: Callable[[Any, str, Any], None], timed: Callable[[_Method, str], _Method]) -> None:
+    def start(self, timed: Callable[[_Method, str], _Method]) -> None:
         """Wraps the calls of groups that have GPUs as well; ``timed`` notes when a thread is inside a method."""
         from unisono.backend.caller_frame import keep_from_dynamo
         from unisono.backend.device_calls import DeviceCalls, LaunchedWork
@@ -34,12 +34,15 @@ class DeviceNotes:
         from unisono.backend.inner import Inner
 
         for name in METHODS:
-            replace(TwoDeviceGroup, name, timed(vars(TwoDeviceGroup)[name], name))
-        replace(LaunchedWork, "wait", timed(LaunchedWork.wait, "wait"))
-        replace(DeviceCalls, "batch", timed(DeviceCalls.batch, "batch_isend_irecv"))
+            setattr(TwoDeviceGroup, name, timed(vars(TwoDeviceGroup)[name], name))
         for name in ("again", "call", "launch"):
-            replace(DeviceCalls, name, self.noting(vars(DeviceCalls)[name]))
-        replace(Inner, "call", self.carrying(Inner.call))
+            setattr(DeviceCalls, name, self.noting(vars(DeviceCalls)[name]))
+        for owner, name, wrapped in (
+            (LaunchedWork, "wait", timed(LaunchedWork.wait, "wait")),
+            (DeviceCalls, "batch", timed(DeviceCalls.batch, "batch_isend_irecv")),
+            (Inner, "call", self.carrying(Inner.call)),
+        ):
+            setattr(owner, name, wrapped)
         keep_from_dynamo(TwoDeviceGroup)
 
     def carrying(self, method: _Method) -> _Method:

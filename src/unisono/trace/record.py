@@ -7,12 +7,11 @@ a call or a wait, and while it stands still with a call under way, wherever it w
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from unisono.errors import UsageError
 from unisono.trace.intervals import Interval, clipped, common, minus, union
@@ -56,12 +55,11 @@ class CallRecord:
 
     memory: str
     group: str
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     number: int
     op: str
     nbytes: int
     words: str
-    dtype: str
     begin: int
     end: int
     message: str
@@ -102,12 +100,12 @@ class RankRecord:
     clock: int
     main: int
     since: int
-    groups: dict[str, tuple[int, ...]]
+    groups: Mapping[str, Sequence[int]]
     calls: list[CallRecord]
     spans: list[Span]
-    marks: list[tuple[int, int]] = field(default_factory=list)
-    compute: Path | None = None
-    device_calls: list[DeviceCall] = field(default_factory=list)
+    marks: list[tuple[int, int]]
+    compute: Path | None
+    device_calls: list[DeviceCall]
 
     @property
     def intervals(self) -> list[Interval]:
@@ -165,55 +163,27 @@ def read(folder: Path) -> list[list[RankRecord]]:
 
 
 def _rank(file: Path) -> RankRecord:
-    data = _aligned(json.loads(file.read_text(encoding="utf-8")))
-    spans = sorted((Span(*span) for span in data["spans"]), key=lambda span: span.begin)
-    reductions = union((begin, end) for begin, end in data["reductions"])
-    calls = sorted((_call(row) for row in data["calls"] if row["ended"]), key=lambda call: call.begin)
+    """The record in a file, with its times on the clock of the first rank's host."""
+    data = json.loads(file.read_text(encoding="utf-8"))
+    ahead, rows, issued = data.pop("offset"), data.pop("calls"), data.pop("device_calls")
+    for row in rows + issued:
+        row["begin"], row["end"] = row["begin"] + ahead, row["end"] and row["end"] + ahead
+    calls = sorted((CallRecord(**row) for row in rows if row["end"]), key=lambda call: call.begin)
+    noted = (Span(name, begin + ahead, end + ahead, *more) for name, begin, end, *more in data.pop("spans"))
+    spans = sorted(noted, key=lambda span: span.begin)
     begins = [span.begin for span in spans]
     for call in calls:
         at = bisect_right(begins, call.begin) - 1
         if at >= 0 and call.begin <= spans[at].end:
             call.site = spans[at].site
+    _share_out(union((begin + ahead, end + ahead) for begin, end in data.pop("reductions")), calls)
+    data["marks"] = [(at + ahead, busy) for at, busy in data["marks"]]
+    data["since"], data["clock"] = data["since"] and data["since"] + ahead, data["clock"] - ahead
     compute = file.with_name(f"{file.stem}.compute.json")
-    record = RankRecord(
-        data["rank"],
-        data["pid"],
-        data["host"],
-        data["program"],
-        data["clock"],
-        data["main"],
-        data["since"],
-        {memory: tuple(ranks) for memory, _, ranks in data["groups"]},
-        calls,
-        spans,
-        [(at, busy) for at, busy in data["marks"]],
+    on_gpus = [DeviceCall(**row) for row in issued]
+    return RankRecord(
+        **data, calls=calls, spans=spans, device_calls=on_gpus, compute=compute if compute.exists() else None
     )
-    record.compute = compute if compute.exists() else None
-    record.device_calls = [DeviceCall(**row) for row in data.get("device_calls", [])]
-    _share_out(reductions, calls)
-    return record
-
-
-def _aligned(data: dict[str, Any]) -> dict[str, Any]:
-    """The record with its times on the clock of the first rank's host."""
-    if ahead := data["offset"]:
-        for span in data["spans"]:
-            span[1:3] = span[1] + ahead, span[2] + ahead
-        for row in data["calls"]:
-            row["issued"], row["ended"] = row["issued"] + ahead, row["ended"] and row["ended"] + ahead
-        for row in data.get("device_calls", []):
-            row["begin"], row["end"] = row["begin"] + ahead, row["end"] + ahead
-        data["reductions"] = [(begin + ahead, end + ahead) for begin, end in data["reductions"]]
-        data["marks"] = [(at + ahead, busy) for at, busy in data["marks"]]
-        data["since"], data["clock"] = data["since"] and data["since"] + ahead, data["clock"] - ahead
-    return data
-
-
-def _call(row: dict[str, Any]) -> CallRecord:
-    return CallRecord(
-        row["memory"], row["group"], tuple(row["ranks"]), row["number"], row["op"], row["nbytes"], row["words"],
-        row["dtype"], row["issued"], row["ended"], row["message"], ready=row["issued"],
-    )  # fmt: skip
 
 
 def _share_out(reductions: list[Interval], calls: Iterable[CallRecord]) -> None:
