@@ -10,8 +10,8 @@ from algorithms.oracle import numbers_are_right
 from unisono.algorithms import AlgorithmInfo, build, list_algorithms
 from unisono.errors import UsageError
 from unisono.runtime.run import run
-from unisono.schedule import Schedule, as_hosts, runs_of, show_hosts
-from unisono.verification import order_by_runs, sum_order, verify
+from unisono.schedule import Hosts, Schedule, as_hosts, runs_of, show_hosts
+from unisono.verification import sum_order, verify
 
 CUTS = {4: ("2x2", "3+1", "0,2/1,3", "1,2/0,3", "4x1", "1x4"), 7: ("3+2+2", "0,1,6/2,4,5/3")}
 OVER_HOSTS = [a for a in list_algorithms() if a.name in ("leaders", "columns")]
@@ -29,6 +29,12 @@ def between(schedule: Schedule, cut: str) -> Counter[tuple[int, int]]:
             if of[t.src] != of[t.dst]:
                 found[of[t.src], of[t.dst]] += t.count
     return found
+
+
+def order_by_runs(hosts: Hosts) -> str:
+    """The order in which the schedules over hosts that keep the ranks' order add: by runs, then from run to run."""
+    runs = ["+".join(map(str, run)) for run in runs_of(hosts)]
+    return "+".join([runs[0], *(f"({run})" if "+" in run else run for run in runs[1:])])
 
 
 @named

@@ -18,7 +18,7 @@ from unisono.gpu.defaults import TABLE as GPU_TABLE
 from unisono.schedule import COLLECTIVES, PRESETS
 from unisono.schedule.topology_file import MEASURED
 from unisono.selection import Choice, Measured, Selector, explain, ranges
-from unisono.simulation import bus_factor, simulate
+from unisono.simulation import simulate
 from unisono.units import parse_nbytes, show_nbytes, show_seconds
 
 __all__ = ["plan"]
@@ -136,7 +136,6 @@ def _indented(lines: list[str]) -> str:
 
 
 def _table(choices: list[Choice]) -> Table:
-    factor = bus_factor(choices[0].collective, choices[0].topology.world_size)
     table = Table(box=None, pad_edge=False, caption="busbw in GB/s", caption_justify="left")
     for heading in ("bytes", "algorithm", "time", "busbw", "next best", "slower by"):
         words = heading in ("algorithm", "next best")
@@ -147,7 +146,7 @@ def _table(choices: list[Choice]) -> Table:
             show_nbytes(choice.nbytes),
             best.label,
             show_seconds(best.seconds),
-            f"{choice.nbytes * factor / best.seconds / 1e9:.3g}" if best.seconds else "-",
+            f"{choice.busbw / 1e9:.3g}" if best.seconds else "-",
             others[0].label if others else "-",
             f"{100 * (others[0].seconds / best.seconds - 1):.0f} %" if others and best.seconds else "-",
         )

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,8 @@ from rich.text import Text
 from unisono.backend.launchers import launched, master_address
 from unisono.cli.common import FOUND_EXIT, check_writable, echo, show, write
 from unisono.cli.options import Peers, Port, Timeout, checked_port
-from unisono.schedule import preset
+from unisono.schedule import Link, as_hosts, joined, preset
+from unisono.schedule.topology_file import to_json
 from unisono.topo.facts import Facts
 from unisono.topo.heat_map import Links, describe, heading, matrices, page, save_picture, table
 from unisono.topo.links import LinkCost
@@ -102,18 +104,15 @@ def _plain(hosts: list[Facts], names: dict[str, str], links: Links) -> dict[str,
     plain["links"] = {
         a: {b: c if isinstance(c, str) else asdict(c) for b, c in row.items()} for a, row in links.items()
     }
-    costs = [[links.get(a, {}).get(b) if a != b else None for b in named] for a in named]
-    first, ranks = 0, []
-    for host in hosts:
-        ranks.append(list(range(first, first + host.local_world_size)))
-        first += host.local_world_size
-    if all(isinstance(cost, LinkCost) for y, row in enumerate(costs) for x, cost in enumerate(row) if x != y):
-        of = [each.towards_interface or "network" for each in hosts]
-        between = [
-            [{"name": of[y], **asdict(c)} if isinstance(c, LinkCost) else None for c in row]
-            for y, row in enumerate(costs)
-        ]
-        inside = preset("shared_memory", 1)
-        plain |= {"topology": "measured", "hosts": ranks, "gamma": inside.gamma, "between": between}
-        plain["intra"] = {name: getattr(inside.intra, name) for name in ("name", "alpha", "beta")}
-    return plain
+    inside = preset("shared_memory", 1)
+    between: list[tuple[Link, ...]] = []
+    for host, a in zip(hosts, named, strict=True):
+        costs = [links.get(a, {}).get(b) if b != a else None for b in named]
+        known = [cost for cost in costs if isinstance(cost, LinkCost)]
+        if len(known) < len(hosts) - 1:
+            return plain
+        name = host.towards_interface or "network"
+        between.append(tuple(Link(name, c.alpha, c.beta) if isinstance(c, LinkCost) else inside.intra for c in costs))
+    ends = list(accumulate(host.local_world_size for host in hosts))
+    ranks = [range(first, end) for first, end in pairwise([0, *ends])]
+    return plain | to_json(joined(as_hosts(ranks, ends[-1]), inside.intra, tuple(between), inside.gamma))

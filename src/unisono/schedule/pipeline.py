@@ -44,7 +44,7 @@ class Action(NamedTuple):
         return (self,)
 
     def needs(self, num_stages: int) -> tuple["Action", ...]:
-        """The dependencies of this action: F, B or W (never BW) of this stage or of its neighbours."""
+        """The dependencies of this action: F, B or W (never BW) of its stage or of neighbours; of BW, B's."""
         stage, kind, microbatch = self
         if kind == "F":
             return (Action(stage - 1, "F", microbatch),) if stage else ()

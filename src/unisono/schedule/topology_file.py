@@ -20,7 +20,7 @@ from unisono.errors import UsageError, file_errors
 from unisono.schedule.hosts import as_hosts
 from unisono.schedule.topology import Link, Memory, Topology, joined
 
-__all__ = ["MEASURED", "keep", "kept_path", "load_topology", "save_topology", "topology_path"]
+__all__ = ["MEASURED", "keep", "kept_path", "load_topology", "save_topology", "to_json", "topology_path"]
 
 MEASURED = "measured"
 """The name of the topology last measured on this machine."""
@@ -47,7 +47,7 @@ def topology_path() -> Path:
     return kept_path("topology")
 
 
-def _to_json(topology: Topology) -> dict[str, Any]:
+def to_json(topology: Topology) -> dict[str, Any]:
     """Plain dictionaries and lists, ready for json.dumps."""
     n = range(topology.hosts)
     first = [ranks[0] for ranks in topology.ranks_of_hosts]
@@ -63,7 +63,7 @@ def _to_json(topology: Topology) -> dict[str, Any]:
 
 
 def _from_json(data: dict[str, Any]) -> Topology:
-    """The topology that `_to_json` described. Raises UsageError if a field is missing or wrong."""
+    """The topology that `to_json` described. Raises UsageError if a field is missing or wrong."""
     try:
         rows = data.get("between") or [[None]]
         intra, memory = Link(**data["intra"]), data.get("memory")
@@ -81,7 +81,7 @@ def _from_json(data: dict[str, Any]) -> Topology:
 
 def save_topology(topology: Topology, path: Path | None = None) -> Path:
     """Write it to a file, by default the one of the topology last measured; the path. Raises UsageError as `keep`."""
-    return keep(path or topology_path(), json.dumps(_to_json(topology), indent=1) + "\n", "the topology")
+    return keep(path or topology_path(), json.dumps(to_json(topology), indent=1) + "\n", "the topology")
 
 
 def load_topology(path: Path | None = None) -> Topology:

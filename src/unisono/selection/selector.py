@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import log2
 
-from unisono.algorithms import AlgorithmInfo, algorithm_info, build, list_algorithms
+from unisono.algorithms import AlgorithmInfo, build, list_algorithms
 from unisono.errors import UsageError, check_known
 from unisono.schedule import COLLECTIVES, Schedule, Topology, preset
 from unisono.selection.measured import Measured
@@ -155,14 +155,7 @@ def select(
 class Selector:
     """Chooses for many sizes; schedules are built once."""
 
-    def __init__(
-        self,
-        collective: str,
-        topology: Topology,
-        measured: Measured | None = None,
-        names: Sequence[str] | None = None,
-    ) -> None:
-        """`names` restricts the choice to some algorithms."""
+    def __init__(self, collective: str, topology: Topology, measured: Measured | None = None) -> None:
         check_known("collective", collective, COLLECTIVES)
         self.collective, self.topology = collective, topology
         table = measured or Measured()
@@ -170,9 +163,8 @@ class Selector:
         self._table = table if known else None
         self._curves: dict[tuple[Candidate, int], _Curve] = {}
         self._left_out: dict[str, str] = {}
-        every = list_algorithms(collective)
         self._candidates: list[Candidate] = []
-        for e in every if names is None else [algorithm_info(name, collective) for name in names]:
+        for e in list_algorithms(collective):
             if self._table is not None and e.name in known:
                 self._candidates.append(Candidate(e))
             elif self._table is not None:

@@ -131,14 +131,13 @@ def simulate_pipeline(schedule: PipelineSchedule, costs: PipelineCosts | None = 
         for rank, row in enumerate(schedule.actions):
             while len(slots[rank]) < len(row):
                 action = row[len(slots[rank])]
-                own = action.parts
-                needs = [need for part in own for need in part.needs(schedule.num_stages) if need not in own]
+                needs = action.needs(schedule.num_stages)
                 if any(need not in ends for need in needs):
                     break
                 arrivals = (ends[need][0] + (costs.link if ends[need][1] != rank else 0.0) for need in needs)
                 start = max(free[rank], *arrivals) if needs else free[rank]
                 free[rank] = start + costs.of(action)
-                ends.update(dict.fromkeys(own, (free[rank], rank)))
+                ends.update(dict.fromkeys(action.parts, (free[rank], rank)))
                 slots[rank].append(Slot(action, start, free[rank]))
                 left -= 1
     return PipelineTimeline(schedule, tuple(map(tuple, slots)))

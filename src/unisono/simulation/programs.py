@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from unisono.errors import UsageError
 from unisono.program import Program, Row
-from unisono.schedule import Collective, Link, Topology
+from unisono.schedule import Collective, Link, Memory, Topology
 
 __all__ = ["simulate_programs"]
 
@@ -109,10 +109,8 @@ class _Play:
         for rank in self.ranks:
             self._collect(rank)
         self.free: dict[tuple[str, int], float] = {}
-        memory, most = topology.memory, topology.ranks_per_host
-        self.copy = memory.copy if memory is not None else 0.0
-        self.turns = max(1.0, most / memory.cores) if memory is not None else 1.0
-        self.began = memory.call if memory is not None else 0.0
+        self.memory = topology.memory or Memory(0.0, 0.0, 0.0, topology.ranks_per_host)
+        self.turns = max(1.0, topology.ranks_per_host / self.memory.cores)
 
     def _collect(self, rank: _Rank) -> None:
         """The messages of a rank by step."""
@@ -130,7 +128,7 @@ class _Play:
     def run(self) -> NDArray[np.float64]:
         """To the end."""
         for rank in self.ranks:
-            rank.time = self.began
+            rank.time = self.memory.call
             self._advance(rank)
         while True:
             ready = [key for key, message in self.messages.items() if message.ready]
@@ -173,7 +171,7 @@ class _Play:
 
     def _work(self, row: Row) -> float:
         extra = (len(row.parts) - 1) * self.topology.gamma if row.kind == "sum" else 0.0
-        return self.chunks[row.chunk] * (len(row.to) * self.copy + extra) * self.turns
+        return self.chunks[row.chunk] * (len(row.to) * self.memory.copy + extra) * self.turns
 
     def _post(self, rank: _Rank, step: int) -> None:
         """All messages of a step."""

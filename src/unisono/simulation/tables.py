@@ -22,7 +22,7 @@ from unisono.errors import UsageError
 from unisono.program import Table
 from unisono.program.bind import COPY, KIND, LAG, LEFT, MEET, MOST, NARROW, SHRINK, SRC, SRC_AT, SUM, WIDEN
 from unisono.program.slots import ROOM, readers_of
-from unisono.schedule import Topology
+from unisono.schedule import Memory, Topology
 
 __all__ = ["simulate_tables"]
 
@@ -56,13 +56,11 @@ class _Play:
     """Meeting after meeting: who arrives when, what is sent then, when it is complete where."""
 
     def __init__(self, tables: Sequence[Table], topology: Topology) -> None:
-        self.topology, self.late, memory = topology, tables[0].late, topology.memory
+        self.topology, self.late = topology, tables[0].late
         self.host = [int(host) for host in topology.host(np.arange(len(tables)))]
-        self.copy = memory.copy if memory is not None else 0.0
-        turns = [len(ranks) / memory.cores if memory is not None else 1.0 for ranks in topology.ranks_of_hosts]
-        self.turns = [max(1.0, each) for each in turns]
-        meeting = memory.meeting if memory is not None else topology.intra.alpha
-        self.meeting = [meeting if len(ranks) > 1 else 0.0 for ranks in topology.ranks_of_hosts]
+        self.memory = memory = topology.memory or Memory(0.0, topology.intra.alpha, 0.0, topology.ranks_per_host)
+        self.turns = [max(1.0, len(ranks) / memory.cores) for ranks in topology.ranks_of_hosts]
+        self.meeting = [memory.meeting if len(ranks) > 1 else 0.0 for ranks in topology.ranks_of_hosts]
         readers = readers_of(table.program for table in tables)
         self.sections = [self._sections(table, readers) for table in tables]
         self.free: dict[tuple[str, int], float] = {}
@@ -78,7 +76,7 @@ class _Play:
                 for row in rows:
                     nbytes = _length(iteration - row[LAG], table, row[LEFT], row[SHRINK], row[MOST])
                     operands, to = (row[SRC], row[SRC_AT]) if row[KIND] == SUM else (1, 1)
-                    work += nbytes * (to * self.copy + (operands - 1) * self.topology.gamma) * self.turns[host]
+                    work += nbytes * (to * self.memory.copy + (operands - 1) * self.topology.gamma) * self.turns[host]
                 for write in table.stage_writes:
                     nbytes = _length(iteration - write.lag, table, write.left, write.shrink, write.most)
                     if write.meets == number and nbytes:
@@ -92,8 +90,8 @@ class _Play:
 
     def run(self) -> NDArray[np.float64]:
         """To the end."""
-        memory, hosts = self.topology.memory, self.topology.ranks_of_hosts
-        complete = [memory.call if memory is not None else 0.0] * len(hosts)
+        hosts = self.topology.ranks_of_hosts
+        complete = [self.memory.call] * len(hosts)
         for number in range(len(self.sections[0]) - 1):
             arrived = [complete[self.host[rank]] + each[number].work for rank, each in enumerate(self.sections)]
             local = [max(arrived[rank] for rank in ranks) for ranks in hosts]

@@ -12,11 +12,11 @@ from unisono.program import Program, Table
 from unisono.program.proof import Proof, prove_rows
 from unisono.schedule import PipelineSchedule, Schedule
 from unisono.verification.collective import KINDS, check_collective
-from unisono.verification.order import SumOrder, order_by_runs, sum_order
+from unisono.verification.order import SumOrder, sum_order
 from unisono.verification.pipeline import check_pipeline
 from unisono.verification.report import Finding, Report
 
-__all__ = ["KINDS", "Finding", "Report", "SumOrder", "order_by_runs", "sum_order", "verify"]
+__all__ = ["KINDS", "Finding", "Report", "SumOrder", "sum_order", "verify"]
 
 
 @overload

@@ -48,6 +48,7 @@ from unisono.verification.report import Finding, Report
 __all__ = ["KINDS", "check_collective"]
 
 KINDS = ("range", "empty", "race", "lost", "twice", "deadlock", "in_place")
+_NOTES = ("redundant", "unused")
 
 _LIMIT = 1 << 26  # contributions followed at once, two bytes each
 
@@ -97,14 +98,10 @@ class _Proof:
         return Report(self.schedule, tuple(found), subject, needed, not clashes, tuple(self.notes))
 
     def _add(self, kind: str, message: str, at: tuple[int, int], chunk: int, steps: Iterable[int], note: str) -> None:
-        self.findings.append(self._found(kind, message, at, chunk, steps, note))
-
-    def _found(
-        self, kind: str, message: str, at: tuple[int, int], chunk: int, steps: Iterable[int], note: str
-    ) -> Finding:
-        """A finding at (step, rank), drawn as the life of a chunk in some steps."""
+        """A finding at (step, rank), drawn as the life of a chunk in some steps; or a note."""
         shown = tuple(sorted(set(steps)))
-        return Finding(kind, message, life_of_chunk(self.schedule, chunk, shown, at, note), at[0], shown)
+        found = Finding(kind, message, life_of_chunk(self.schedule, chunk, shown, at, note), at[0], shown)
+        (self.notes if kind in _NOTES else self.findings).append(found)
 
     def _range(self, i: int, step: Step) -> None:
         c, nodes = self.schedule.collective, self.schedule.world_size + self.schedule.switches
@@ -161,7 +158,7 @@ class _Proof:
         for rank, chunks in _by_rank((units.dst * width + units.chunk)[same], width):
             message = f"step {i}: {_chunks(chunks)} {_is(chunks)} copied to rank {rank}, which holds just that already"
             steps = [*lineage(self.steps[:i], rank, chunks[0]), i]
-            self.notes.append(self._found("redundant", message, (i, rank), chunks[0], steps, "nothing new"))
+            self._add("redundant", message, (i, rank), chunks[0], steps, "nothing new")
 
     def _unused(self) -> None:
         c = self.schedule.collective
@@ -172,7 +169,7 @@ class _Proof:
             live = needed[units.dst, units.chunk]
             for rank, chunks in _by_rank((units.dst * c.num_chunks + units.chunk)[~live], c.num_chunks):
                 message = f"step {i}: {_chunks(chunks)} {_is(chunks)} sent to rank {rank}, but nothing comes of it"
-                self.notes.append(self._found("unused", message, (i, rank), chunks[0], [i], "unused"))
+                self._add("unused", message, (i, rank), chunks[0], [i], "unused")
             copies = ~units.reduce
             needed[units.dst[copies], units.chunk[copies]] = False
             needed[units.src[live], units.chunk[live]] = True

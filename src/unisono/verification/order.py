@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.program.plan import traffic
-from unisono.schedule import Hosts, Schedule, runs_of
+from unisono.schedule import Schedule
 
-__all__ = ["SumOrder", "order_by_runs", "sum_order"]
+__all__ = ["SumOrder", "sum_order"]
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,3 @@ def sum_order(schedule: Schedule) -> SumOrder:
     ends = np.argwhere(c.held_after().T)  # by chunk, then rank
     found = dict.fromkeys(held[rank][chunk] for chunk, rank in ends)
     return SumOrder(tuple(map(sums.show, found)), all(sums.ascending[total] for total in found))
-
-
-def order_by_runs(hosts: Hosts) -> str:
-    """The order in which the schedules over hosts that keep the ranks' order add: by runs, then from run to run."""
-    runs = ["+".join(map(str, run)) for run in runs_of(hosts)]
-    return "+".join([runs[0], *(f"({run})" if "+" in run else run for run in runs[1:])])

@@ -143,10 +143,8 @@ def _waits(schedule: PipelineSchedule, places: _Places) -> Iterator[Finding]:
 
 
 def _lacking(schedule: PipelineSchedule, action: Action, done: set[Action]) -> list[Action]:
-    """The dependencies of an action that are not done; B within the same BW does not count."""
-    own = action.parts
-    needed = (need for part in own for need in part.needs(schedule.num_stages))
-    return [need for need in needed if need not in done and need not in own]
+    """The dependencies of an action that are not done."""
+    return [need for need in action.needs(schedule.num_stages) if need not in done]
 
 
 def _cycles(waits_for: dict[int, int]) -> Iterator[list[int]]:
