@@ -32,7 +32,7 @@ def arrow(points: list[complex], colour: str = GREY, dash: str | None = None) ->
     path = "M" + "L".join(f"{p.real:g} {p.imag:g}" for p in points)
     along, tip = points[-1] - points[-2], points[-1]
     line = element("path", d=path, fill="none", stroke=colour, stroke_width=1.5, stroke_dasharray=dash)
-    return [line, arrow_head(tip.real, tip.imag, along, colour, 8.0)]
+    return [line, arrow_head(tip, along, colour, 8.0)]
 
 
 def note(x: float, y: float, *lines: str, anchor: str = "start") -> list[str]:

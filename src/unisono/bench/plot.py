@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from unisono.bench.result import Result, Row, middle_half
+from unisono.drawing.drawing import save_figure
 from unisono.errors import UsageError
-from unisono.train.picture import save_figure
 from unisono.units import show_nbytes, show_ranks, show_seconds
 
 __all__ = ["save_plot"]

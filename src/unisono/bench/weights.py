@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.bench.result import Machine, Result, Row, spread
+from unisono.drawing.drawing import save_figure
 from unisono.errors import UsageError, check_known
 from unisono.launch import local_ranks
 from unisono.selection import Measured
-from unisono.train.picture import save_figure
 from unisono.units import show_nbytes, show_ranks
 
 __all__ = [

@@ -1,7 +1,6 @@
 """A schedule as SVG, ranks on a circle: one panel per step, an arrow per message in the colour of its first chunk."""
 
 from cmath import exp, pi
-from dataclasses import dataclass
 from math import ceil
 
 from unisono.drawing.colours import chunk_colour
@@ -15,27 +14,18 @@ _PAGE, _MARGIN, _TOP, _HEAD = 1180, 16, 44, 24
 _SHORT = 60
 
 
-@dataclass(frozen=True)
 class _Ring:
-    """The places of the nodes: complex numbers x + y·j around 0, clockwise from the top; switches in the middle."""
+    """The places of the nodes: complex numbers x + y·j around 0, clockwise from the top; switches in the middle.
 
-    ranks: int
-    switches: int
+    ``node``: the radius of a node. ``radius``: of the circle, so that neighbours leave room for an arrow and its label.
+    ``panel``: width and height of a panel without its head.
+    """
 
-    @property
-    def node(self) -> float:
-        """Radius of a node."""
-        return 12.0 if self.ranks <= 8 else 10.0
-
-    @property
-    def radius(self) -> float:
-        """Radius of the circle, so that neighbours leave room for an arrow and its label."""
-        return max(62.0, self.ranks * (62.0 if self.ranks <= 8 else 48.0 if self.ranks <= 16 else 36.0) / (2 * pi))
-
-    @property
-    def panel(self) -> float:
-        """Width and height of a panel without its head."""
-        return 2 * (self.radius + self.node + 18)
+    def __init__(self, ranks: int, switches: int) -> None:
+        self.ranks, self.switches = ranks, switches
+        self.node = 12.0 if ranks <= 8 else 10.0
+        self.radius = max(62.0, ranks * (62.0 if ranks <= 8 else 48.0 if ranks <= 16 else 36.0) / (2 * pi))
+        self.panel = 2 * (self.radius + self.node + 18)
 
     def control(self, src: int, dst: int) -> complex:
         """The point an arrow bends towards: to its left, so that there and back are two lines, and clear of nodes."""
@@ -55,10 +45,10 @@ class _Ring:
 
 def draw_circle(schedule: Schedule) -> str:
     """The picture. Raises UsageError if there are more ranks and switches than MOST_NODES."""
-    shown = shown_steps(schedule, MOST_NODES, MOST_STEPS, "a circle")
+    steps, notes = shown_steps(schedule, MOST_NODES, MOST_STEPS, "a circle")
     ring, num_chunks = _Ring(schedule.world_size, schedule.switches), schedule.collective.num_chunks
     most = max(1, int((_PAGE - _MARGIN) // (ring.panel + _MARGIN)))
-    panels = [(f"step {i}", moved) for i, moved in enumerate(shown.steps)] or [("no steps", [])]
+    panels = [(f"step {i}", moved) for i, moved in enumerate(steps)] or [("no steps", [])]
     columns = ceil(len(panels) / ceil(len(panels) / most))
     pitch, rise = ring.panel + _MARGIN, ring.panel + _HEAD + _MARGIN
     body = []
@@ -69,9 +59,9 @@ def draw_circle(schedule: Schedule) -> str:
         )
     width = max(_MARGIN + columns * pitch, 380.0)
     bottom = _TOP + ceil(len(panels) / columns) * rise
-    height = bottom + 28 + 16 * len(shown.notes)
+    height = bottom + 28 + 16 * len(notes)
     body += legend(bottom + 8, width, num_chunks)
-    return document(width, height, title(schedule), body, shown.notes)
+    return document(width, height, title(schedule), body, notes)
 
 
 def _panel(ring: _Ring, name: str, moved: list[Message], num_chunks: int) -> list[str]:
@@ -124,4 +114,4 @@ def _arrow(ring: _Ring, message: Message, colour: str, labels: Labels | None) ->
         beside = -9j * (end - start) / abs(end - start) if abs(b - a) < _SHORT else 0
         along = (0.5, 0.4, 0.6) if beside else (0.22, 0.3, 0.4, 0.5, 0.6, 0.7, 0.14)
         labels.add(message.label, [(1 - t) ** 2 * a + 2 * t * (1 - t) * control + t**2 * b + beside for t in along])
-    return element("g", element("title", str(message)), line, arrow_head(tip.real, tip.imag, -back, colour))
+    return element("g", element("title", str(message)), line, arrow_head(tip, -back, colour))

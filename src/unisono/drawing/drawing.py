@@ -6,6 +6,7 @@ from html import escape
 from io import StringIO
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.box import Box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -14,7 +15,10 @@ from rich.text import Text
 
 from unisono.errors import file_errors
 
-__all__ = ["Cell", "Drawing", "Sheet", "gap_in", "shown_of"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Cell", "Drawing", "Sheet", "gap_in", "save_figure", "shown_of"]
 
 Cell = list[Text]
 
@@ -124,3 +128,9 @@ def shown_of(total: int, most: int, tail: int) -> list[int]:
 def gap_in(shown: list[int]) -> int | None:
     """The place at which numbers are left out, if they are: at most one, never the end."""
     return next((i for i, x in enumerate(shown) if x != i), None)
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a PNG; raises UsageError if the file cannot be written."""
+    with file_errors(f"write {path}"):
+        figure.savefig(path, format="png", dpi=120)

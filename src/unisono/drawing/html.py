@@ -12,8 +12,7 @@ import numpy as np
 
 from unisono.drawing.colours import chunk_colour
 from unisono.drawing.messages import Message, shown_steps, spans, title
-from unisono.drawing.player_look import BODY, STYLE
-from unisono.drawing.player_script import SCRIPT
+from unisono.drawing.player import BODY, SCRIPT, STYLE
 from unisono.errors import UsageError
 from unisono.schedule import Schedule
 from unisono.schedule.picture import contributions
@@ -52,7 +51,7 @@ def html_page(title: str, style: str, *body: str) -> str:
 
 def _data(schedule: Schedule) -> dict[str, Any]:
     """The page's data. A cell is [rank, chunk, contributions in words, contributing ranks, those counted twice]."""
-    c, shown = schedule.collective, shown_steps(schedule, _MAX_NODES, schedule.num_steps, "a page")
+    c, (steps, notes) = schedule.collective, shown_steps(schedule, _MAX_NODES, schedule.num_steps, "a page")
     nodes = range(schedule.world_size + schedule.switches)
     every = [(rank, chunk) for rank in nodes for chunk in range(c.num_chunks)]
     before: np.ndarray | None = None
@@ -68,9 +67,9 @@ def _data(schedule: Schedule) -> dict[str, Any]:
         "colours": [chunk_colour(chunk, c.num_chunks) for chunk in range(c.num_chunks)],
         "wanted": c.held_before().sum(axis=0).tolist(),
         "goal": c.held_after().astype(int).tolist(),
-        "steps": [[_message(m) for m in moved] for moved in shown.steps],
+        "steps": [[_message(m) for m in moved] for moved in steps],
         "changes": changes,
-        "notes": shown.notes,
+        "notes": notes,
     }
 
 

@@ -8,7 +8,7 @@ from unisono.schedule import Schedule, Step
 from unisono.schedule.transform import flatten
 from unisono.units import show_count, show_spans
 
-__all__ = ["MOST_NODES", "MOST_STEPS", "Message", "Shown", "chunk_range", "messages", "shown_steps", "spans", "title"]
+__all__ = ["MOST_NODES", "MOST_STEPS", "Message", "chunk_range", "messages", "shown_steps", "spans", "title"]
 
 MOST_NODES, MOST_STEPS = 64, 64
 """Of a picture."""
@@ -51,16 +51,11 @@ def messages(schedule: Schedule, step: Step) -> tuple[list[Message], int]:
     return [Message(src, dst, tuple(sorted(chunks)), reduce) for (src, dst, reduce), chunks in found.items()], bad
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The messages of the first steps of a schedule, and notes about what is left out."""
+def shown_steps(schedule: Schedule, max_nodes: int, max_steps: int, what: str) -> tuple[list[list[Message]], list[str]]:
+    """The messages of up to max_steps steps, and notes about what is left out.
 
-    steps: list[list[Message]]
-    notes: list[str]
-
-
-def shown_steps(schedule: Schedule, max_nodes: int, max_steps: int, what: str) -> Shown:
-    """The messages of up to max_steps steps. Raises UsageError if there are more ranks (or switches) than max_nodes."""
+    Raises UsageError if there are more ranks (or switches) than max_nodes.
+    """
     nodes = schedule.world_size + schedule.switches
     if nodes > max_nodes:
         raise UsageError(
@@ -72,7 +67,7 @@ def shown_steps(schedule: Schedule, max_nodes: int, max_steps: int, what: str) -
     bad = sum(count for _, count in found)
     notes = [f"steps {max_steps} to {len(steps) - 1} not shown"] if len(steps) > max_steps else []
     notes += [f"not shown: {bad} transfers of ranks or chunks that do not exist"] if bad else []
-    return Shown([moved for moved, _ in found], notes)
+    return [moved for moved, _ in found], notes
 
 
 def chunk_range(first: int, count: int) -> str:

@@ -17,9 +17,9 @@ _LEFT, _TOP, _ROW, _BAND, _GAP, _DOT, _HOST = 76.0, 72.0, 40.0, 84.0, 10.0, 3.5,
 
 def draw_rows(schedule: Schedule, hosts: Hosts = ()) -> str:
     """The picture. Raises UsageError if there are more ranks and switches than MOST_NODES."""
-    shown = shown_steps(schedule, MOST_NODES, MOST_STEPS, "a picture in rows")
+    steps, notes = shown_steps(schedule, MOST_NODES, MOST_STEPS, "a picture in rows")
     nodes, num_chunks = schedule.world_size + schedule.switches, schedule.collective.num_chunks
-    width = max(_LEFT + len(shown.steps) * _BAND + 16, 380.0)
+    width = max(_LEFT + len(steps) * _BAND + 16, 380.0)
     rows = _rows(nodes, hosts)
     bottom = max(rows.values()) + 26
     body = [_box(f"host {host}", [rows[rank] for rank in ranks], width) for host, ranks in enumerate(hosts)]
@@ -27,11 +27,11 @@ def draw_rows(schedule: Schedule, hosts: Hosts = ()) -> str:
         name = f"rank {node}" if node < schedule.world_size else f"switch {node}"
         body.append(text(_LEFT - 14, y + 4, name, "right"))
         body.append(element("line", x1=_LEFT, y1=y, x2=width - 16, y2=y, class_="line"))
-    for i, moved in enumerate(shown.steps):
+    for i, moved in enumerate(steps):
         body.append(element("g", *_band(i, moved, rows, num_chunks)))
-    height = bottom + 40 + 16 * len(shown.notes)
+    height = bottom + 40 + 16 * len(notes)
     body += legend(bottom + 20, width, num_chunks)
-    return document(width, height, title(schedule), body, shown.notes)
+    return document(width, height, title(schedule), body, notes)
 
 
 def _rows(nodes: int, hosts: Hosts) -> dict[int, float]:
@@ -84,5 +84,5 @@ def _arrow(x: float, message: Message, rows: Mapping[int, float], colour: str, l
             stroke_dasharray=None if message.reduce else DASH,
         ),
         element("circle", cx=start.real, cy=start.imag, r=_DOT, fill=colour),
-        arrow_head(tip.real, tip.imag, along, colour),
+        arrow_head(tip, along, colour),
     )

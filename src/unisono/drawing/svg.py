@@ -46,10 +46,9 @@ def text(x: float, y: float, words: str, kind: str = "", **attributes: object) -
     return element("text", escape(words), x=float(x), y=float(y), class_=kind or None, **attributes)
 
 
-def arrow_head(x: float, y: float, direction: complex, colour: str, size: float = 6.0) -> str:
-    """A filled triangle with its point at (x, y), looking along `direction` (x + y·j)."""
+def arrow_head(tip: complex, direction: complex, colour: str, size: float = 6.0) -> str:
+    """A filled triangle with its point at `tip`, looking along `direction` (x + y·j)."""
     along = direction / (abs(direction) or 1.0) * size
-    tip = complex(x, y)
     points = [tip, tip - along + along * 0.5j, tip - along - along * 0.5j]
     return element("path", d="M" + "L".join(f"{number(p.real)} {number(p.imag)}" for p in points) + "Z", fill=colour)
 

@@ -13,10 +13,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from unisono.drawing.drawing import save_figure
 from unisono.drawing.html import html_page
 from unisono.topo.facts import Facts
 from unisono.topo.links import LinkCost
-from unisono.train.picture import save_figure
 from unisono.units import show_nbytes, show_ranks, show_seconds
 
 __all__ = ["Links", "Matrix", "describe", "heading", "matrices", "page", "save_picture", "show_rate", "table"]

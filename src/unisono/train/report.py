@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from unisono.train.picture import save_figure
+from unisono.drawing.drawing import save_figure
 from unisono.train.settings import MeshReport, MeshSettings, Outcome, Settings, StepRecord
 from unisono.units import show_count, show_nbytes, show_ranks
 

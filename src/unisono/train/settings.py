@@ -40,7 +40,7 @@ class ModelShape:
     def check(self) -> None:
         """Raise UsageError for sizes that make no transformer."""
         for name in ("width", "layers", "heads", "context"):
-            _at_least(name, getattr(self, name), 1)
+            _at_least_one(name, getattr(self, name))
         if self.width % (2 * self.heads):
             raise UsageError(f"--width is {self.width}, expected a multiple of {2 * self.heads} ({self.heads} heads)")
 
@@ -96,11 +96,11 @@ class Settings:
         check_known("backend", self.backend, BACKENDS[self.device])
         if self.mesh is not None:
             self.mesh.shape.check(self.ranks)
-        _at_least("ranks", self.ranks, 1)
+        _at_least_one("ranks", self.ranks)
         if self.ranks > MOST_RANKS:
             raise UsageError(f"--ranks is {self.ranks}, expected at most {MOST_RANKS} processes of this host")
-        _at_least("steps", self.steps, 1)
-        _at_least("batch", self.batch, 1)
+        _at_least_one("steps", self.steps)
+        _at_least_one("batch", self.batch)
         if self.mesh is None and self.batch < self.ranks:
             raise UsageError(
                 f"--batch is {self.batch} for {self.ranks} ranks, but every rank needs at least one sequence: "
@@ -199,6 +199,6 @@ class Outcome:
         return sum(record.sync_seconds for record in self.records) / sum(record.seconds for record in self.records)
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise UsageError(f"--{name} is {value}, expected {least} or more")
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise UsageError(f"--{name} is {value}, expected 1 or more")
