@@ -194,7 +194,6 @@ class _Conversation:
             os.close(sentinel)
 
     def close(self) -> None:
-        """Closes the connection."""
         for pipe in self.pipes:
             pipe.close()
 

@@ -119,7 +119,6 @@ class _Walk:
             pass
 
     def _all_numbers(self, number: float) -> list[float]:
-        """Every rank's number."""
         found: list[float] = self.ruling.all_numbers(torch.tensor([number], dtype=torch.float64)).tolist()
         return found
 
@@ -187,7 +186,6 @@ class _Walk:
     def _rows(
         self, collective: str, timing: str, nbytes: int, fixed: dict[str, float], sizes: int
     ) -> Iterator[Row]:  # fmt: skip
-        """All contenders at one size."""
         settings, case = self.settings, self._case(collective, nbytes)
         entrants = self._enter(case, timing)
         able = [entrant for entrant in entrants if not entrant.refused]

@@ -5,6 +5,8 @@ from math import floor, log10
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unisono.bench.result import Result, Row, middle_half
 from unisono.drawing.drawing import save_figure
 from unisono.errors import UsageError
@@ -70,12 +72,8 @@ def _title(name: str, curves: list[tuple[str, list[Row]]]) -> str:
 def _times(panel: Any, curves: list[tuple[str, list[Row]]], name: str) -> None:
     for index, (contender, rows) in enumerate(curves):
         if rows:
-            low, high = zip(*(middle_half(row.seconds) for row in rows), strict=True)
-            micro = [row.time * 1e6 for row in rows]
-            errors = [
-                [m - x * 1e6 for m, x in zip(micro, low, strict=True)],
-                [x * 1e6 - m for m, x in zip(micro, high, strict=True)],
-            ]
+            micro = np.array([row.time for row in rows]) * 1e6
+            errors = np.abs(np.array([middle_half(row.seconds) for row in rows]).T * 1e6 - micro)
             sizes = [row.nbytes for row in rows]
             panel.errorbar(sizes, micro, yerr=errors, label=contender, capsize=2, **_style(index, len(curves)))
     bounds = {row.nbytes: row.bound * 1e6 for _, rows in curves for row in rows}

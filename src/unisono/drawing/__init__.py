@@ -5,7 +5,6 @@ Chunks have the same colour everywhere.
 
 from collections.abc import Callable, Sequence
 
-from unisono.drawing.charts import chart_of
 from unisono.drawing.circle import draw_circle
 from unisono.drawing.drawing import Drawing
 from unisono.drawing.gantt import gantt_svg, gantt_text
@@ -107,5 +106,5 @@ def _draw_timeline(timeline: Timeline | PipelineTimeline, format: str, width: in
     if format == "trace":
         return Drawing(format, draw_trace(timeline))
     if format == "text":
-        return gantt_text(chart_of(timeline, picture=False), width)
-    return Drawing(format, gantt_svg(chart_of(timeline, picture=True)))
+        return gantt_text(timeline, width)
+    return Drawing(format, gantt_svg(timeline))

@@ -36,7 +36,6 @@ class _Ring:
         return middle * 0.65 + 0.13 * left
 
     def place(self, node: int) -> complex:
-        """The middle of a node."""
         if node < self.ranks:
             return self.radius * -1j * exp(2j * pi * node / self.ranks)
         around = node - self.ranks

@@ -1,7 +1,6 @@
 """A Gantt chart, in SVG and in text: a row per rank with one or two tracks, a bar for work, a gap for a wait.
 
-The same chart shows the messages of a collective (what a rank sends above what it receives) and the actions of a
-pipeline; drawing/charts.py says what is in it.
+It shows the messages of a simulated collective, what a rank sends above what it receives, or the actions of a pipeline.
 """
 
 from collections.abc import Callable
@@ -10,18 +9,31 @@ from dataclasses import dataclass
 from rich.console import Group
 from rich.text import Text
 
+from unisono.drawing.colours import chunk_colour
 from unisono.drawing.drawing import Drawing
+from unisono.drawing.messages import chunk_range
 from unisono.drawing.svg import document, element, text, ticks
+from unisono.errors import UsageError
+from unisono.simulation import PipelineTimeline, Slot, Timeline
+from unisono.units import show_nbytes, show_seconds
 
-__all__ = ["Bar", "Chart", "Row", "Track", "gantt_svg", "gantt_text"]
+__all__ = ["gantt_svg", "gantt_text", "pipeline_heading"]
 
 _LEFT, _TOP, _ROW = 76.0, 70.0, 30.0
 _MAX_LINES = 32
 _ANY = 1 << 30
+_MAX_NODES, _MAX_BARS = 64, 20_000
+_KINDS = {
+    "F": ("forward", chunk_colour(0, 1)),
+    "B": ("input gradient", chunk_colour(5, 7)),
+    "W": ("weight gradient", chunk_colour(4, 9)),
+    "BW": ("both gradients", chunk_colour(5, 7)),
+}
+_PER_ACTION, _WIDEST = 20.0, 3000.0  # of the picture of a pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class _Bar:
     """One thing that takes time, from `start` to `end`, in the colour `colour`.
 
     `name` is written into the picture and `names` into the text, the first that fits; `fill` is the rest of the bar in
@@ -39,24 +51,24 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Track:
+class _Track:
     """Bars one after the other; in text on a line of their own, after `mark`."""
 
     mark: str
-    bars: list[Bar]
+    bars: list[_Bar]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class _Row:
     """A rank, and in the picture a note at the end of its row."""
 
     name: str
-    tracks: list[Track]
+    tracks: list[_Track]
     note: str = ""
 
 
 @dataclass(frozen=True)
-class Chart:
+class _Chart:
     """Rows from `begin` to `until`, which `unit` puts into words; `wide` is the width of the picture's time axis.
 
     `columns`: characters of the time axis on which every name fits, if that is known. `legend`: (colour, words) for the
@@ -64,7 +76,7 @@ class Chart:
     """
 
     heading: str
-    rows: list[Row]
+    rows: list[_Row]
     begin: float
     until: float
     unit: Callable[[float], str]
@@ -75,8 +87,96 @@ class Chart:
     idle: str = " "
 
 
-def gantt_svg(chart: Chart) -> str:
-    """The picture, on light and dark pages."""
+def _chart_of(timeline: Timeline | PipelineTimeline, picture: bool) -> _Chart:
+    """The chart. Raises UsageError for more bars, or in a picture more ranks, than anybody could tell apart."""
+    return _messages(timeline, picture) if isinstance(timeline, Timeline) else _actions(timeline)
+
+
+def _messages(timeline: Timeline, picture: bool) -> _Chart:
+    """Two tracks per rank, what it sends and what it receives."""
+    e, s = timeline.events, timeline.schedule
+    nodes, num_chunks = s.world_size + s.switches, s.collective.num_chunks
+    if picture and (nodes > _MAX_NODES or len(e) > _MAX_BARS):
+        raise UsageError(
+            f"{s.name} over {nodes} ranks makes {len(e)} messages, a chart shows up to {_MAX_NODES} ranks and "
+            f"{_MAX_BARS} messages: draw fewer ranks, or a trace"
+        )
+    sends: list[list[_Bar]] = [[] for _ in range(nodes)]
+    receives: list[list[_Bar]] = [[] for _ in range(nodes)]
+    for i in range(len(e)):
+        first, src, dst = int(e.chunk[i]), int(e.src[i]), int(e.dst[i])
+        start, end, chunks = float(e.start[i]), float(e.end[i]), chunk_range(first, int(e.count[i]))
+        sign, fill = ("+", "━") if e.reduce[i] else ("=", "╌")
+        span = f"{show_seconds(start)} to {show_seconds(end)}"
+        title = f"step {e.step[i]}: {src}→{dst} {chunks} {sign}, {show_nbytes(float(e.nbytes[i]))}, {span}"
+        for tracks, node, name, opacity in ((sends, src, f"→{dst}", 1.0), (receives, dst, f"←{src}", 0.55)):
+            name, colour = f"{name} {chunks} {sign}", chunk_colour(first, num_chunks)
+            tracks[node].append(_Bar(start, end, colour, title, name, (f"c{first}",), opacity, fill))
+    names = [f"rank {n}" if n < s.world_size else f"switch {n}" for n in range(nodes)]
+    rows = [_Row(name, [_Track("→ ", sends[n]), _Track("← ", receives[n])]) for n, name in enumerate(names)]
+    took = f"{show_nbytes(timeline.nbytes)} over {timeline.topology.name} in {show_seconds(timeline.time)}"
+    return _Chart(
+        f"{s.name} {s.collective.name} · {s.world_size} ranks · {took}",
+        rows,
+        0.0,
+        max(timeline.time, float(e.end.max(initial=0.0))) or 1e-9,
+        show_seconds,
+        [("", "above: sends, below: receives; + reduced into what is there, = copied over it")],
+        "→ sends, ← receives, ━ reduced into what is there, ╌ copied over it",
+    )
+
+
+def _actions(timeline: PipelineTimeline) -> _Chart:
+    """One track per rank; of several stages on a rank the later ones are paler."""
+    slots = [slot for row in timeline.slots for slot in row]
+    if len(slots) > _MAX_BARS:
+        raise UsageError(f"{len(slots)} actions are too many to draw, {_MAX_BARS} is the most: draw fewer microbatches")
+    begin, until = min((s.start for s in slots), default=0.0), max((s.end for s in slots), default=1.0)
+    until = until if until > begin else begin + 1.0
+    lengths = [s.end - s.start for s in slots if s.end - s.start > (until - begin) / 1000]
+    shortest = min(lengths, default=until - begin)
+    rows = []
+    for rank, row in enumerate(timeline.slots):
+        stages = timeline.schedule.stages_of(rank)
+        bars = [_action(slot, stages) for slot in row]
+        rows.append(_Row(f"rank {rank}", [_Track(" ", bars)], f"{timeline.bubbles[rank]:.1%} idle"))
+    used = {slot.action.kind for slot in slots}
+    legend = [(colour, f"{kind} {name}") for kind, (name, colour) in _KINDS.items() if kind in used]
+    named = max((len(str(slot.action)) for slot in slots), default=1)
+    return _Chart(
+        pipeline_heading(timeline),
+        rows,
+        begin,
+        until,
+        lambda time: f"{time:.6g}",
+        [*legend, ("", "numbers are microbatches; paler: the rank's later stages")],
+        ", ".join(["stage, kind, microbatch", *(words for _, words in legend), "· idle"]),
+        min(max((until - begin) / shortest * _PER_ACTION, 1000.0), _WIDEST),
+        round((until - begin) / shortest * (named + 1)),
+        "·",
+    )
+
+
+def _action(slot: Slot, stages: tuple[int, ...]) -> _Bar:
+    action, (what, colour) = slot.action, _KINDS[slot.action.kind]
+    title = (
+        f"{action}: {what} of stage {action.stage}, microbatch {action.microbatch}, {slot.start:.6g} to {slot.end:.6g}"
+    )
+    opacity = 1.0 - 0.35 * stages.index(action.stage) / max(len(stages) - 1, 1)
+    names = (f"{action}━", action.kind, action.kind[:1])
+    return _Bar(slot.start, slot.end, colour, title, str(action.microbatch), names, opacity)
+
+
+def pipeline_heading(timeline: PipelineTimeline) -> str:
+    """One line: what the schedule is, and its bubble."""
+    s = timeline.schedule
+    stages = f"{s.num_stages} stages" + (f" on {s.world_size} ranks" if s.num_stages != s.world_size else "")
+    return f"{s.name} · {stages} · {s.num_microbatches} microbatches · bubble {timeline.bubble:.1%}"
+
+
+def gantt_svg(timeline: Timeline | PipelineTimeline) -> str:
+    """The picture, on light and dark pages. Raises UsageError for too many bars or ranks."""
+    chart = _chart_of(timeline, picture=True)
     per = chart.wide / (chart.until - chart.begin)
     bottom = _TOP + len(chart.rows) * _ROW
     body = []
@@ -106,7 +206,7 @@ def gantt_svg(chart: Chart) -> str:
     return document(_LEFT + chart.wide + margin, bottom + 34, chart.heading, body)
 
 
-def _bar(bar: Bar, x: float, y: float, per: float, height: float) -> list[str]:
+def _bar(bar: _Bar, x: float, y: float, per: float, height: float) -> list[str]:
     """A bar, named where there is room."""
     width = (bar.end - bar.start) * per
     drawn = element(
@@ -128,8 +228,12 @@ def _bar(bar: Bar, x: float, y: float, per: float, height: float) -> list[str]:
     return [drawn, text(x + 4, middle, bar.name, "bar" if bar.opacity > 0.6 else "thin")]
 
 
-def gantt_text(chart: Chart, width: int) -> Drawing:
-    """A line per track: `c3━━━` is a bar with its name; a bar has at least a character, the later of two covers."""
+def gantt_text(timeline: Timeline | PipelineTimeline, width: int) -> Drawing:
+    """A line per track: `c3━━━` is a bar with its name; a bar has at least a character, the later of two covers.
+
+    Raises UsageError for too many actions.
+    """
+    chart = _chart_of(timeline, picture=False)
     shown = chart.rows if len(chart.rows) <= _MAX_LINES else [*chart.rows[: _MAX_LINES - 1], chart.rows[-1]]
     name, mark = max(len(row.name) for row in shown) + 1, max(len(track.mark) for row in shown for track in row.tracks)
     left = name + max(mark, 1)
@@ -149,7 +253,7 @@ def gantt_text(chart: Chart, width: int) -> Drawing:
     return Drawing("text", body, max(width, left + columns))
 
 
-def _line(bars: list[Bar], chart: Chart, columns: int) -> list[Text]:
+def _line(bars: list[_Bar], chart: _Chart, columns: int) -> list[Text]:
     per = columns / (chart.until - chart.begin)
     spans = []
     for bar in bars:

@@ -43,7 +43,6 @@ def _rows(nodes: int, hosts: Hosts) -> dict[int, float]:
 
 
 def _box(name: str, rows: list[float], width: float) -> str:
-    """The box of a host."""
     top, height = min(rows) - _ROW / 2, max(rows) - min(rows) + _ROW
     box = element("rect", x=4.0, y=top, width=width - 12, height=height, rx=6, class_="line")
     return element("g", box, text(10, top + 12, name, "soft thin"))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.drawing.charts import pipeline_heading
+from unisono.drawing.gantt import pipeline_heading
 from unisono.drawing.messages import chunk_range, title
 from unisono.simulation import PipelineTimeline, Timeline
 from unisono.units import show_nbytes

@@ -268,7 +268,6 @@ class _Curve:
         self._straight: set[tuple[float, float]] = set()  # pieces, by the sizes at their ends
 
     def at(self, nbytes: float) -> float:
-        """Seconds for a size."""
         i = bisect_left(self._points, (nbytes,))
         if i < len(self._points) and self._points[i][0] == nbytes:
             return self._points[i][1]

@@ -62,7 +62,6 @@ class _Rank:
 
     @property
     def row(self) -> Row | None:
-        """The row to run."""
         return self.rows[self.at] if self.at < len(self.rows) else None
 
 
@@ -126,7 +125,6 @@ class _Play:
                     rank.receives.setdefault(step, []).append((step, row.peer, rank.rank))
 
     def run(self) -> NDArray[np.float64]:
-        """To the end."""
         for rank in self.ranks:
             rank.time = self.memory.call
             self._advance(rank)

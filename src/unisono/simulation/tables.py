@@ -89,7 +89,6 @@ class _Play:
         return [*found, _Section(work, sends)]
 
     def run(self) -> NDArray[np.float64]:
-        """To the end."""
         hosts = self.topology.ranks_of_hosts
         complete = [self.memory.call] * len(hosts)
         for number in range(len(self.sections[0]) - 1):

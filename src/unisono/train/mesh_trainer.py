@@ -83,7 +83,6 @@ class MeshTrainer(Trainer):
         )
 
     def _average(self, traffic: list[Any]) -> AxisTraffic:
-        """Per step."""
         return AxisTraffic(
             *(fmean(getattr(t, n) for t in traffic) / self.steps for n in ("calls", "nbytes", "seconds"))
         )

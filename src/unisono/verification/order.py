@@ -59,7 +59,6 @@ class _Sums:
         return self._known[a, b]
 
     def show(self, of: int) -> str:
-        """The expression."""
         first, second = self.terms[of]
         if second < 0:
             return str(first)
