@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from ranks import ranks
-from unisono.bench.bound import block_count, bound_nbytes
 from unisono.bench.cases import Case
-from unisono.bench.settings import COLLECTIVES, IN_PLACE, Settings
+from unisono.bench.result import bound_nbytes
+from unisono.bench.settings import COLLECTIVES, IN_PLACE, Settings, block_count
 from unisono.bench.torch_calls import TorchCaller
 from unisono.bench.values import Tables
 from unisono.simulation import bus_factor

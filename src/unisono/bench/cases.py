@@ -1,23 +1,22 @@
-"""Cases of a measurement (buffers, inputs, expected outputs), and the interface of a contender."""
+"""Cases of a measurement: buffers, inputs, expected outputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from unisono.bench.bound import VECTORS, block_count
-from unisono.bench.settings import DTYPES, Settings
+from unisono.bench.settings import DTYPES, VECTORS, Settings, block_count
 from unisono.bench.values import Tables, fill, wrong
 from unisono.transport.shared_tensor import empty
 
-__all__ = ["Caller", "Case"]
+__all__ = ["Case"]
 
 
 @dataclass
 class Case:
-    """One collective at one size on this rank: buffers, for a `Caller` to make calls on.
+    """One collective at one size on this rank: buffers, for a caller (torch_calls.py, mpi_calls.py) to make calls on.
 
     ``fill`` writes the known inputs, ``wrong`` counts wrong elements after a call.
     """
@@ -78,25 +77,13 @@ class Case:
             return sum(wrong(part, tables.inputs[r], first) for r, part in enumerate(output.chunk(n)))
         return 0
 
+    def on_copy(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        """Out of place, calls that have one buffer are made on a copy, and the copy counts."""
+        if self.place == "in":
+            return call
 
-class Caller(Protocol):
-    """One backend on this rank, joined with the other ranks; it is made, and ends, with a ``with`` block.
+        def copy_and_call() -> Any:
+            self.output.copy_(self.input)
+            return call()
 
-    ``call`` and ``output`` are what is measured and checked. The first contender's caller also rules the walk, by
-    ``barrier`` and ``all_numbers``.
-    """
-
-    def call(self, case: Case, asynchronous: bool, way: str = "") -> Callable[[], Any]:
-        """A function that makes one call on the case's buffers and is back when it is done.
-
-        ``way``: a contender's algorithm, if its backend has ways of its own for it.
-        """
-
-    def output(self, case: Case) -> torch.Tensor:
-        """The tensor of the result after a call."""
-
-    def barrier(self) -> None:
-        """No rank is back before all have come."""
-
-    def all_numbers(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The numbers of all ranks, in rank order: ``[ranks * n]`` for ``[n]``, float64."""
+        return copy_and_call

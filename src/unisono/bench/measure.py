@@ -19,18 +19,20 @@ import torch
 
 import unisono
 from unisono.algorithms import build
-from unisono.bench.cases import Caller, Case
+from unisono.bench.cases import Case
 from unisono.bench.clocks import Clock, HostClock, clock_of
 from unisono.bench.machine import limit_of, measure_rates
+from unisono.bench.mpi_calls import MpiCaller, mpi_caller
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import PERSISTENT, REDUCING, Contender, Settings
-from unisono.bench.torch_calls import torch_callers
+from unisono.bench.torch_calls import TorchCaller, torch_callers
 from unisono.bench.values import Tables
 from unisono.errors import first_line
 from unisono.simulation import bus_factor
 
 __all__ = ["Listener", "measure", "rank_main", "run_rank"]
 
+Caller = TorchCaller | MpiCaller
 Listener = Callable[[Rates | Row], None]
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 _SETTLING = 0.1  # of the time that a collective takes
@@ -51,8 +53,6 @@ def run_rank(settings: Settings, rank: int, init_method: str, report: Listener) 
     with ExitStack() as joined:
         callers: dict[str, Caller] = {}
         if settings.by_mpiexec:
-            from unisono.bench.mpi_calls import mpi_caller
-
             callers["mpi"] = joined.enter_context(mpi_caller(settings, rank))
         others = [name for name in backends if name != "mpi"]
         callers |= joined.enter_context(torch_callers(others, settings, rank, init_method))

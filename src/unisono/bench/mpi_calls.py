@@ -18,7 +18,7 @@ __all__ = ["MpiCaller", "mpi_caller"]
 
 
 class MpiCaller:
-    """Makes its calls in ``mpi``'s COMM_WORLD; ``mpi`` is the module mpi4py.MPI."""
+    """Makes its calls in ``mpi``'s COMM_WORLD, as `TorchCaller` in a group; ``mpi`` is the module mpi4py.MPI."""
 
     def __init__(self, mpi: Any, settings: Settings) -> None:
         self.mpi, self.comm = mpi, mpi.COMM_WORLD
@@ -36,15 +36,7 @@ class MpiCaller:
                 start().Wait()
         else:
             make = partial(getattr(self.comm, name), *arguments)
-        if case.collective != "broadcast" or case.place == "in":
-            return make
-
-        def copy_and_make() -> None:
-            """A broadcast has one buffer, as torch's has: out of place it is called on a copy, and the copy counts."""
-            case.output.copy_(case.input)
-            make()
-
-        return copy_and_make
+        return case.on_copy(make) if case.collective == "broadcast" else make
 
     def output(self, case: Case) -> torch.Tensor:
         """The tensor of the result; that of reduce_scatter in place where MPI leaves it, in front of the input."""

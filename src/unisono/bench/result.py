@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 import unisono
-from unisono.bench.bound import bound_nbytes
 from unisono.bench.settings import cores
 from unisono.errors import UsageError, file_errors
 
-__all__ = ["Machine", "Rates", "Result", "Row", "middle_half", "spread", "this_machine"]
+__all__ = ["Machine", "Rates", "Result", "Row", "bound_nbytes", "middle_half", "spread", "this_machine"]
 
 _FORMAT, _VERSION = "unisono bench", 1
 
@@ -123,6 +122,29 @@ class Rates:
 
     def _at(self, rates: Sequence[float], nbytes: float) -> float:
         return float(np.exp(np.interp(np.log(max(nbytes, 1)), np.log(self.sizes), np.log(rates))))
+
+
+def bound_nbytes(collective: str, nbytes: int, ranks: int, place: str) -> float:
+    """Bytes read plus bytes written, of all ranks together, that no algorithm can do without.
+
+    Each input byte is read once at least, each output byte written once. In place, what already lies where it belongs
+    counts for nothing.
+    """
+    if ranks == 1 and place == "in":
+        return 0.0
+    block, everywhere = nbytes / ranks, ranks * nbytes
+    others = nbytes - block
+    if collective in ("all_reduce", "all_to_all", "send_recv"):
+        return 2.0 * everywhere
+    if collective == "reduce":
+        return everywhere + nbytes
+    if collective == "broadcast":
+        return float(nbytes + everywhere - (nbytes if place == "in" else 0))
+    if collective == "reduce_scatter":
+        return float(everywhere + nbytes)
+    if collective == "all_gather":
+        return nbytes + ranks * (others if place == "in" else nbytes)
+    return 2.0 * nbytes if collective in ("gather", "scatter") else 0.0
 
 
 @dataclass(frozen=True)

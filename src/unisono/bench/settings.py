@@ -25,8 +25,10 @@ __all__ = [
     "REDUCING",
     "SYMM_MEM_WAYS",
     "TIMINGS",
+    "VECTORS",
     "Contender",
     "Settings",
+    "block_count",
     "cores",
 ]
 
@@ -34,6 +36,8 @@ COLLECTIVES = (
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier",
     "send_recv",
 )  # fmt: skip
+VECTORS = frozenset({"all_reduce", "broadcast", "reduce", "send_recv"})
+"""Collectives whose size is the vector's, as in nccl-tests (doc/PERFORMANCE.md there); of others all ranks' blocks'."""
 REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"})
 """Collectives whose output may be (part of) their input."""
@@ -80,7 +84,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Settings:
-    """One run of the bench, the same on all ranks. Sizes are in bytes, as nccl-tests count them (see cases.py).
+    """One run of the bench, the same on all ranks. Sizes are in bytes, as nccl-tests count them (`VECTORS`).
 
     ``device``: of the tensors, a GPU of its own for each rank. ``timings``: of `TIMINGS`, one after the other.
     ``listed``: these sizes, instead of those from ``least`` to ``most``. ``place``: ``in``, ``out``, or empty for the
@@ -238,3 +242,10 @@ class Settings:
 def cores() -> list[int]:
     """The cores this process may run on."""
     return sorted(os.sched_getaffinity(0))
+
+
+def block_count(collective: str, nbytes: int, itemsize: int, ranks: int) -> int:
+    """Elements that a call is given for a size of about ``nbytes``: rounded down, but at least one; 0 for a barrier."""
+    if collective == "barrier":
+        return 0
+    return max(1, nbytes // (itemsize * (1 if collective in VECTORS else ranks)))

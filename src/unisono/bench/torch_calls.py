@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from unisono.bench.cases import Caller, Case
+from unisono.bench.cases import Case
 from unisono.bench.settings import PERSISTENT, Settings
 from unisono.bench.values import FACTOR
 from unisono.errors import UsageError
@@ -24,13 +24,20 @@ _TIMEOUT = timedelta(minutes=5)
 
 
 class TorchCaller:
-    """Makes its calls in ``group``, of all ranks; None is the default group."""
+    """Makes its calls in ``group``, of all ranks; None is the default group.
+
+    ``call`` and ``output`` are what is measured and checked. The first contender's caller also rules the walk, by
+    ``barrier`` and ``all_numbers``.
+    """
 
     def __init__(self, group: Any = None) -> None:
         self.group = group
 
     def call(self, case: Case, asynchronous: bool, way: str = "") -> Callable[[], Any]:
-        """A function that makes one call and is back when it is done; on GPUs, when it is on the current stream."""
+        """A function that makes one call and is back when it is done; on GPUs, when it is on the current stream.
+
+        ``way``: a contender's algorithm, if its backend has ways of its own for it.
+        """
         if way == PERSISTENT:
             return _persistent(case, self.group, asynchronous)
         start = _call(case, self.group, asynchronous)
@@ -107,7 +114,7 @@ class SymmetricCaller(TorchCaller):
 @contextmanager
 def torch_callers(
     backends: list[str], settings: Settings, rank: int, init_method: str
-) -> Iterator[dict[str, Caller]]:  # fmt: skip
+) -> Iterator[dict[str, TorchCaller]]:  # fmt: skip
     """Join a job of these backends, the first one's group the default; those that this torch lacks are left out.
 
     On GPUs the default group is unisono's, also if it is no contender. NVLink multicast stays off.
@@ -120,14 +127,14 @@ def torch_callers(
         os.environ.update(NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1")
     dist.init_process_group(first, init_method=init_method, rank=rank, world_size=settings.ranks, timeout=_TIMEOUT)
     try:
-        callers: dict[str, Caller] = {first: TorchCaller(dist.group.WORLD)}
+        callers: dict[str, TorchCaller] = {first: TorchCaller(dist.group.WORLD)}
         callers |= {name: _caller(name, settings) for name in others if _built_in(name)}
         yield callers
     finally:
         dist.destroy_process_group()
 
 
-def _caller(name: str, settings: Settings) -> Caller:
+def _caller(name: str, settings: Settings) -> TorchCaller:
     """The caller of a group of its own."""
     if name == "symm_mem":
         return SymmetricCaller(dist.new_group(backend="nccl"), settings.largest)
@@ -146,18 +153,6 @@ def _op(case: Case) -> Any:
     return getattr(dist.ReduceOp, case.settings.op.upper())
 
 
-def _copied(case: Case, call: Callable[[], Any]) -> Callable[[], Any]:
-    """Out of place, torch's in-place collectives are called on a copy, and the copy counts."""
-    if case.place == "in":
-        return call
-
-    def copy_and_call() -> Any:
-        case.output.copy_(case.input)
-        return call()
-
-    return copy_and_call
-
-
 def _persistent(case: Case, group: Any, asynchronous: bool) -> Callable[[], Any]:
     """A prepared call. Raises UsageError where the collective cannot be prepared."""
     tensors = {"all_reduce": 1, "reduce": 1, "broadcast": 1, "barrier": 0}.get(case.collective, 2)
@@ -169,7 +164,7 @@ def _persistent(case: Case, group: Any, asynchronous: bool) -> Callable[[], Any]
         made.wait()
 
     call = start_and_wait if asynchronous else made
-    return _copied(case, call) if tensors == 1 else call
+    return case.on_copy(call) if tensors == 1 else call
 
 
 def _call(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
@@ -191,7 +186,7 @@ def _call(case: Case, group: Any, wait: bool) -> Callable[[], Any]:
     }
     if name == "send_recv":
         return _send_recv(case, group)
-    return _copied(case, calls[name]) if name in ("all_reduce", "broadcast", "reduce") else calls[name]
+    return case.on_copy(calls[name]) if name in ("all_reduce", "broadcast", "reduce") else calls[name]
 
 
 def _send_recv(case: Case, group: Any) -> Callable[[], Any]:
