@@ -10,7 +10,7 @@ from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
 from unisono.bench.settings import DEVICES
 from unisono.cli import options
 from unisono.cli.common import echo, show
-from unisono.cli.programs import default_notes, default_table, describe_default, show_gpu_table
+from unisono.cli.programs import DEFAULT_NOTES, default_table, describe_default, show_gpu_table
 from unisono.cli.schedules import pipeline_costs, refuse, topology_of
 from unisono.cli.simulate import compare_pipelines
 from unisono.errors import UsageError, check_known
@@ -171,4 +171,4 @@ def _defaults(
     given = {"--bytes": nbytes, "--ranks": ranks, "--oversubscribed": oversubscribed}
     refuse(given, f"chooses one row of the defaults: give {missing} as well")
     show(Console(highlight=False), default_table(collective))
-    echo("\n".join(["", *default_notes()]))
+    echo(f"\n{DEFAULT_NOTES}")

@@ -26,9 +26,9 @@ from unisono.units import parse_nbytes, show_count, show_nbytes, show_ranks
 from unisono.verification import verify
 
 __all__ = [
+    "DEFAULT_NOTES",
     "MOST_RANKS",
     "Placed",
-    "default_notes",
     "default_table",
     "describe_default",
     "find_default",
@@ -47,6 +47,11 @@ _MOST_ROWS = 500_000
 _LARGEST = 1 << 60
 """Bytes from which on a limit is none."""
 _CORES = {None: "", True: "shared", False: "own"}
+DEFAULT_NOTES = """\
+The first row that fits counts. Up to: bytes of the tensor, or of a rank's piece
+where each has its own; n ranks. Shared: if all tensors are of unisono.empty.
+Cores: each rank has its own, or there are more ranks than cores."""
+"""The meaning of the columns of `default_table`."""
 
 
 @dataclass(frozen=True)
@@ -210,18 +215,6 @@ def show_gpu_table(measured: Measured, ranks: int, collective: str | None = None
     tuned = any((row.device, row.ranks) == ("cuda", ranks) for row in measured.rows)
     source = "measured on this host by `unisono tune`" if tuned else "built in"
     echo(f"For {show_ranks(ranks)} on GPUs, {source}. What is larger goes to NCCL; up to: bytes of the whole tensor.")
-
-
-def default_notes() -> list[str]:
-    """The meaning of the columns."""
-    same = all(row.oversubscribed is None for row in TABLE)
-    return [
-        "The first row that fits counts. Up to: bytes of the tensor, or of a rank's piece",
-        "where each has its own; n ranks. Shared: if all tensors are of unisono.empty.",
-        "Whether each rank has a core of its own makes no difference."
-        if same
-        else "Cores: each rank has its own, or there are more ranks than cores.",
-    ]
 
 
 def _limit(row: Default) -> str:

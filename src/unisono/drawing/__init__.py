@@ -3,7 +3,7 @@
 Chunks have the same colour everywhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from unisono.drawing.circle import draw_circle
 from unisono.drawing.drawing import Drawing
@@ -20,10 +20,8 @@ from unisono.simulation import PipelineCosts, PipelineTimeline, Timeline, simula
 
 __all__ = ["FORMATS", "STYLES", "Drawing", "draw"]
 
-_STYLES: dict[str, Callable[[Schedule], str]] = {"circle": draw_circle, "rows": draw_rows}
-
 FORMATS = ("text", "svg", "html", "gantt", "trace")
-STYLES = tuple(_STYLES)
+STYLES = ("circle", "rows")
 
 _NARROWEST, _SHORTEST = 20, 8
 
@@ -97,7 +95,7 @@ def _draw_schedule(schedule: Schedule, format: str, style: str | None, hosts: Ho
         return Drawing(format, draw_html(schedule))
     if hosts and style == "circle":
         raise UsageError("a circle has no boxes for hosts: draw them in style rows")
-    return Drawing(format, draw_rows(schedule, hosts=hosts) if hosts else _STYLES[style or "circle"](schedule))
+    return Drawing(format, draw_rows(schedule, hosts) if hosts or style == "rows" else draw_circle(schedule))
 
 
 def _draw_timeline(timeline: Timeline | PipelineTimeline, format: str, width: int) -> Drawing:

@@ -51,19 +51,11 @@ class _Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class _Track:
-    """Bars one after the other; in text on a line of their own, after `mark`."""
-
-    mark: str
-    bars: list[_Bar]
-
-
-@dataclass(frozen=True, slots=True)
 class _Row:
-    """A rank, and in the picture a note at the end of its row."""
+    """A rank. `tracks`: bars one after the other, in text on a line after a mark. `note`: of the picture."""
 
     name: str
-    tracks: list[_Track]
+    tracks: list[tuple[str, list[_Bar]]]
     note: str = ""
 
 
@@ -113,7 +105,7 @@ def _messages(timeline: Timeline, picture: bool) -> _Chart:
             name, colour = f"{name} {chunks} {sign}", chunk_colour(first, num_chunks)
             tracks[node].append(_Bar(start, end, colour, title, name, (f"c{first}",), opacity, fill))
     names = [f"rank {n}" if n < s.world_size else f"switch {n}" for n in range(nodes)]
-    rows = [_Row(name, [_Track("→ ", sends[n]), _Track("← ", receives[n])]) for n, name in enumerate(names)]
+    rows = [_Row(name, [("→ ", sends[n]), ("← ", receives[n])]) for n, name in enumerate(names)]
     took = f"{show_nbytes(timeline.nbytes)} over {timeline.topology.name} in {show_seconds(timeline.time)}"
     return _Chart(
         f"{s.name} {s.collective.name} · {s.world_size} ranks · {took}",
@@ -139,7 +131,7 @@ def _actions(timeline: PipelineTimeline) -> _Chart:
     for rank, row in enumerate(timeline.slots):
         stages = timeline.schedule.stages_of(rank)
         bars = [_action(slot, stages) for slot in row]
-        rows.append(_Row(f"rank {rank}", [_Track(" ", bars)], f"{timeline.bubbles[rank]:.1%} idle"))
+        rows.append(_Row(f"rank {rank}", [(" ", bars)], f"{timeline.bubbles[rank]:.1%} idle"))
     used = {slot.action.kind for slot in slots}
     legend = [(colour, f"{kind} {name}") for kind, (name, colour) in _KINDS.items() if kind in used]
     named = max((len(str(slot.action)) for slot in slots), default=1)
@@ -191,8 +183,8 @@ def gantt_svg(timeline: Timeline | PipelineTimeline) -> str:
         )
         body.append(text(_LEFT - 12, y + _ROW / 2 + 4, row.name, "right"))
         height = (_ROW - 2 - 2 * len(row.tracks)) / len(row.tracks)
-        for k, track in enumerate(row.tracks):
-            for bar in track.bars:
+        for k, (_, bars) in enumerate(row.tracks):
+            for bar in bars:
                 body += _bar(bar, _LEFT + (bar.start - chart.begin) * per, y + 2 + k * (height + 2), per, height)
         if row.note:
             body.append(text(_LEFT + chart.wide + 12, y + _ROW / 2 + 4, row.note, "soft"))
@@ -235,14 +227,14 @@ def gantt_text(timeline: Timeline | PipelineTimeline, width: int) -> Drawing:
     """
     chart = _chart_of(timeline, picture=False)
     shown = chart.rows if len(chart.rows) <= _MAX_LINES else [*chart.rows[: _MAX_LINES - 1], chart.rows[-1]]
-    name, mark = max(len(row.name) for row in shown) + 1, max(len(track.mark) for row in shown for track in row.tracks)
-    left = name + max(mark, 1)
+    name, wide = max(len(row.name) for row in shown) + 1, max(len(mark) for row in shown for mark, _ in row.tracks)
+    left = name + max(wide, 1)
     columns = max(min(width - left, chart.columns), 10)
     lines = []
     for row in shown:
-        for i, track in enumerate(row.tracks):
-            start = Text(f"{'' if i else row.name:{name}}{track.mark:{left - name}}")
-            lines.append(Text.assemble(start, *_line(track.bars, chart, columns)))
+        for i, (mark, bars) in enumerate(row.tracks):
+            start = Text(f"{'' if i else row.name:{name}}{mark:{left - name}}")
+            lines.append(Text.assemble(start, *_line(bars, chart, columns)))
     axis = Text(f"{'':{left}}0{chart.unit(chart.until - chart.begin):>{columns - 1}}", "dim")
     hidden = len(chart.rows) - len(shown)
     notes = [Text(f"ranks {_MAX_LINES - 1} to {_MAX_LINES - 2 + hidden} not shown", "italic")] if hidden else []

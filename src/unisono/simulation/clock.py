@@ -170,7 +170,9 @@ def _turns(begin: Floats) -> Ints:
 
 @dataclass(frozen=True)
 class Setting:
-    """The input of a simulation: a schedule on a topology with so many bytes, every chunk cut into `chunks` pieces.
+    """The input of a simulation: a schedule on a topology with so many bytes, counted as Collective.chunk_nbytes says.
+
+    Every chunk is cut into `chunks` pieces. `eager`: alpha is time on the wire.
 
     Raises UsageError if the topology has another number of ranks, or a number is out of range.
     """
@@ -178,8 +180,8 @@ class Setting:
     schedule: Schedule
     topology: Topology
     nbytes: float
-    chunks: int = 1
-    eager: bool = False
+    chunks: int
+    eager: bool
 
     def __post_init__(self) -> None:
         ranks = self.schedule.world_size

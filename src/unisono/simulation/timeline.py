@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import UsageError
-from unisono.schedule import Schedule, Topology
 from unisono.simulation.clock import Setting, play
 from unisono.simulation.path import CriticalPath, critical_path
 from unisono.simulation.recording import EVENT_LIMIT, EventLog, Events, Traffic, traffic_of
@@ -17,33 +16,16 @@ __all__ = ["Timeline", "bus_factor", "simulate_collective"]
 
 
 @dataclass(frozen=True, repr=False)
-class Timeline:
-    """One simulated run; times in seconds.
+class Timeline(Setting):
+    """One simulated run, with what was simulated; times in seconds.
 
     start, end: float64, shape (world_size,): when each rank's first message starts and its last step ends (0 and 0 for
     a rank that takes part in nothing).
     """
 
-    setting: Setting
     start: NDArray[np.float64]
     end: NDArray[np.float64]
-    traffic: Traffic
     events_or_none: Events | None
-
-    @property
-    def schedule(self) -> Schedule:
-        """The subject of the simulation."""
-        return self.setting.schedule
-
-    @property
-    def topology(self) -> Topology:
-        """On what."""
-        return self.setting.topology
-
-    @property
-    def nbytes(self) -> float:
-        """With how many bytes, counted as Collective.chunk_nbytes says."""
-        return self.setting.nbytes
 
     @property
     def time(self) -> float:
@@ -73,7 +55,12 @@ class Timeline:
     @cached_property
     def path(self) -> CriticalPath:
         """The chain of messages that decides the time; the schedule is played once more to find it."""
-        return critical_path(self.setting)
+        return critical_path(self)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What went over each link."""
+        return traffic_of(self.schedule, self.nbytes, self.chunks)
 
     def __repr__(self) -> str:
         s = self.schedule
@@ -91,13 +78,7 @@ def simulate_collective(setting: Setting) -> Timeline:
     events, n = EventLog(), setting.schedule.world_size
     clock = play(setting, events)
     start = np.where(np.isfinite(clock.first[:n]), clock.first[:n], 0.0)
-    return Timeline(
-        setting,
-        start,
-        clock.ready[:n].copy(),
-        traffic_of(setting.schedule, setting.nbytes, setting.chunks),
-        events.events(),
-    )
+    return Timeline(**vars(setting), start=start, end=clock.ready[:n].copy(), events_or_none=events.events())
 
 
 def bus_factor(collective: str, world_size: int) -> float:
