@@ -115,7 +115,7 @@ def meets(folder: str, name: str, dies: bool) -> Any:
     """Pulls until it has version 2; ``dies``: before it begins to join the group in which data travels."""
     model = blank(Net())
     if dies:
-        participant.make_group = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+        participant.group_here = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
     with replica(folder, model, name, timeout=20.0) as receiver:
         return [attempt(receiver.pull), receiver.pull().version, wrong(model, 1)]
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.weights.lateness import doing, nobody_pushes, status
+from unisono.weights.memory_store import MemoryStore
 from unisono.weights.parties import Attempt, Member, Party, pushes_at_odds
 from unisono.weights.wire import Message
 
@@ -35,6 +36,7 @@ class Lead:
         self._number = 0
         self._lineups = 0
         self._key: list[Any] | None = None
+        self._store: MemoryStore | None = None  # of the line-up
         self._gone: dict[str, str] = {}  # replicas lost since the last push, which has not been informed of them
         self._last = ""  # who was there last
         self.version: int | None = None
@@ -204,6 +206,7 @@ class Lead:
             return
         self._lineups += 1
         attempt.lineup, attempt.awaited = self._lineups, "fitted"
+        self._store = MemoryStore()
         parties = [
             {
                 "name": party.name,
@@ -226,6 +229,7 @@ class Lead:
                 rank=len(attempt.members) - number,
                 parties=parties,
                 texts=texts,
+                store=self._store.place,
                 **settings,
             )
 
@@ -391,6 +395,7 @@ class Lead:
 
     def end(self, words: str) -> None:
         """The sender closes: nothing is under way any more."""
+        self._store = None
         if self._attempt is not None:
             self._abort("UpdateError", words)
         elif self._pushes:

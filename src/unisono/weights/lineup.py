@@ -16,11 +16,12 @@ from unisono.errors import MismatchError, UsageError
 from unisono.transport.handshake import make_gloo
 from unisono.weights.fit import Fit, fit
 from unisono.weights.layout import Layout, merge
+from unisono.weights.memory_store import MemoryStore, StorePlace
 from unisono.weights.plan import make_plan
 from unisono.weights.rules import rules_from_text
 from unisono.weights.wire import Message, Who
 
-__all__ = ["Lineup", "left", "make_group"]
+__all__ = ["Lineup", "group_apart", "group_here", "left"]
 
 
 @lru_cache(maxsize=16)
@@ -76,7 +77,7 @@ class Lineup:
         self.mapped = {number for number, party in enumerate(self.parties[1:]) if party["mapped"]}
         """The numbers of the replicas that are mapped."""
         self.here = one_host(self.who)
-        self.backend: str = message["backend"]
+        self.store = StorePlace(*message["store"])
         self.bucket: int = message["bucket"]
         layouts = _layouts(self.parties, message["texts"])
         fits = _fits(self.parties, layouts)
@@ -130,15 +131,16 @@ def one_host(ranks: list[Who]) -> bool:
     return len({who.host for who in ranks}) == 1
 
 
-def make_group(lineup: Lineup, store: Any, seconds: float) -> Any:
-    """The group of a line-up: of unisono on one host, else of the backend that was asked for."""
-    size, name = len(lineup.who), f"weights line-up {lineup.number}"
+def group_here(lineup: Lineup, seconds: float) -> Any:
+    """The group of a line-up on one host, of unisono. Raises `OSError` if the lead has left."""
+    store, processes = MemoryStore(lineup.store, seconds), [who.identity for who in lineup.who]
+    return private_group(store, lineup.rank, processes, f"weights line-up {lineup.number}", seconds)
+
+
+def group_apart(lineup: Lineup, store: Any, seconds: float) -> Any:
+    """The group of a line-up over several hosts, of Gloo."""
     prefixed = PrefixStore(f"line-up {lineup.number}", store)
-    if lineup.here:
-        return private_group(prefixed, lineup.rank, [who.identity for who in lineup.who], name, seconds)
-    if lineup.backend != "gloo":
-        raise UsageError(f"backend={lineup.backend!r}: between hosts only gloo serves tensors of the CPU")
-    return make_gloo(prefixed, lineup.rank, size, timedelta(seconds=seconds))
+    return make_gloo(prefixed, lineup.rank, len(lineup.who), timedelta(seconds=seconds))
 
 
 def left(deadline: float) -> float:

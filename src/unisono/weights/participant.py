@@ -22,7 +22,7 @@ from unisono.errors import (
 )
 from unisono.runtime.loops import CHECKSUM, loops, wanted
 from unisono.transport.process import OwnThread
-from unisono.weights.lineup import Lineup, left, make_group
+from unisono.weights.lineup import Lineup, group_apart, group_here, left
 from unisono.weights.movement import Movement
 from unisono.weights.relay import Relay
 from unisono.weights.terms import GroupFailed, Terms
@@ -207,16 +207,21 @@ class Participant(ABC):
     def _grouped(self, lineup: Lineup, port: int, seconds: float) -> Any:
         limit = timedelta(seconds=max(seconds, _ANSWER))
         try:
+            if lineup.here:
+                self._group = group_here(lineup, seconds)
+                return self._group
             if self._store is None:
-                assert self.connection is not None
-                host = self.connection.host
-                self._store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+                self._store = self._store_at(port, limit)
             self._store.set_timeout(limit)  # else a store of a process that has died is waited for for minutes
-            made = self._while_listening(lambda: make_group(lineup, self._store, seconds), lineup.here)
-            self._group = made
-        except RuntimeError as error:
+            self._group = self._while_listening(lambda: group_apart(lineup, self._store, seconds), watched=False)
+        except (OSError, RuntimeError) as error:
             raise GroupFailed(f"{type(error).__name__}: {error}") from error
         return self._group
+
+    def _store_at(self, port: int, limit: timedelta) -> Any:
+        """The store over which ranks of several hosts meet, which the sender's rank 0 serves."""
+        assert self.connection is not None
+        return TCPStore(self.connection.host, port, is_master=False, timeout=limit, wait_for_workers=False)
 
     def _move(self, message: Message, announced: Message, deadline: float) -> GroupFailed | None:
         number, lineup = announced["number"], message["lineup"]

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono import errors
 from unisono.errors import UnisonoError, UsageError, kind_and_text
@@ -80,12 +79,10 @@ class Sender:
             "checksum": checksum,
             "lost": lost,
             "backend": backend,
-            "port": 0,
         }
         self._side = group if isinstance(group, Side) else Side(group)
         self._part = Sending(shard)
         self._coordinator: Coordinator | None = None
-        self._store: Any = None
         self._closed = ""
         self.address: str = getattr(place, "address", "")
         """Where receivers find this sender."""
@@ -99,6 +96,7 @@ class Sender:
             try:
                 listener = Listener(place)
                 instance = secrets.token_hex(8)
+                self._settings["port"] = self._part.open_door()
                 self._coordinator = Coordinator(listener, instance, side.world_size, receivers)
                 found = (listener.note.to_text(), instance, listener.address)
             except UsageError as problem:
@@ -198,19 +196,9 @@ class Sender:
 
     def _announce(self, version: int | None, seconds: float, error: str = "") -> None:
         """Sends rank 0 that this rank pushes, or what has kept it from that."""
-        self._settings["port"] = self._port()
         part = self._part
         part.call += 1
         part.send("push", call=part.call, version=version, timeout=seconds, error=error, **self._settings)
-
-    def _port(self) -> int:
-        """Of the store over which the groups of line-ups meet."""
-        if self._coordinator is None:
-            return 0
-        if self._store is None:
-            self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-            self._part.serve(self._store)
-        return int(self._store.port)
 
     def _led(self, deadline: float, snapshot: int) -> Report:
         """Takes part in the update of this push, until its end."""
@@ -273,7 +261,6 @@ class Sender:
                 background._ended.wait()
             self._closed = "closed"
             self._end()
-            self._store = None
 
     def _check_open(self) -> None:
         if self._closed:

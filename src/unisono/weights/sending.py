@@ -1,11 +1,14 @@
 """What a rank of the sender does in an update: looks at its tensors, hands them over, knows what was sent."""
 
+import socket
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono import errors
 from unisono.errors import CollectiveTimeout, UsageError
@@ -18,7 +21,7 @@ from unisono.weights.source import Source as SourceOfMovement
 from unisono.weights.terms import Numbers, Terms
 from unisono.weights.update import Report
 from unisono.weights.windows import Item
-from unisono.weights.wire import Message
+from unisono.weights.wire import Message, fork_safe
 
 __all__ = ["Sending"]
 
@@ -39,6 +42,7 @@ class Sending(Participant):
         """The version that each replica showed after the last push."""
         self.plan: Plan | None = None
         self.bound = 0.0
+        self._door: socket.socket | None = None
         self._decided: tuple[Plan | None, Message | None] = None, None
         self._base: list[Any] = []  # the version that all replicas had been given last, and the checksums of its items
         self._known: tuple[list[Item], Numbers] = [], np.zeros(0, dtype=np.int64)
@@ -58,9 +62,23 @@ class Sending(Participant):
             torch._foreach_copy_([kept.local[name] for name in once], list(once.values()))
         return kept, sum(tensor.nbytes for tensor in once.values())
 
-    def serve(self, store: Any) -> None:
-        """This rank has the store itself."""
-        self._store = store
+    def open_door(self) -> int:
+        """At rank 0: the port of the store over which ranks of several hosts meet. It is served once there are some."""
+        self._door = socket.create_server(("", 0), family=socket.AF_INET)
+        fork_safe(self._door)
+        return int(self._door.getsockname()[1])
+
+    def _store_at(self, port: int, limit: timedelta) -> Any:
+        if self._door is None:
+            return super()._store_at(port, limit)
+        door = self._door.detach()
+        return TCPStore("localhost", port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=door)
+
+    def disconnect(self) -> None:
+        """Ends the connection, and what depends on it."""
+        super().disconnect()
+        if self._door is not None:
+            self._door.close()
 
     def lost(self) -> Exception:
         """The error of a rank 0 that is gone."""
