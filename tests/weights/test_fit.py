@@ -103,6 +103,12 @@ def test_two_tensors_for_one_that_is_tied_are_a_difference() -> None:
         assert fit(layout(loose), layout(tied), [rule]).names == ("embed", "lm_head")
 
 
+def test_tensors_without_elements_agree() -> None:
+    empty = torch.empty(0, 3)
+    sent, wanted = layout({"a": empty, "b": empty.clone()}), layout({"a": empty, "b": empty})
+    assert fit(sent, wanted).ties == {"b": "a"}
+
+
 def test_only_is_what_a_delta_leaves() -> None:
     found = fit(layout(empty(a=(2,), b=(3,), c=(4,))), layout(empty(a=(2,), b=(3,), c=(4,))))
     assert (found.only({"b"}).names, found.only({"b"}).nbytes) == (("b",), 12)

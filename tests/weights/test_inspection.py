@@ -14,7 +14,7 @@ from ranks import ranks
 from unisono.errors import MismatchError, UsageError
 from unisono.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from unisono.weights import holdings
-from unisono.weights.inspection import inspect, local_tensors
+from unisono.weights.inspection import inspect, local_tensors, named_tensors
 from unisono.weights.layout import Layout, merge
 from weights.moving import bits, held
 
@@ -46,6 +46,51 @@ def test_views_of_one_storage_are_tied_only_if_they_are_the_same() -> None:
     base = torch.empty(4, 4)
     assert w.layout({"a": base, "b": base[:2], "c": base.t(), "d": base.view(4, 4)}).ties == {"d": "a"}
     assert w.layout({"a": torch.empty(0), "b": torch.empty(0)}).ties == {}
+
+
+class Extra(nn.Linear):
+    """With extra state, and a hook that changes a state_dict."""
+
+    def __init__(self, hook: Any = None) -> None:
+        super().__init__(2, 3)
+        if hook is not None:
+            self._register_state_dict_hook(hook)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.ones(4)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        raise AssertionError
+
+
+def _detached(module: nn.Module, state: Any, prefix: str, meta: Any) -> None:
+    state[prefix + "weight"] = state[prefix + "weight"].detach()
+
+
+def _doubled(module: nn.Module, state: Any, prefix: str, meta: Any) -> None:
+    state[prefix + "weight"] = 2 * state[prefix + "weight"]
+
+
+def test_extra_state_does_not_travel() -> None:
+    assert w.layout(Extra()).names == ("weight", "bias")
+    assert w.layout({"a": torch.empty(2), "up._extra_state": 3, "_extra_state": torch.ones(2)}).names == ("a",)
+
+
+def test_what_a_state_dict_detaches_is_still_the_modules_own() -> None:
+    module = Extra(_detached)
+    assert named_tensors(module)["weight"] is module.weight
+
+
+def test_what_is_computed_for_a_state_dict_is_refused() -> None:
+    """It would be received into a copy, and sent once as it is now and then never again."""
+    with pytest.raises(UsageError, match="weight is computed for the state_dict, and no parameter or buffer"):
+        w.layout(Extra(_doubled))
+
+
+def test_a_tensor_without_elements_under_two_names_is_tied() -> None:
+    """So it is on a rank whose part of a tied tensor is empty."""
+    empty = torch.empty(0, 2)
+    assert w.layout({"a": empty, "b": empty}).ties == {"b": "a"}
 
 
 def test_declared_shards_of_one_process_are_the_whole() -> None:

@@ -113,7 +113,8 @@ def _groups(receiver: Layout) -> list[list[str]]:
 
 
 def _same(a: Value, b: Value) -> bool:
-    return a.regions == b.regions and (a.shape, a.dtype) == (b.shape, b.dtype)
+    """True for the same elements, or none."""
+    return (a.regions == b.regions or not prod(a.shape)) and (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
 def _kind(layout: Layout, name: str) -> tuple[torch.dtype, tuple[int, ...]]:

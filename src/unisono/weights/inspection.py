@@ -34,16 +34,52 @@ Source = nn.Module | Mapping[str, Tensor]
 def named_tensors(source: Source) -> dict[str, Tensor]:
     """Parameters and persistent buffers of a module, by the names of its state_dict, or the tensors of a mapping.
 
-    The module's own objects, not copies. Raises UsageError for anything else.
+    The module's own objects, not copies; without what torch calls extra state. Raises UsageError for anything else, and
+    for a tensor that a module computes for its state_dict.
     """
     if isinstance(source, nn.Module):
-        return {name: t for name, t in source.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+        return _of_module(source)
     if not isinstance(source, Mapping):
         raise UsageError(f"expected a module or a mapping of names to tensors, got {type(source).__name__}")
-    for name, tensor in source.items():
+    found = {name: tensor for name, tensor in source.items() if not _is_extra(name)}
+    for name, tensor in found.items():
         if not isinstance(tensor, Tensor) or not isinstance(name, str):
             raise UsageError(f"a mapping must be of names to tensors, but {name!r} is {type(tensor).__name__}")
-    return dict(source)
+    return found
+
+
+def _of_module(module: nn.Module) -> dict[str, Tensor]:
+    own: dict[Any, Tensor] = {}
+    for each in module.modules():
+        for tensor in (*each._parameters.values(), *each._buffers.values()):
+            if tensor is not None:
+                own[id(tensor)] = tensor
+                own.setdefault(_view_key(tensor), tensor)  # what a hook has detached is still its own
+    found = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or _is_extra(name):
+            continue
+        mine = own.get(id(tensor), own.get(_view_key(tensor)))
+        if mine is None:
+            raise UsageError(
+                f"{name} is computed for the state_dict, and no parameter or buffer of the module: give a mapping of "
+                "names to tensors (as a source, a callable that returns one)"
+            )
+        found[name] = mine
+    return found
+
+
+def _is_extra(name: object) -> bool:
+    """True for extra state, which `get_extra_state` computes and `set_extra_state` takes."""
+    return str(name).rpartition(".")[2] == "_extra_state"
+
+
+def _view_key(tensor: Tensor) -> Any:
+    """Equal for the same view of the same storage; a key of its own for a tensor without memory."""
+    if is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_nested or not _local(tensor).numel():
+        return id(tensor)
+    own = _local(tensor)
+    return own.untyped_storage()._cdata, own.storage_offset(), own.shape, own.stride(), own.dtype, tensor.shape
 
 
 def local_tensors(source: Source) -> dict[str, Tensor]:
@@ -93,11 +129,7 @@ def _ties(found: Mapping[str, Tensor]) -> dict[str, str]:
     seen: dict[Any, str] = {}
     ties = {}
     for name, tensor in found.items():
-        own = _local(tensor)
-        if not own.numel():
-            continue
-        key = own.untyped_storage()._cdata, own.storage_offset(), own.shape, own.stride(), own.dtype, tensor.shape
-        first = seen.setdefault(key, name)
+        first = seen.setdefault(_view_key(tensor), name)
         if first != name:
             ties[name] = first
     return ties

@@ -36,7 +36,6 @@ class Lead:
         self._number = 0
         self._lineups = 0
         self._key: list[Any] | None = None
-        self._store: MemoryStore | None = None  # of the line-up
         self._gone: dict[str, str] = {}  # replicas lost since the last push, which has not been informed of them
         self._last = ""  # who was there last
         self.version: int | None = None
@@ -206,7 +205,7 @@ class Lead:
             return
         self._lineups += 1
         attempt.lineup, attempt.awaited = self._lineups, "fitted"
-        self._store = MemoryStore()
+        attempt.store = MemoryStore()
         parties = [
             {
                 "name": party.name,
@@ -229,7 +228,7 @@ class Lead:
                 rank=len(attempt.members) - number,
                 parties=parties,
                 texts=texts,
-                store=self._store.place,
+                store=attempt.store.place,
                 **settings,
             )
 
@@ -395,7 +394,6 @@ class Lead:
 
     def end(self, words: str) -> None:
         """The sender closes: nothing is under way any more."""
-        self._store = None
         if self._attempt is not None:
             self._abort("UpdateError", words)
         elif self._pushes:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.units import name_ranks
+from unisono.weights.memory_store import MemoryStore
 from unisono.weights.wire import Connection, Message, Who
 
 __all__ = ["Attempt", "Member", "Party", "pushes_at_odds", "read_hello"]
@@ -97,6 +98,8 @@ class Attempt:
     parties: list[Party]
     awaited: str = "ready"
     lineup: int = 0
+    store: MemoryStore | None = None
+    """Over which the group of the line-up is made."""
     lost: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     """The replicas for which it was decided."""
