@@ -3,12 +3,15 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
+from unisono.weights.exposed import Exposed
 from unisono.weights.holdings import Holdings, Memory, alone, fresh_like, overlapping
 from unisono.weights.layout import Layout, Sharding
+from unisono.weights.published import Place
 
 __all__ = ["Engine", "ModuleEngine", "as_engine"]
 
@@ -61,6 +64,8 @@ class ModuleEngine:
         self._ours: set[str] = set()  # names whose memory this engine has made
         self._loaded: list[str] = []
         self._pointers: tuple[int, ...] = ()  # of the standby's tensors, if they are known
+        self._files: list[Exposed] = []  # in which versions land, by turns
+        self._suits: tuple[int, Mapping[str, Place], bool] = 0, {}, False  # what `expose` has looked at
 
     @property
     def takes_any(self) -> bool:
@@ -113,6 +118,36 @@ class ModuleEngine:
         """These are to be shown next: views of a published copy, which is let go with the version after it."""
         self.standby = {name: tensors[name] for name in self._holdings.local if name in tensors}
         self.mapped, self._pointers = True, ()
+
+    def expose(self, places: Mapping[str, Place], nbytes: int) -> Exposed | None:
+        """Memory that sources may write a version to, of which nothing is shown; None: it must land elsewhere.
+
+        places: of the tensors that are loaded, each of which must be without gaps and free to be exchanged.
+        """
+        looks, local = self._holdings.looks, self._holdings.local
+        if self._suits[0] != looks or self._suits[1] is not places:
+            suits = all(n in self._alone and local[n].is_contiguous() and local[n].device.type == "cpu" for n in places)
+            self._suits = looks, places, suits
+        if self.in_place or not self.takes_any or not self._suits[2]:
+            return None
+        shown = np.array(self._holdings.pointers, dtype=np.int64)
+        self._files = [each for each in self._files if each.fresh and each.bytes.nbytes == nbytes]
+        free = next((each for each in self._files if not each.holds(shown)), None)
+        if free is None:
+            self.standby, self._pointers = {}, ()
+            free = Exposed(nbytes)
+            self._files.append(free)
+        return free
+
+    def land(self, file: Exposed, places: Mapping[str, Place]) -> None:
+        """The next version lands in this memory."""
+        self.standby, self._pointers = dict(file.tensors(places)), ()
+
+    def withdraw(self, file: Exposed) -> None:
+        """This memory is not written to, or exposed, again."""
+        self._files = [each for each in self._files if each is not file]
+        if file.holds(np.array(self.standby_key, dtype=np.int64)):
+            self.standby, self._pointers = {}, ()
 
     @property
     def free(self) -> set[str]:

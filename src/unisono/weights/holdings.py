@@ -38,7 +38,8 @@ class Holdings:
         self._places: list[tuple[dict[str, Any], int]] = []
         self._keys: list[str] = []
         self._objects: list[Any] = []
-        self._pointers: tuple[int, ...] = ()
+        self.pointers: tuple[int, ...] = ()
+        """Where the tensors begin."""
         self._lengths: list[Any] = []
         self._guards: Any = None
         self._shared: bool | None = None
@@ -48,12 +49,13 @@ class Holdings:
         self.local: dict[str, Tensor] = {}
         self.layout: Layout | None = None
         self.text = self.signature = ""
-        self._looks = 0
+        self.looks = 0
+        """Numbers what was looked at: equal as long as tensors have no memory but that which an engine gave them."""
 
     @property
     def key(self) -> tuple[int, ...]:
         """Equal for tensors that lie as before."""
-        return self._looks, *self._pointers
+        return self.looks, *self.pointers
 
     def look(self, source: Any) -> bool:
         """Looks at a source; returns True if its tensors, or their memory, are others than before.
@@ -82,7 +84,7 @@ class Holdings:
         """True if any of the tensors lies where other processes can read it."""
         if self._shared is None:
             low, high = BOUNDS
-            self._shared = bool(high) and any(low <= pointer < high for pointer in self._pointers)
+            self._shared = bool(high) and any(low <= pointer < high for pointer in self.pointers)
         return self._shared
 
     def like(self, local: Mapping[str, Tensor]) -> "Holdings":
@@ -90,27 +92,27 @@ class Holdings:
         made = Holdings(self._shard)
         made.layout, made.text, made.signature = self.layout, self.text, self.signature
         made.local = dict(local)
-        made._pointers, made._looks = tuple(map(Tensor.data_ptr, local.values())), next(_looks)
+        made.pointers, made.looks = tuple(map(Tensor.data_ptr, local.values())), next(_looks)
         return made
 
     def moved(self, local: Mapping[str, Tensor]) -> None:
         """The tensors have other memory now, which this rank has given them."""
         self.local = dict(local)
-        self._pointers = tuple(map(Tensor.data_ptr, self.own.values()))
+        self.pointers = tuple(map(Tensor.data_ptr, self.own.values()))
 
     def exchanged(self, other: "Memory") -> "Memory":
         """All tensors have other memory now, and no names are tied; returns what they had."""
-        before = Memory(self.local, self._pointers)
-        self.local, self._pointers = other
+        before = Memory(self.local, self.pointers)
+        self.local, self.pointers = other
         return before
 
     def _remember(self) -> None:
         self.own = {name: _own(tensor) for name, tensor in self.named.items()}
-        self._pointers = tuple(map(Tensor.data_ptr, self.own.values()))
+        self.pointers = tuple(map(Tensor.data_ptr, self.own.values()))
         self._lengths = self._measured()
         self._guards = _guards_of(list(self.own.values()))
         self._shared = None
-        self._looks = next(_looks)
+        self.looks = next(_looks)
 
     def _measured(self) -> list[Any]:
         """Strides and numbers of elements, which tell one shape of the same memory from another."""
@@ -125,7 +127,7 @@ class Holdings:
         return (
             all(map(is_, objects, self._objects))
             and [key for each, _ in self._places for key in each] == self._keys
-            and tuple(map(Tensor.data_ptr, self.own.values())) == self._pointers
+            and tuple(map(Tensor.data_ptr, self.own.values())) == self.pointers
             and (
                 (self._guards is not None and self._guards.check(*self.own.values()))
                 or self._measured() == self._lengths

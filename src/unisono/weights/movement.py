@@ -7,12 +7,14 @@ Every source has two pieces of memory that its peers map: the bucket (windows.py
 
 In step k all sources pack their k-th window, and the targets read it. All ranks meet after some steps (`rounds`), so
 that sources pack while targets read, and a rank that has lost its core is seldom waited for. What lies in shared memory
-already is read there; then, and in a delta, tables go ahead of the data.
+already is read there; then, and in a delta, tables go ahead of the data. Where sources alone keep all cores busy, and
+targets expose memory for it (exposed.py), windows are put where they are wanted, in one pass without a bucket.
 """
 
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,6 +49,8 @@ class Movement:
         self.past = sum(chunk.nbytes for chunk in self.plan.chunks) > CACHED
         """True for more bytes than caches hold: they are stored past them."""
         self.oversubscribed = len(lineup.who) > (os.cpu_count() or 1)
+        self.puts = self._may_put()
+        """True if targets may expose memory, into which sources put."""
         self.source = Source(self, self.windows[self.rank], self.memory) if lineup.sends else None
         self.publishing = Publishing(self, self._windows(limit, lineup.mapped.__contains__)) if lineup.mapped else None
         self.tables: dict[int, Numbers] = {}
@@ -61,6 +65,39 @@ class Movement:
             return any(wanted(lineup.replica_of(target)) for target in chunk.targets)
 
         return [windows_of(self.plan, lineup.layout_of, source, limit, some) for source in range(lineup.senders)]
+
+    def _may_put(self) -> bool:
+        """True if sources may put, and it pays: they alone keep all cores busy, which else pack and read by turns.
+
+        Every chunk must have one target, and what a source maps, of two versions, be no more than two buckets.
+        """
+        sent = [0] * self.lineup.senders
+        for chunk in self.plan.chunks:
+            sent[chunk.source] += chunk.nbytes
+        single = all(len(chunk.targets) == 1 for chunk in self.plan.chunks) and not self.lineup.mapped
+        busy = self.oversubscribed and self.lineup.senders >= (os.cpu_count() or 1)
+        return single and busy and 0 < max(sent) <= self.lineup.bucket
+
+    def exposed(self, terms: Terms, bases: list[Any]) -> dict[int, tuple[int, int]]:
+        """What all targets expose in this update, descriptor and file; empty if some do not: all ranks see the same."""
+        if not self.puts or terms.tables:
+            return {}
+        found = {rank: base[3] for rank, base in enumerate(bases) if len(base) > 3 and base[3]}
+        targets = {target for chunk in self.plan.chunks for target in chunk.targets}
+        if not all(found.get(target, [0])[0] == self.lineup.number for target in targets):
+            return {}
+        return {target: (found[target][1], found[target][2]) for target in targets}
+
+    @cached_property
+    def put_order(self) -> list[Window]:
+        """A source's windows, those of its targets by turns: what lies side by side in a tensor is read once."""
+        turns: dict[int, int] = {}
+        keyed = []
+        for window in self.windows[self.rank]:
+            target = self.plan.chunks[window.chunk].targets[0]
+            turns[target] = turns.get(target, 0) + 1
+            keyed.append((turns[target], target, window))
+        return [window for *_, window in sorted(keyed)]
 
     def close(self) -> None:
         """Lets go what was made for the line-up."""
@@ -138,6 +175,12 @@ class Movement:
             if summing:
                 source.finish(packing)
             self.meet(terms)
+
+    def fetch_put(self, target: Any, reader: Any, terms: Terms) -> None:
+        """Takes what sources have put."""
+        self.meet(terms)
+        for key in target.windows:
+            reader.complete(key)
 
     def pass_steps(self, terms: Terms) -> None:
         """Meets the others where they hand over what is not for this rank."""

@@ -8,7 +8,7 @@ mapped anywhere, whatever becomes of the sender. Each byte is checked by one of 
 import mmap
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from unisono.weights.fit import Fit
 from unisono.weights.layout import Layout, whole_part
 from unisono.weights.wire import Who
 
-__all__ = ["Copies", "File", "Place", "check_mappable"]
+__all__ = ["Copies", "File", "Place", "check_mappable", "places_of"]
 
 
 _MOST = 4  # files that are kept for another version
@@ -37,13 +37,13 @@ class Place(NamedTuple):
     dtype: torch.dtype
 
 
-def places_in(fit: Fit) -> tuple[dict[str, Place], int]:
-    """The places of all tensors of a replica, and the bytes of the file."""
+def places_of(tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> tuple[dict[str, Place], int]:
+    """The places of tensors (name, shape, dtype) that follow each other, and the bytes of the file."""
     found, end = {}, 0
-    for name, value in fit.tensors.items():
+    for name, shape, dtype in tensors:
         start = -(-end // 64) * 64
-        found[name] = Place(start, value.shape, value.dtype)
-        end = start + prod(value.shape) * value.dtype.itemsize
+        found[name] = Place(start, shape, dtype)
+        end = start + prod(shape) * dtype.itemsize
     return found, max(end, 1)
 
 
@@ -97,7 +97,7 @@ class Copies:
     """The files of one kind of replica, at a sender's rank; the first of them makes them."""
 
     def __init__(self, fit: Fit) -> None:
-        self.places, self.nbytes = places_in(fit)
+        self.places, self.nbytes = places_of((name, each.shape, each.dtype) for name, each in fit.tensors.items())
         self._made: dict[int, File] = {}
         self._private: dict[int, File] = {}
         self._shown: dict[int, set[int]] = {}  # by nonce: the ranks that map it, or once did and have not let go

@@ -10,6 +10,7 @@ from torch import Tensor
 from unisono.errors import CollectiveTimeout, CorruptionError, UsageError
 from unisono.weights.checksum import show_checksum
 from unisono.weights.engine import ModuleEngine, as_engine
+from unisono.weights.exposed import Exposed
 from unisono.weights.hold import Holds
 from unisono.weights.holdings import signature_of
 from unisono.weights.layout import Sharding
@@ -47,6 +48,7 @@ class Receiving(Participant):
         self._described: tuple[str, str] = ("", "")
         self._loading: list[str] = []
         self._ahead = self._writing = False
+        self._exposed: Exposed | None = None  # memory that sources may write to, until the update is decided
         self._arrival: Arrival | None = None
         self._shown_by = ""  # the sender of the version shown
         self._names: list[str] = []
@@ -93,11 +95,14 @@ class Receiving(Participant):
         if module is None:
             return self._reported(target.receive(None, {}, self._load, terms), terms)
         self._begin_in_place(terms)
-        if not module.in_place:
+        put = self._exposed if target.movement.exposed(terms, bases) else None
+        if put is not None:
+            module.land(put, target.exposed_places)
+        elif not module.in_place:
             module.prepare(target.order)
-        landing = Landing(module.standby, module.standby_key, module.takes_any)
+        landing = Landing(module.standby, module.standby_key, module.takes_any and put is None, put is not None)
         arrival = target.receive(landing, module.live, self._load, terms)
-        if module.takes_any:
+        if landing.summing:
             module.arrived(arrival.loaded)
         return self._reported(arrival, terms)
 
@@ -204,6 +209,7 @@ class Receiving(Participant):
         target = self._target
         assert target is not None
         self.holds_of.version, self._shown_by, self._copy = version, self.instance, self._next_copy
+        self._exposed = None
         self._checked = announced["checksum"]
         if not self._checked:
             return
@@ -257,9 +263,22 @@ class Receiving(Participant):
                 return
 
     def bases(self) -> list[Any]:
-        """The sender and the version of what is shown."""
+        """The sender and the version of what is shown, its published copy, and memory in which the next may land."""
         version = self.holds_of.version
-        return [self._shown_by, version, self._copy] if version is not None else []
+        return [self._shown_by, version, self._copy, self._expose()] if version is not None else []
+
+    def _expose(self) -> list[int] | None:
+        """Memory for the next version: the line-up, a descriptor, the file."""
+        module, target, lineup = self._module, self._target, self.lineup
+        if module is None or not self.holds_of.settle(0.0):
+            return None
+        if self._exposed is not None:  # the update before was given up
+            module.withdraw(self._exposed)
+            self._exposed = None
+        if target is None or lineup is None or not target.movement.puts:
+            return None
+        self._exposed = module.expose(target.exposed_places, target.exposed_nbytes)
+        return [lineup.number, self._exposed.fd, self._exposed.nonce] if self._exposed is not None else None
 
     def report(self, announced: Message, seconds: float) -> Report:
         """What a pull returns."""

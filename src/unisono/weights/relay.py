@@ -28,7 +28,7 @@ class Relay(Movement):
 
     def __init__(self, lineup: Lineup, group: Any) -> None:
         super().__init__(lineup, group, limit=1 << 62)
-        self.publishing, self.past = None, False
+        self.publishing, self.past, self.puts = None, False, False
 
     def memory(self, *size: int, dtype: torch.dtype) -> Tensor:
         """Ordinary memory."""

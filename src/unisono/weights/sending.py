@@ -113,7 +113,9 @@ class Sending(Participant):
         source = self._own_source()
         compare = self._compare(bases) if announced["delta"] else None
         shown = {rank: base[2] for rank, base in enumerate(bases) if base}
-        source.send(self.current.local, self.current.key, terms, compare, shown)
+        assert self.movement is not None
+        exposed = self.movement.exposed(terms, bases)
+        source.send(self.current.local, self.current.key, terms, compare, shown, exposed)
         return {}, b""
 
     def _own_source(self) -> SourceOfMovement:

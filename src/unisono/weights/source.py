@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unisono.transport.shared_heap import BOUNDS, place
+from unisono.weights.exposed import own_places, put_move, written
 from unisono.weights.packing import Move, Packer, view_of
+from unisono.weights.published import Place
 from unisono.weights.rows import address_of
-from unisono.weights.terms import PACKED, UNCHANGED, Bound, Key, Numbers, Terms, half_of
+from unisono.weights.terms import PACKED, UNCHANGED, Bound, GroupFailed, Key, Numbers, Terms, half_of
 from unisono.weights.windows import Item, Window, cut_move
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ class Source:
         self.table: Numbers = raw.numpy()
         self._raw = raw
         self._bound: Bound[Packing] = Bound()
+        self._putting: Bound[list[Packer]] = Bound()
+        self._there: dict[tuple[int, int], Tensor] = {}  # what targets expose, by rank and file, the latest last
 
     def places(self) -> list[int]:
         """Where the bucket and the table lie in this process's heap; -1: not there."""
@@ -75,19 +79,76 @@ class Source:
         terms: Terms,
         compare: Any = None,
         shown: Mapping[int, int] | None = None,
+        exposed: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         """Hands the items over. ``key``: names the tensors and their memory.
 
         ``compare(checksums)``: which of them are not sent (delta). ``shown``: the published copies that ranks show.
+        ``exposed``: as `Movement.exposed` has it.
         """
         scales = self._movement.scales(tensors)
         if self._movement.publishing is not None:
             self._movement.publishing.publish(tensors, key, scales, terms, shown or {})
-        packing = self.packing(tensors, key, scales)
         self.table[:, 0], self.table[:, 1] = PACKED, 0
+        if exposed:
+            self._put(tensors, key, scales, terms, exposed)
+            return
+        packing = self.packing(tensors, key, scales)
         if terms.tables:
             self._publish(packing, compare)
         self._movement.hand_over(self, packing, terms, compare is None)
+
+    def _put(
+        self,
+        tensors: Mapping[str, Tensor],
+        key: Key,
+        scales: list[dict[str, Tensor]],
+        terms: Terms,
+        exposed: Mapping[int, tuple[int, int]],
+    ) -> None:
+        """Writes the windows into what their targets expose."""
+        movement = self._movement
+        made = self._bind_puts(tensors, scales) if any(scales) else None
+        packers = made or self._putting.of(key, lambda: self._bind_puts(tensors, scales))
+        there = {target: self._open(target, *exposed[target]) for w in self.windows for target in self._targets(w)}
+        for window in movement.put_order:
+            sums = self.sums_of(window) if terms.checksum else 0
+            packers[window.number].pack(there[self._targets(window)[0]], sums, movement.past)
+        movement.meet(terms)
+
+    def _bind_puts(self, tensors: Mapping[str, Tensor], scales: list[dict[str, Tensor]]) -> list[Packer]:
+        """How each window gets to its place at its target."""
+        plan, lineup = self._movement.plan, self._movement.lineup
+        places: dict[int, dict[str, Place]] = {}
+        found, mine, theirs, chunk = list[Packer](), list[Move](), list[Move](), -1
+        for window in self.windows:
+            target = self._targets(window)[0]
+            replica = lineup.replica_of(target)
+            if target not in places:
+                places[target] = own_places(plan, replica, target - lineup.ranks_of(replica)[0])[0]
+            if window.chunk != chunk:
+                chunk = window.chunk
+                mine, theirs = plan.moves(lineup.rank, chunk), plan.moves(target, chunk)
+            cut = []
+            for item in window.items:
+                ends = cut_move(mine[item.piece], item), cut_move(theirs[item.piece], item)
+                cut.append(put_move(*ends, places[target][item.name]))
+            found.append(Packer(cut, tensors, scales[replica], words_of(cut)))
+        return found
+
+    def _open(self, target: int, fd: int, inode: int) -> Tensor:
+        """What a target exposes; two of each target are kept."""
+        memory = self._there.pop((target, inode), None)
+        if memory is None:
+            kept = [each for each in self._there if each[0] == target]
+            for each in kept[: len(kept) - 1]:
+                del self._there[each]
+            try:
+                memory = written(self._movement.lineup.who[target].pid, fd, inode)
+            except (OSError, ValueError) as error:
+                raise GroupFailed(f"the memory of rank {target} can not be mapped: {error}") from None
+        self._there[target, inode] = memory
+        return memory
 
     def finish(self, packing: "Packing") -> None:
         """Sums what the targets read where it lies."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unisono.weights.checksum import Checker, own_blocks
+from unisono.weights.exposed import own_places, own_shape
 from unisono.weights.movement import Movement
 from unisono.weights.packing import Move, Unpacker
 from unisono.weights.rows import address_of
@@ -40,12 +41,14 @@ class Arrival(NamedTuple):
 class Landing(NamedTuple):
     """Where the tensors land: memory by name, and what names it.
 
-    summing: checksums are taken as they land, for nobody is asked to `load` them; ``load`` is then not called.
+    summing: checksums are taken as they land, for nobody is asked to `load` them; ``load`` is then not called. put:
+    sources write there.
     """
 
     tensors: dict[str, Tensor]
     key: MemoryKey
     summing: bool
+    put: bool = False
 
 
 class Binding(NamedTuple):
@@ -92,6 +95,8 @@ class Target:
         self.last = self.last_of(self.in_order(movement.windows))
         self.numbers = np.array([self.number[name] for name in self.order], dtype=np.int64)
         self._total = sum(map(self._nbytes.__getitem__, self.order))
+        self.exposed_places, self.exposed_nbytes = own_places(plan, lineup.replica, self.own)
+        """Where tensors lie in what this rank exposes."""
         self._bound: Bound[Binding] = Bound()
         self.sums = np.zeros(len(self.names), dtype=np.uint64)
         """The checksums of this rank's parts as they were sent last, by number of the name."""
@@ -139,7 +144,11 @@ class Target:
         if movement.publishing is not None:
             movement.publishing.attend(terms)
         reader = Reader(self, landing, live, load, terms)
-        movement.fetch(self, reader, terms)
+        if landing is not None and landing.put:
+            movement.fetch_put(self, reader, terms)
+            reader.moved = sum(window.nbytes for window in self.windows.values())
+        else:
+            movement.fetch(self, reader, terms)
         reader.end()
         return self._arrival(reader, terms)
 
@@ -194,11 +203,12 @@ class Target:
         """The windows bound to memory."""
 
         def make() -> Binding:
-            unpackers = {key: self.unpacker(self.moves(key), landing.tensors) for key in self.windows}
+            there = [] if landing.put else self.windows
+            unpackers = {key: self.unpacker(self.moves(key), landing.tensors) for key in there}
             last = {} if landing.summing else self.last
             return Binding(unpackers, {key: self.checker(n, landing.tensors) for key, n in last.items()}, {})
 
-        return self._bound.of(landing.key, make)
+        return self._bound.of((landing.put, *landing.key), make)
 
     def unpacker(self, moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> Unpacker:
         """Unpacks some items, and sums them by the numbers of their names."""
@@ -217,12 +227,6 @@ class Target:
         """The checksums of this rank's parts of some tensors."""
         own = self.movement.lineup.own
         return Checker(own_blocks(self.layout, own, {name: tensors[name] for name in names}))
-
-    def own_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of this rank's part of a tensor."""
-        boxes = self.layout[name].parts[self.movement.lineup.own]
-        ends = [tuple(a + n for a, n in zip(box.at, box.shape, strict=True)) for box in boxes]
-        return tuple(map(max, zip(*ends, strict=True)))
 
     def _arrival(self, reader: "Reader", terms: Terms) -> Arrival:
         loaded, skipped, nbytes = reader.loaded, list[str](), self._total
@@ -298,7 +302,7 @@ class Reader:
         for key, window in placed:
             self._read_placed(key, window)
             if (target.places(key) >= 0).sum() == present[key].sum():
-                self._complete(key)
+                self.complete(key)
 
     def _read_placed(self, key: Key, window: Window) -> None:
         """Reads the items of a window that lie in their source's heap."""
@@ -328,7 +332,7 @@ class Reader:
             unpacker = self._unpacker(key, packed)
         unpacker.unpack(chunk, self._sums, target.movement.past)
         self.moved += unpacker.nbytes
-        self._complete(key)
+        self.complete(key)
 
     def end(self) -> None:
         """Everything has come."""
@@ -351,10 +355,10 @@ class Reader:
         """Where a tensor lands."""
         if name not in self._tensors:
             dtype = self._target.layout[name].dtype
-            self._tensors[name] = torch.empty(self._target.own_shape(name), dtype=dtype)
+            self._tensors[name] = torch.empty(own_shape(self._target.layout[name].parts[self._target.own]), dtype=dtype)
         return self._tensors[name]
 
-    def _complete(self, key: Key) -> None:
+    def complete(self, key: Key) -> None:
         """Loads the tensors whose last item has come, and takes their checksums."""
         names = self._last.get(key)
         if not names or self._summing:
