@@ -25,6 +25,7 @@ BOTH = [
     ({"timeout": NAN}, "timeout=nan: expected more than 0 seconds"),
     ({"rules": "x"}, "rules='x': expected a list of rules, such as [rename('model.*', '*')]"),
     ({"rules": 5}, "rules=5: expected a list of rules, such as [rename('model.*', '*')]"),
+    ({"rules": [None]}, "rules=[None]: expected a list of rules"),
     ({"rules": [5]}, "rules=[5]: expected a list of rules, such as [rename('model.*', '*')]"),
     ({"shard": 5}, "shard=5: expected a mapping of patterns to dims or Shards, such as {'*.up.weight': 0}"),
     ({"shard": {"a": "x"}}, "expected a mapping of patterns to dims or Shards"),
@@ -54,6 +55,18 @@ def said(call: Callable[..., Any], *given: Any, **named: Any) -> str:
 @pytest.mark.parametrize(("given", "text"), BOTH + SENDERS)
 def test_a_sender_s(given: dict[str, Any], text: str) -> None:
     assert text in said(weights.Sender, TCP, {}, **given)
+
+
+@pytest.mark.parametrize("source", [None, 5, [("a", torch.ones(2))]])
+def test_a_senders_source(source: Any) -> None:
+    assert "expected a module, a mapping of names to tensors, or a callable" in said(weights.Sender, TCP, source)
+
+
+def test_a_source_that_is_none_replaces_none() -> None:
+    with weights.Sender(TCP, {"a": torch.ones(2)}, receivers=0) as sender:
+        assert "but 'b' is int" in said(sender.push, source={"b": 3})
+        assert "got NoneType" in said(sender.push, source=lambda: None)
+        assert sender.push().version == 1
 
 
 @pytest.mark.parametrize(("given", "text"), BOTH + RECEIVERS)

@@ -158,6 +158,9 @@ def holds(rank: int, world_size: int, folder: str) -> Any:
             error = attempt(sender.push, timeout=0.4)
             raise_flag(folder, "let go")
             wait_for(folder, "shown")
+            end = time.monotonic() + 10
+            while sender.receivers != {"gen": 2} and time.monotonic() < end:
+                time.sleep(0.005)  # the replica's message is on its way
             fill(model, 3)
             return [error, sender.version, sender.receivers, sender.push().version]
     model = blank(Net())

@@ -210,6 +210,15 @@ def test_arguments_are_checked_at_once() -> None:
         quantize("x", torch.int16, "s")
     with pytest.raises(UsageError, match="a pattern is text"):
         ignore(3)  # type: ignore[arg-type]
+    for call in (
+        lambda: rename("a", "*"),
+        lambda: fuse(["a", "*"], "*"),
+        lambda: split("a", ["*"]),
+        lambda: tie("*", "a"),
+        lambda: quantize("a", torch.int8, "*.scale"),
+    ):
+        with pytest.raises(UsageError, match=r"1 stars, but \"a\" only 0"):
+            call()
 
 
 def test_ignore_may_name_what_only_the_receiver_has() -> None:

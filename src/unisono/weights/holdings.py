@@ -121,7 +121,7 @@ class Holdings:
 
     def unchanged(self, source: Any) -> bool:
         """True if `look` would find what it found before."""
-        if source is not self._source or any(len(each) != count for each, count in self._places):
+        if self.layout is None or source is not self._source or any(len(each) != count for each, count in self._places):
             return False
         objects = chain.from_iterable([each.values() for each, _ in self._places])
         return (

@@ -7,7 +7,10 @@ from typing import Any, TypeVar
 
 from unisono.errors import UsageError
 
-__all__ = ["Pattern", "captures", "expand", "first_match", "pattern_from_json", "pattern_to_json", "show_pattern"]
+__all__ = [
+    "Pattern", "captures", "checked_pattern", "checked_template", "expand", "first_match", "pattern_from_json",
+    "pattern_to_json", "show_pattern",
+]  # fmt: skip
 
 Pattern = str | re.Pattern[str]
 _V = TypeVar("_V")
@@ -40,6 +43,21 @@ def expand(template: str, found: Sequence[str], pattern: Pattern) -> str:
     if len(pieces) - 1 > len(found):
         raise UsageError(f"{template!r} has {len(pieces) - 1} stars, but {show_pattern(pattern)} only {len(found)}")
     return "".join(a + b for a, b in zip(pieces, [*found[: len(pieces) - 1], ""], strict=True))
+
+
+def checked_pattern(pattern: Any) -> Pattern:
+    """The pattern. Raises UsageError for what is none."""
+    if not isinstance(pattern, str | re.Pattern):
+        raise UsageError(f"a pattern is text or a compiled regular expression, got {pattern!r}")
+    return pattern
+
+
+def checked_template(template: Any, pattern: Any) -> str:
+    """The template of a name. Raises UsageError for what is none, or asks for more than the pattern matches."""
+    if not isinstance(template, str):
+        raise UsageError(f"a name is text, got {template!r}")
+    expand(template, [""] * _compiled(checked_pattern(pattern)).groups, pattern)
+    return template
 
 
 def first_match(given: Mapping[Any, _V], names: Iterable[str], what: str) -> dict[str, _V]:

@@ -20,6 +20,7 @@ from unisono.weights.prediction import Prediction, predict
 from unisono.weights.proof import prove
 from unisono.weights.regions import Cast, Op, Region, cut
 from unisono.weights.rules import Rule
+from unisono.weights.side import check_rules
 
 __all__ = ["Plan", "make_plan", "plan"]
 
@@ -164,7 +165,11 @@ def plan(
     Raises UsageError for a rule that does not suit or a number out of range, MismatchError with every difference
     between what is sent and what is wanted.
     """
+    rules = check_rules(rules)
     layouts = [receivers] if isinstance(receivers, Layout) else list(receivers)
+    for each in (sender, *layouts):
+        if not isinstance(each, Layout):
+            raise UsageError(f"a plan is made of layouts, as layout(model) gives, got {type(each).__name__}")
     found: list[Fit] = []
     wrong: list[str] = []
     for i, each in enumerate(layouts):

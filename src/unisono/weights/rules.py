@@ -21,6 +21,8 @@ from unisono.weights.layout import dtype_name, dtype_of
 from unisono.weights.patterns import (
     Pattern,
     captures,
+    checked_pattern,
+    checked_template,
     expand,
     pattern_from_json,
     pattern_to_json,
@@ -290,14 +292,14 @@ def _dim(dim: int, shape: tuple[int, ...], what: str) -> int:
 
 def rename(old: Pattern, new: str) -> Rule:
     """Other names: `rename("module.*", "*")`. Raises UsageError if `new` has more stars than `old`."""
-    return _Rename(_pattern(old), _name(new))
+    return _Rename(checked_pattern(old), checked_template(new, old))
 
 
 def fuse(parts: Sequence[Pattern], new: str, dim: int = 0) -> Rule:
     """Tensors joined in this order along `dim`, of any sizes: `fuse(["*.q.weight", "*.k.weight"], "*.qk.weight")`."""
     if isinstance(parts, str) or len(parts) < 1:
         raise UsageError(f"fuse takes a list of patterns, got {parts!r}")
-    return _Fuse(tuple(map(_pattern, parts)), _name(new), whole(dim, "dim"))
+    return _Fuse(tuple(map(checked_pattern, parts)), checked_template(new, parts[0]), whole(dim, "dim"))
 
 
 def split(old: Pattern, new: Sequence[str], dim: int = 0, sizes: Sequence[int] | None = None) -> Rule:
@@ -307,19 +309,19 @@ def split(old: Pattern, new: Sequence[str], dim: int = 0, sizes: Sequence[int] |
     given = None if sizes is None else wholes(sizes, "sizes")
     if given is not None and min(given, default=0) < 0:
         raise UsageError(f"sizes={given}: expected parts of at least 0 elements")
-    return _Split(_pattern(old), tuple(map(_name, new)), whole(dim, "dim"), given)
+    return _Split(checked_pattern(old), tuple(checked_template(name, old) for name in new), whole(dim, "dim"), given)
 
 
 def transpose(pattern: Pattern, dims: Sequence[int] = (1, 0)) -> Rule:
     """Permuted: dim i of the receiver's tensor is dim dims[i] of the sender's."""
-    return _Transpose(_pattern(pattern), wholes(dims, "dims"))
+    return _Transpose(checked_pattern(pattern), wholes(dims, "dims"))
 
 
 def cast(pattern: Pattern = "*", dtype: torch.dtype | None = None) -> Rule:
     """Another dtype, by torch's `.to`; None: the receiver's, where both are floating."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise UsageError(f"dtype={dtype!r}: expected one of torch's, such as torch.bfloat16, or None")
-    return _Cast(_pattern(pattern), dtype)
+    return _Cast(checked_pattern(pattern), dtype)
 
 
 def quantize(pattern: Pattern, dtype: torch.dtype, scale: str, dim: int | None = 0) -> Rule:
@@ -330,34 +332,24 @@ def quantize(pattern: Pattern, dtype: torch.dtype, scale: str, dim: int | None =
     """
     if dtype not in QMAX:
         raise UsageError(f"quantize to {dtype}: expected one of {', '.join(map(str, QMAX))}")
-    return _Quantize(_pattern(pattern), dtype, _name(scale), None if dim is None else whole(dim, "dim"))
+    return _Quantize(
+        checked_pattern(pattern), dtype, checked_template(scale, pattern), None if dim is None else whole(dim, "dim")
+    )
 
 
 def tie(first: str, second: Pattern) -> Rule:
     """The receiver's tensor `first` is the sender's `second`: `tie("lm_head.weight", "embed.weight")`."""
-    return _Tie(_name(first), _pattern(second))
+    return _Tie(checked_template(first, second), checked_pattern(second))
 
 
 def ignore(pattern: Pattern) -> Rule:
     """Names that need not be sent and need not arrive."""
-    return _Ignore(_pattern(pattern))
+    return _Ignore(checked_pattern(pattern))
 
 
 _KINDS: dict[str, Any] = {
     each.__name__: each for each in (rename, fuse, split, transpose, cast, quantize, tie, ignore)
 }  # fmt: skip
-
-
-def _pattern(pattern: Any) -> Pattern:
-    if not isinstance(pattern, str | re.Pattern):
-        raise UsageError(f"a pattern is text or a compiled regular expression, got {pattern!r}")
-    return pattern
-
-
-def _name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise UsageError(f"a name is text, got {name!r}")
-    return name
 
 
 def rules_to_text(rules: Sequence[Rule]) -> str:

@@ -64,6 +64,10 @@ class Sender:
         if lost not in ("raise", "drop"):
             raise UsageError(f"lost={lost!r}: expected 'raise' or 'drop'")
         check_sharding(shard)
+        if not isinstance(source, nn.Module | Mapping) and not callable(source):
+            raise UsageError(
+                f"source={source!r}: expected a module, a mapping of names to tensors, or a callable that returns one"
+            )
         if delta and not checksum:
             raise UsageError("delta=True compares checksums: leave checksum=True")
         if backend != "gloo":
@@ -154,14 +158,18 @@ class Sender:
         self._check_open()
         check_version(version)
         seconds = self._timeout if timeout is None else seconds_of(timeout)
-        if source is not None:
-            self._source = source
         if self._background is not None:
             self._background._ended.wait()
         with self._pushing:
+            before = self._source
+            self._source = before if source is None else source
+            try:
+                self._look(self._source, version, seconds)
+            except BaseException:
+                self._source = before
+                raise
             if not background:
-                return self._push(version, self._source, seconds, 0)
-            self._look(self._source, version, seconds)
+                return self._push(version, self._part.current, seconds, 0)
             snapshot, nbytes = self._part.snapshot(self._part.current)
             self._background = Update(lambda: self._push_locked(version, snapshot, seconds, nbytes), "push")
             return self._background

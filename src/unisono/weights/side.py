@@ -47,8 +47,7 @@ class Side:
 def check_rules(rules: Any) -> tuple[Rule, ...]:
     """The rules as a tuple."""
     found = tuple(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else (rules,)
-    wrong = next((rule for rule in found if not isinstance(rule, Rule)), None)
-    if wrong is not None or not isinstance(rules, Iterable):
+    if not isinstance(rules, Iterable) or not all(isinstance(rule, Rule) for rule in found):
         raise UsageError(f"rules={rules!r}: expected a list of rules, such as [rename('model.*', '*')]")
     return found
 
