@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from unisono.runtime.outbox import LATER, NOTHING, Outboxes
+from unisono.runtime.outbox import LATER, NOTHING, Described, Outboxes, packed
 from unisono.transport.layout import Layout
 from unisono.transport.segment import Segment
 
@@ -21,22 +21,25 @@ def segment() -> Segment:
 
 def test_the_last_to_publish_reads_all(segment: Segment) -> None:
     first, last = (Outboxes(segment, rank, (1, 3), 3) for rank in (1, 3))
-    first.publish(7, False, [[(64, 8), (128, 4)], NOTHING, []])
+    first.publish(7, packed(False, [[(64, 8), (128, 4)], NOTHING, []]))
     assert not first.complete(7)
-    last.publish(7, True, [LATER, NOTHING, [(256, 16)]])
+    last.publish(7, packed(True, [LATER, NOTHING, [(256, 16)]]))
     assert last.complete(7)
     assert last.read() == (
         True,
-        {1: [[(64, 8), (128, 4)], NOTHING, []], 3: [LATER, NOTHING, [(256, 16)]]},
+        {
+            1: [Described.of([(64, 8), (128, 4)]), NOTHING, Described.of([])],
+            3: [LATER, NOTHING, Described.of([(256, 16)])],
+        },
     )
     assert not last.complete(8)
 
 
 def test_the_most_spans_have_room(segment: Segment) -> None:
     mine, next_one = (Outboxes(segment, rank, (0, 1), 2) for rank in (0, 1))
-    next_one.publish(0, False, [[(1, 1)], NOTHING])
+    next_one.publish(0, packed(False, [[(1, 1)], NOTHING]))
     spans = [(1 << 40 | k, 1 << 50 | k) for k in range(mine.most_spans)]
-    mine.publish(0, False, [spans, spans])
+    mine.publish(0, packed(False, [spans, spans]))
     assert mine.complete(0)
-    assert mine.read() == (False, {0: [spans, spans], 1: [[(1, 1)], NOTHING]})
+    assert mine.read() == (False, {0: 2 * [Described.of(spans)], 1: [Described.of([(1, 1)]), NOTHING]})
     assert mine.most_spans >= 2 * segment.layout.world_size

@@ -39,6 +39,7 @@ class OneMesh:
 
     def __init__(self) -> None:
         self.engine, self.words, self.over = Closed(), list[str](), threading.Event()
+        self.sockets: dict[int, int] = {}
 
     def lost(self, peer: int, tag: int, words: str) -> None:
         self.words.append(words)

@@ -159,6 +159,8 @@ class CollectiveQueue(CallQueue):
                     self._issued, calls[number % len(calls)] = number, prepared.call
                     patience = patience_for(prepared.call) if background and self._patience else self._patience
                     outcome = prepared.run(prepared.address, self._at, number, self.calls, patience, target, source, 0)
+                    if outcome == WAITS and self._crossing is not None and not background:
+                        outcome = self._crossing.run_on(prepared, self.calls, target, source)
                     if outcome == DONE:
                         self.calls += 1
                         if self.calls == self.preparer.compile_at:

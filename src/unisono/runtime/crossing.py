@@ -15,31 +15,46 @@ A frame of a later meeting waits until the receiver stands at that meeting: then
 the one before, and none reads what the frame overwrites.
 """
 
-import struct
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from unisono.program.bind import KIND, MEET, WORDS, Table
 from unisono.runtime.control import Control
+from unisono.runtime.frames import Frames
 from unisono.runtime.in_use import InUse
 from unisono.runtime.network import MEETING, MEETING_DATA, Network
-from unisono.runtime.outbox import LATER, NOTHING, Outboxes, Spans
+from unisono.runtime.outbox import LATER, NOTHING, Described, Outboxes, Spans, packed
 from unisono.runtime.prepared import Prepared
-from unisono.runtime.staging import FIRST, SPAN, Position, Staging, Step, fits_alone
+from unisono.runtime.staging import FIRST, Position, Staging, Step, fits_alone
+from unisono.runtime.words import WAITS
 from unisono.transport import futex
 from unisono.transport.board import Board
-from unisono.transport.layout import CALL, COMPLETED, COMPLETED_AT, HEADER, ISSUED, MEETINGS
+from unisono.transport.layout import MEETINGS
 
 __all__ = ["Crossing"]
 
-_HEAD = struct.Struct("<QQII")  # meeting, the call's first; whether ranks that sleep are woken; ranks in the frame
-_RANK = struct.Struct("<IIIIQQ")  # rank; bytes of header and text; spans; calls issued, completed
-_ALONE = struct.Struct("<QQII")  # meeting, the call's first; how much later it is due; spans
 _KEPT = 4096
+_PATIENCE = 0.001  # s that a call may wait at its meetings before it becomes a task
 _AHEAD = 8  # frames of overlapping pieces after which one is waited for, with as many more on their way
 _TOGETHER = 128 << 10
 """Bytes of a frame for all ranks of a host; what is longer goes by the connections of all of them."""
+
+
+class _Plan(NamedTuple):
+    """What a rank sends for a meeting.
+
+    ``spans``: by host, what it has staged; ``alone``, ``beside``: of these, what goes in a frame of its own, and what
+    beside all frames; ``outbox``: the rest, as it is published; ``waits``: for all ranks to agree.
+    """
+
+    spans: list[Spans]
+    alone: list[tuple[int, Described]]
+    beside: list[int]
+    outbox: bytes
+    waits: bool
 
 
 class Crossing:
@@ -54,8 +69,8 @@ class Crossing:
     def __init__(self, board: Board, control: Control, network: Network) -> None:
         self._board, self._control, self._network = board, control, network
         self._segment, self._hosts = board.segment, network.hosts
-        self._view = memoryview(board.segment.raw)
         hosts = self._hosts
+        self._frames = Frames(board, hosts, network.clock)
         others = [host for host in range(len(hosts.hosts)) if host != hosts.mine]
         self._to = {host: network.meetings[hosts.proxy(board.rank, host)] for host in others}
         self._begun = {peer: board.segment.field(peer, MEETINGS) for peer in hosts.remote}
@@ -73,7 +88,7 @@ class Crossing:
         self._undecided = False  # whether the call under way may end at its first meeting, as one that differs
         self._leaving = InUse()  # staging memory that is sent from since the last meeting
         self._unsettled: Callable[[], bool] | None = None  # what is left to do at a meeting once ranks agree
-        self._plans: dict[tuple[int, ...], tuple[Table, tuple[list[Spans], tuple[Spans | int, ...], bool]]] = {}
+        self._plans: dict[tuple[int, ...], tuple[Table, _Plan]] = {}
         self._staging = Staging(board.segment, hosts, board.size)
         network.deliver_meeting, network.deliver_data = self._land, self._land_data
         network.closing.append(self._close)
@@ -108,6 +123,20 @@ class Crossing:
                 self._expect_next(prepared, meeting)
         return True
 
+    def run_on(self, prepared: Prepared, done: int, target: int, source: int) -> int:
+        """Goes on with the call after ``done``, which waits at a meeting, if no rank is late; returns its outcome.
+
+        ``target``, ``source``: see `Interpreter.run`.
+        """
+        limit, outcome = time.monotonic() + _PATIENCE, WAITS
+        while outcome == WAITS:
+            while not self.cross(prepared):
+                if (left := limit - time.monotonic()) <= 0.0:
+                    return WAITS
+                self._board.sleep(left)
+            outcome = prepared.run(prepared.address, self._control.address, 0, done, 0, target, source, 1)
+        return outcome
+
     def passes(self, prepared: Prepared) -> bool:
         """True unless the interpreter waits at a meeting that is not complete."""
         return not self._control.arrived or self.cross(prepared)
@@ -124,8 +153,8 @@ class Crossing:
             self._stands_at = max(meeting, self._stands_at)
             here = self._early.pop(meeting, ())
             self._turn.notify_all()
-        for rank in here:
-            self._arrive_for(rank, meeting)
+        if here:
+            self._arrive_for(here, meeting)
 
     def _close(self, deadline: float) -> None:
         """Lets waiting frames go: they are dropped."""
@@ -138,27 +167,24 @@ class Crossing:
         table = prepared.staged
         begins = meeting == first
         now = (0, 0) if begins else (iteration, int((table.rows[: row // WORDS, KIND] == MEET).sum()))
-        spans, out, waits = self._plan(prepared, table, (0, -1) if begins else self._before, now, first & 1)
+        plan = self._plan(prepared, table, (0, -1) if begins else self._before, now, first & 1)
         self._before = now
         before, self._leaving = self._leaving, InUse()
-        for host, found in enumerate(spans):
-            if out[host] == LATER and fits_alone(found):
-                self._send_alone(host, meeting, found)
-            elif found and out[host] == NOTHING:
-                self._send_data(host, found)
-        self._outboxes.publish(meeting, waits, out)
+        for host, described in plan.alone:
+            self._to[host].send(MEETING_DATA, self._frames.of_rank(described, meeting, meeting))
+        for host in plan.beside:
+            self._send_data(host, plan.spans[host])
+        self._outboxes.publish(meeting, plan.outbox)
         wakes = self._outboxes.complete(meeting) and self._send_frames(meeting, first, prepared.guarded, words)
         # That half of the staging memory is written again after this meeting.
         mark = partial(self._board.arrive, meeting, wakes)
-        if waits:
-            self._unsettled = partial(self._settle, prepared, spans, before, mark)
+        if plan.waits:
+            self._unsettled = partial(self._settle, prepared, plan.spans, before, mark)
         else:
             before.afterwards(mark)
 
-    def _plan(
-        self, prepared: Prepared, table: Table, before: Position, now: Position, parity: int
-    ) -> tuple[list[Spans], tuple[Spans | int, ...], bool]:
-        """By host, what this rank has staged and what its outbox shall have; whether it waits until all ranks agree."""
+    def _plan(self, prepared: Prepared, table: Table, before: Position, now: Position, parity: int) -> _Plan:
+        """What this rank sends of what it has staged between two meetings."""
         key = (id(table), *before, *now, parity)
         kept = self._plans.get(key)
         if kept is None:
@@ -172,7 +198,10 @@ class Crossing:
                 out.append(found if goes and fits else LATER if goes and begins else NOTHING)
             later = not table.late and (LATER in out or self._comes_later(prepared, parity))
             waits = begins and (bool(prepared.call.sends) or later)
-            kept = self._plans[key] = (table, (spans, tuple(out), waits))
+            lone = {host for host, found in enumerate(spans) if out[host] == LATER and fits_alone(found)}
+            alone = [(host, Described.of(spans[host])) for host in sorted(lone)]
+            beside = [host for host, found in enumerate(spans) if found and out[host] == NOTHING]
+            kept = self._plans[key] = (table, _Plan(spans, alone, beside, packed(waits, out), waits))
         return kept[1]
 
     def _fits(self, spans: Spans) -> bool:
@@ -185,20 +214,13 @@ class Crossing:
         before = self._leaving
         if noted:
             self._leaving = InUse()
-        for host, count, described, slices in step.sends:
-            head, data = _ALONE.pack(meeting, first, late, count), (self._view[each] for each in slices)
+        for host, described in step.sends:
             gone = self._leaving.add() if noted else None
-            self._to[host].send(MEETING_DATA, [head, described, *data], gone=gone)
+            self._to[host].send(MEETING_DATA, self._frames.of_rank(described, meeting, first, late), gone=gone)
         if noted:  # a rank that waits for nobody's data may not be far ahead of those who take its own
             before.afterwards(partial(self._board.arrive, meeting))
         else:
             self._board.arrive(meeting)
-
-    def _send_alone(self, host: int, meeting: int, spans: Spans) -> None:
-        """Sends what this rank has for a host at the first meeting of a call in a frame of its own."""
-        data = (self._view[at : at + nbytes] for at, nbytes in spans)
-        head = _ALONE.pack(meeting, meeting, 0, len(spans))
-        self._to[host].send(MEETING_DATA, [head, *(SPAN.pack(*span) for span in spans), *data])
 
     def _send_data(self, host: int, spans: Spans) -> None:
         self._leaving.add()
@@ -206,36 +228,11 @@ class Crossing:
 
     def _send_frames(self, meeting: int, first: int, guarded: bool, words: bool) -> bool:
         """Sends what all ranks of this host have published; returns whether ranks that sleep have to see it."""
-        waits, every = self._outboxes.read()
-        for host in range(len(self._hosts.hosts)):
-            parts: list[bytes | memoryview] = [b""]
-            count = 0
-            for rank, out in every.items():
-                if out[host] != NOTHING:
-                    parts += self._part(rank, out[host], meeting, guarded and meeting == first, words)
-                    count += 1
-            if count:
-                parts[0] = _HEAD.pack(meeting, first, waits, count)
-                receiver = self._hosts.receiver(host, self._hosts.mine)
-                self._network.meetings[receiver].send(MEETING, parts)
+        waits, staged = self._outboxes.read()
+        for host in self._to:
+            if parts := self._frames.of_host(host, staged, meeting, first, waits, guarded and meeting == first, words):
+                self._network.meetings[self._hosts.receiver(host, self._hosts.mine)].send(MEETING, parts)
         return waits
-
-    def _part(
-        self, rank: int, spans: Spans | int, meeting: int, guarded: bool, words: bool
-    ) -> list[bytes | memoryview]:
-        """A rank's part of a frame."""
-        segment, header, text = self._segment, b"", b""
-        if guarded:
-            start, stop = self._board.header_span(meeting & 1, rank)
-            header = segment.raw[start:stop]
-        if words:
-            text = segment.text(rank, CALL).encode()
-        own: Spans = [] if isinstance(spans, int) else spans
-        counts = segment.longs[segment.field(rank, ISSUED)], segment.longs[segment.field(rank, COMPLETED)]
-        return [
-            _RANK.pack(rank, len(header), len(text), len(own), *counts), header, text,
-            *(SPAN.pack(*span) for span in own), *(self._view[at : at + nbytes] for at, nbytes in own),
-        ]  # fmt: skip
 
     def _comes_later(self, prepared: Prepared, parity: int) -> bool:
         """True if a rank whose proxy this is has data for this host's ranks that no frame holds, at a first meeting."""
@@ -289,48 +286,42 @@ class Crossing:
         for peer in self._hosts.proxied:
             spans = self._from(prepared, peer, (self._before, then), first & 1)
             if not spans:
-                self._arrive_for(peer, meeting + 1)
+                self._arrive_for([peer], meeting + 1)
             elif not self._fits(spans):
-                self._expect_data(peer, spans, partial(self._arrive_for, peer, meeting + 1))
+                self._expect_data(peer, spans, partial(self._arrive_for, [peer], meeting + 1))
 
     def _expect_step(self, prepared: Prepared, meeting: int, first: int) -> None:
         """Lets the data of the next meeting of overlapping pieces in, and arrives there for ranks that are not due."""
         self._step = step = self._staging.step(prepared, meeting + 1 - first, first & 1, self._fits)
         self._stand_at(meeting + 1, first if step is not None else meeting + 1)
         if step is not None:
-            for peer in step.absent:
-                self._arrive_for(peer, meeting + 1)
+            if step.absent:
+                self._arrive_for(step.absent, meeting + 1)
             for peer in step.begun:
-                self._await(peer, first, partial(self._arrive_for, peer, meeting + 1))
+                self._await(peer, first, partial(self._arrive_for, [peer], meeting + 1))
 
     def _expect_data(self, peer: int, spans: Spans, done: Callable[[], None]) -> None:
         tensors = [self._segment.bytes[at : at + nbytes] for at, nbytes in spans]
         self._network.meetings[peer].expect_data(tensors, done)
 
-    def _arrive_for(self, peer: int, meeting: int, wakes: bool = False) -> None:
-        """Arrives at a meeting in the place of a rank whose data is there."""
-        self._segment.longs[self._begun[peer]] = meeting + 1
-        self._board.arrive(meeting, wakes)
+    def _arrive_for(self, peers: Sequence[int], meeting: int, wakes: bool = False) -> None:
+        """Arrives at a meeting in the place of ranks whose data is there."""
+        for peer in peers:
+            self._segment.longs[self._begun[peer]] = meeting + 1
+        self._board.arrive(meeting, wakes, len(peers))
 
     # Receiving
 
     def _land(self, peer: int, body: memoryview) -> None:
         """Lays down what ``peer`` has sent for the ranks of its host at a meeting, and arrives for them."""
-        meeting, first, wakes, count = _HEAD.unpack_from(body)
+        meeting, first, wakes, count = self._frames.head(body)
         host = self._hosts.of[peer]
         with self._turn:
             if not self._lets_in(meeting, first) or (meeting, host) in self._landed:
                 return
             self._landed.add((meeting, host))
-        at, ranks = _HEAD.size, []
-        for _ in range(count):
-            rank, *sizes = _RANK.unpack_from(body, at)
-            if not (0 <= rank < self._board.size and self._hosts.of[rank] == host):
-                raise RuntimeError(f"rank {peer} sent something for rank {rank}, which is not on its host")
-            at = self._apply(rank, meeting, body, at + _RANK.size, *sizes)
-            ranks.append(rank)
-        for rank in ranks:
-            self._arrive_for(rank, meeting, bool(wakes) and rank == ranks[-1])
+        ranks = self._frames.unpack(peer, body, meeting, count)
+        self._arrive_for(ranks, meeting, bool(wakes))
 
     def _lets_in(self, meeting: int, first: int) -> bool:
         """Waits until a frame may be laid down; False if its call is over. ``_turn`` is held."""
@@ -348,53 +339,18 @@ class Crossing:
 
     def _land_data(self, peer: int, body: memoryview) -> None:
         """Writes what a rank has sent in a frame of its own."""
-        meeting, first, late, count = _ALONE.unpack_from(body)
+        meeting, first, late, count = self._frames.head_of_rank(body)
         then: Callable[[], None] | None = None
         with self._turn:
             if not self._lets_in(meeting, first):
                 return
-            self._write(peer, body, _ALONE.size, count)
+            self._frames.unpack_of_rank(peer, body, count)
             if meeting == first:
                 self._data_landed[peer] = meeting
                 then = self._awaited.pop(peer, None)
             elif self._stands_at < meeting + late:
                 self._early.setdefault(meeting + late, []).append(peer)
             else:
-                then = partial(self._arrive_for, peer, meeting + late)
+                then = partial(self._arrive_for, [peer], meeting + late)
         if then is not None:
             then()
-
-    def _apply(
-        self, rank: int, meeting: int, body: memoryview, at: int, header: int, text: int, count: int, issued: int,
-        completed: int,
-    ) -> int:  # fmt: skip
-        """Lays down a rank's part of a frame that begins at ``at``; returns where it ends."""
-        segment = self._segment
-        if header:
-            start, stop = self._board.header_span(meeting & 1, rank)
-            segment.raw[start:stop] = body[at : at + header]
-            segment.longs[segment.field(rank, HEADER)] = start
-        at += header
-        if text:
-            segment.set_text(rank, CALL, bytes(body[at : at + text]).decode())
-        at += text
-        at = self._write(rank, body, at, count)
-        self._record(rank, issued, completed)
-        return at
-
-    def _write(self, rank: int, body: memoryview, at: int, count: int) -> int:
-        """Writes spans, and the data behind them, to staging memory; returns where it ends."""
-        layout, spans = self._segment.layout, [SPAN.unpack_from(body, at + k * SPAN.size) for k in range(count)]
-        at += count * SPAN.size
-        for offset, nbytes in spans:
-            if not layout.stages <= offset <= offset + nbytes <= layout.device_numbers:
-                raise RuntimeError(f"rank {rank} sent {nbytes} bytes for offset {offset}, outside of staging memory")
-            self._view[offset : offset + nbytes] = body[at : at + nbytes]
-            at += nbytes
-        return at
-
-    def _record(self, peer: int, issued: int, completed: int) -> None:
-        longs, field = self._segment.longs, self._segment.field
-        if completed != longs[field(peer, COMPLETED)]:
-            longs[field(peer, COMPLETED_AT)] = self._network.clock()
-        longs[field(peer, ISSUED)], longs[field(peer, COMPLETED)] = issued, completed

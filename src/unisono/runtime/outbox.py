@@ -7,17 +7,35 @@ and sends for all of them. Two ranks that come at one time may both find that; b
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from unisono.transport import futex
 from unisono.transport.segment import Segment
 
-__all__ = ["LATER", "NOTHING", "Outboxes", "Spans", "joined"]
+__all__ = ["LATER", "NOTHING", "SPAN", "Described", "Outboxes", "Spans", "joined", "packed"]
 
 Spans = list[tuple[int, int]]
 """Of bytes that a rank has staged: offsets in the segment, and how many there."""
 NOTHING, LATER = 0xFFFFFFFF, 0xFFFFFFFE
 """In the place of a number of spans: nothing for that host; data that follows once all ranks agree on the call."""
-_HEAD, _COUNT, _SPAN = struct.Struct("<I"), struct.Struct("<I"), struct.Struct("<QQ")
+SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
+_STATE = struct.Struct("<II")  # whether a frame is waited for; bytes that follow
+_COUNT = struct.Struct("<I")
+_AHEAD = 8 + _STATE.size  # bytes of an outbox before its spans: the meeting, and these
+
+
+class Described(NamedTuple):
+    """Spans as a frame has them: how many, their description in bytes, where they begin and end in the segment."""
+
+    spans: int
+    packed: bytes
+    slices: tuple[slice, ...]
+
+    @staticmethod
+    def of(spans: Spans) -> "Described":
+        """The same spans, so described."""
+        slices = tuple(slice(at, at + nbytes) for at, nbytes in spans)
+        return Described(len(spans), b"".join(SPAN.pack(*span) for span in spans), slices)
 
 
 class Outboxes:
@@ -28,15 +46,12 @@ class Outboxes:
         self._segment, self._hosts = segment, hosts
         self._at = {each: layout.outboxes + each * layout.OUTBOX for each in local}
         self._mine = self._at[rank]
-        self.most_spans = (layout.OUTBOX - 8 - _HEAD.size - _COUNT.size * hosts) // (_SPAN.size * hosts)
+        self._meetings = [at // 8 for at in self._at.values()]
+        self.most_spans = (layout.OUTBOX - _AHEAD - _COUNT.size * hosts) // (SPAN.size * hosts)
         """Spans for one host that have room."""
 
-    def publish(self, meeting: int, waits: bool, found: Sequence[Spans | int]) -> None:
-        """Publishes what goes to each host: spans, `NOTHING` or `LATER`.
-
-        ``waits``: a rank of another host may have to see the frame before the meeting is complete.
-        """
-        data = _packed(waits, tuple(each if isinstance(each, int) else tuple(each) for each in found))
+    def publish(self, meeting: int, data: bytes) -> None:
+        """Publishes what goes to each host, as `packed` gives it."""
         self._segment.raw[self._mine + 8 : self._mine + 8 + len(data)] = data
         futex.release()
         self._segment.longs[self._mine // 8] = meeting + 1
@@ -45,40 +60,47 @@ class Outboxes:
         """True if all ranks of this host have published for a meeting; of several that ask, the last one sees it."""
         futex.fence()
         longs = self._segment.longs
-        return all(longs[at // 8] == meeting + 1 for at in self._at.values())
+        return all(longs[at] == meeting + 1 for at in self._meetings)
 
-    def read(self) -> tuple[bool, dict[int, list[Spans | int]]]:
-        """Whether any rank `waits`; by rank, what it has for each host. All must have published."""
+    def read(self) -> tuple[bool, dict[int, list[Described | int]]]:
+        """Whether any rank waits for a frame; by rank, what it has for each host. All must have published."""
         futex.acquire()
-        raw, nbytes = self._segment.raw, self._segment.layout.OUTBOX
-        read = {rank: _unpacked(raw[at + 8 : at + nbytes], self._hosts) for rank, at in self._at.items()}
-        return any(waits for waits, _ in read.values()), {rank: found for rank, (_, found) in read.items()}
+        raw, anyone, every = self._segment.raw, False, {}
+        for rank, at in self._at.items():
+            waits, nbytes = _STATE.unpack_from(raw, at + 8)
+            anyone |= bool(waits)
+            every[rank] = _unpacked(raw[at + _AHEAD : at + _AHEAD + nbytes], self._hosts)
+        return anyone, every
 
 
-@lru_cache(maxsize=256)
-def _packed(waits: bool, found: tuple[tuple[tuple[int, int], ...] | int, ...]) -> bytes:
-    parts = [_HEAD.pack(waits)]
+def packed(waits: bool, found: Sequence[Spans | int]) -> bytes:
+    """What a rank has for each host: spans, `NOTHING` or `LATER`.
+
+    ``waits``: a rank of another host may have to see the frame before the meeting is complete.
+    """
+    parts = []
     for spans in found:
         if isinstance(spans, int):
             parts.append(_COUNT.pack(spans))
         else:
-            parts += [_COUNT.pack(len(spans)), *(_SPAN.pack(*span) for span in spans)]
-    return b"".join(parts)
+            parts += [_COUNT.pack(len(spans)), *(SPAN.pack(*span) for span in spans)]
+    data = b"".join(parts)
+    return _STATE.pack(waits, len(data)) + data
 
 
 @lru_cache(maxsize=256)
-def _unpacked(data: bytes, hosts: int) -> tuple[bool, list[Spans | int]]:
-    (waits,), place = _HEAD.unpack_from(data), _HEAD.size
-    found: list[Spans | int] = []
+def _unpacked(data: bytes, hosts: int) -> list[Described | int]:
+    place = 0
+    found: list[Described | int] = []
     for _ in range(hosts):
         (count,) = _COUNT.unpack_from(data, place)
         place += _COUNT.size
         if count >= LATER:
             found.append(count)
         else:
-            found.append([_SPAN.unpack_from(data, place + k * _SPAN.size) for k in range(count)])
-            place += count * _SPAN.size
-    return bool(waits), found
+            found.append(Described.of([SPAN.unpack_from(data, place + k * SPAN.size) for k in range(count)]))
+            place += count * SPAN.size
+    return found
 
 
 def joined(spans: Sequence[tuple[int, int]]) -> Spans:

@@ -3,7 +3,6 @@
 Positions are (iteration, number in the body) of a meeting; (0, -1) is before the first one.
 """
 
-import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,16 +10,15 @@ from unisono.program.bind import Table
 from unisono.program.over_hosts import following, passed
 from unisono.program.slots import slot_readers
 from unisono.runtime.network import MEETING_ROOM
-from unisono.runtime.outbox import Spans, joined
+from unisono.runtime.outbox import SPAN, Described, Spans, joined
 from unisono.runtime.prepared import Prepared
 from unisono.transport.host import HostMap
 from unisono.transport.segment import Segment
 
-__all__ = ["FIRST", "SPAN", "Position", "Staging", "Step", "fits_alone"]
+__all__ = ["FIRST", "Position", "Staging", "Step", "fits_alone"]
 
 _KEPT = 4096
 _Found = TypeVar("_Found")
-SPAN = struct.Struct("<QQ")  # offset in the segment, bytes
 Position = tuple[int, int]
 FIRST: tuple[Position, Position] = (0, -1), (0, 0)
 """The part of a program before its first meeting."""
@@ -29,12 +27,12 @@ FIRST: tuple[Position, Position] = (0, -1), (0, 0)
 class Step(NamedTuple):
     """What a meeting of overlapping pieces, after the first one, takes over hosts.
 
-    ``sends``: by host for which this rank has data, the bytes that describe its spans and where they begin and end.
+    ``sends``: by host for which this rank has data, its spans.
     ``absent``: ranks whose proxy this is and of which nothing is due; ``begun``: those whose data of the first meeting
     is due, in frames of their own.
     """
 
-    sends: tuple[tuple[int, int, bytes, tuple[slice, ...]], ...]
+    sends: tuple[tuple[int, Described], ...]
     absent: tuple[int, ...]
     begun: tuple[int, ...]
 
@@ -99,8 +97,7 @@ class Staging:
         table, due, sends, absent, begun = prepared.staged, number - prepared.staged.late, [], [], []
         for host, spans in enumerate(self.spans(prepared, table, *_part(table, number), parity)):
             if spans:
-                slices = tuple(slice(at, at + nbytes) for at, nbytes in spans)
-                sends.append((host, len(spans), b"".join(SPAN.pack(*span) for span in spans), slices))
+                sends.append((host, Described.of(spans)))
         for peer in self._hosts.proxied:
             spans = []
             if due >= 0:

@@ -60,16 +60,16 @@ class Board:
         """Returns True if all ranks have arrived at the next meeting."""
         return self._counters[self.position[0] & 3].value() == self.arrivals
 
-    def arrive(self, meeting: int, wakes: bool = False) -> None:
-        """Counts an arrival at a meeting, for a rank of another host or for what this rank has sent there.
+    def arrive(self, meeting: int, wakes: bool = False, count: int = 1) -> None:
+        """Counts arrivals at a meeting, for ranks of another host or for what this rank has sent there.
 
         ``wakes``: ranks that sleep are woken even if others are missing.
         """
         address = self._arrivals_at[meeting & 3]
         if wakes:
-            futex.ring(address)
+            futex.ring(address, count)
         else:
-            futex.arrive(address, self.arrivals)
+            futex.arrive(address, self.arrivals, count)
 
     def note(self) -> None:
         """Notes the arrivals so far: the next `sleep` returns if there are more."""

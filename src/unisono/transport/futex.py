@@ -62,12 +62,14 @@ _STRONG = _MACHINE in ("x86_64", "AMD64")  # stores in order, loads in order; on
 _quick = ctypes.PyDLL(None).syscall
 _blocking = ctypes.CDLL(None, use_errno=True).syscall
 _quick.restype = _blocking.restype = ctypes.c_long
+_WAIT, _WAKE, _ZERO, _ONE = (ctypes.c_int(value) for value in (FUTEX_WAIT, FUTEX_WAKE, 0, 1))
 
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
+@functools.cache
 def _number() -> ctypes.c_long:
     if not sys.platform.startswith("linux") or _MACHINE not in NUMBERS:
         raise UsageError(
@@ -106,7 +108,7 @@ class Counter:
 def _addition(address: int, woken: int, full: int, value: int = 1) -> tuple[Any, ...]:
     """The arguments of FUTEX_WAKE_OP: it adds ``value`` at an address and wakes the sleepers of ``woken``.
 
-    Those at the address are woken if one more makes it ``full``.
+    Those at the address are woken if that makes it ``full``.
     """
     if full > 2048:
         raise UsageError(f"a meeting of {full} ranks on one host is beyond the 2048 that a futex comparison holds")
@@ -117,27 +119,27 @@ def _addition(address: int, woken: int, full: int, value: int = 1) -> tuple[Any,
         ctypes.c_int(INT_MAX),
         ctypes.c_void_p(INT_MAX),
         ctypes.c_void_p(address),
-        ctypes.c_uint32((_OP_ADD << 28) | (_CMP_EQ << 24) | ((value & 0xFFF) << 12) | full - 1),
+        ctypes.c_uint32((_OP_ADD << 28) | (_CMP_EQ << 24) | ((value & 0xFFF) << 12) | full - value),
     )
 
 
-def arrive(address: int, full: int) -> None:
-    """Adds one to the 32-bit word at an address and wakes its sleepers if that makes it ``full``; a release."""
-    _quick(*_addition(address, address + 4, full))  # the word behind it has no sleepers
+def arrive(address: int, full: int, count: int = 1) -> None:
+    """Adds ``count`` to the 32-bit word at an address and wakes its sleepers if that makes it ``full``; a release."""
+    _quick(*_addition(address, address + 4, full, count))  # the word behind it has no sleepers
 
 
-def ring(address: int) -> None:
-    """Adds one to the 32-bit word at an address and wakes its sleepers; a release."""
-    _quick(*_addition(address, address, 1))
+def ring(address: int, count: int = 1) -> None:
+    """Adds ``count`` to the 32-bit word at an address and wakes its sleepers; a release."""
+    _quick(*_addition(address, address, count, count))
 
 
 def sleep(address: int, seen: int, seconds: float) -> None:
     """Sleeps until the 32-bit word at an address is woken, at most ``seconds``, unless it differs from ``seen``."""
     limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
-    word, wait = ctypes.c_void_p(address), ctypes.c_int(FUTEX_WAIT)
+    word = ctypes.c_void_p(address)
     _quick(*_addition(address + 4, address + 4, 1))
     try:
-        _blocking(_number(), word, wait, ctypes.c_uint32(seen), ctypes.byref(limit), None, ctypes.c_int(0))
+        _blocking(_number(), word, _WAIT, ctypes.c_uint32(seen), ctypes.byref(limit), None, _ZERO)
     finally:
         _quick(*_addition(address + 4, address + 4, 1, -1))
 
@@ -154,12 +156,12 @@ def yield_core() -> bool:
     return True
 
 
-_dummy = ctypes.c_uint32(0)
+_dummy = ctypes.byref(ctypes.c_uint32(0))
 
 
 def fence() -> None:
     """A full barrier."""
-    _quick(_number(), ctypes.byref(_dummy), ctypes.c_int(FUTEX_WAKE), ctypes.c_int(1), None, None, ctypes.c_int(0))
+    _quick(_number(), _dummy, _WAKE, _ONE, None, None, _ZERO)
 
 
 def _nothing() -> None:

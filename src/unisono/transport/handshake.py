@@ -20,6 +20,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroupGloo
 
 from unisono.errors import PeerLostError, UsageError
+from unisono.transport.cork import NAME, connection_names
 from unisono.transport.keepalive import keep_alive, peer_addresses, shut_down, sockets
 from unisono.transport.listening import listeners, refuse_all
 from unisono.transport.mesh import FOREVER, Connected, gist
@@ -145,24 +146,26 @@ class _Attempt:
         self._store, self._rank, self._size, self._key = store, rank, size, nonce.encode()
         self._deadline, self._check = deadline, check
         self._peers = [peer for peer in range(size) if peer != rank]
+        self._before = sockets()
         self._gloo: Any = None
+        self._sockets: dict[int, int] = {}
         self._words = ""
 
     def connect(self, address: str, limit: float) -> Connected | str:
         """The connections, which all ranks have proved; or what went wrong, on this rank or another."""
-        before, listening, proved = sockets(), listeners(), False
+        listening, proved = listeners(), False
         try:
             words = self._prove(address)
             proved = not words
         finally:
-            made = sockets() - before
+            made = sockets() - self._before
             refuse_all(listeners() - listening)
             if not proved:
                 shut_down(made)
         if words:
             return words
         keep_alive(made, limit)
-        return Connected(self._gloo, lambda: shut_down(made))
+        return Connected(self._gloo, lambda: shut_down(made), self._sockets)
 
     def _prove(self, address: str) -> str:
         """Connects and waits until all ranks have proved their connections; returns what went wrong."""
@@ -179,27 +182,32 @@ class _Attempt:
         return self._agreed()
 
     def _run(self, address: str) -> None:
-        """Connects with all other ranks, and exchanges words with them."""
+        """Connects with all other ranks, and exchanges words with them, and the names of the connections."""
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=max(1.0, self._deadline - time.monotonic()))
-        come = {peer: torch.zeros(_WORD, dtype=torch.uint8) for peer in self._peers}
-        sent = {
-            peer: torch.frombuffer(bytearray(self._word(self._rank, peer)), dtype=torch.uint8) for peer in self._peers
-        }
+        room = NAME * 2 * self._size
+        come = {peer: torch.zeros(_WORD + room, dtype=torch.uint8) for peer in self._peers}
         try:
             options._devices = [ProcessGroupGloo.create_device(hostname=address)]
             store = self._store.plain("gloo").clone()  # its own connection: Gloo waits in it
             gloo: Any = ProcessGroupGloo(store, self._rank, self._size, options)
+            own = connection_names(sockets() - self._before)
+            names = b"".join(own)[:room].ljust(room, b"\0")
+            sent = {peer: bytearray(self._word(self._rank, peer) + names) for peer in self._peers}
             works = [gloo.recv([tensor], peer, 0) for peer, tensor in come.items()]
-            works += [gloo.send([tensor], peer, 0) for peer, tensor in sent.items()]
+            works += [gloo.send([torch.frombuffer(word, dtype=torch.uint8)], peer, 0) for peer, word in sent.items()]
             for work in works:
                 work.wait(FOREVER)
         except RuntimeError as error:
             self._words = gist(error)
             return
         for peer in self._peers:
-            if not hmac.compare_digest(come[peer].numpy().tobytes(), self._word(peer, self._rank)):
+            theirs = come[peer].numpy().tobytes()
+            if not hmac.compare_digest(theirs[:_WORD], self._word(peer, self._rank)):
                 self._words = f"what is connected as rank {peer} of the group does not know its nonce"
+            for at in range(_WORD, len(theirs), NAME):
+                if (fd := own.get(theirs[at : at + NAME])) is not None:
+                    self._sockets[peer] = fd
         self._gloo = gloo
 
     def _word(self, source: int, target: int) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from typing import NamedTuple
 
-__all__ = ["Connection", "keep_alive", "peer_addresses", "shut_down", "sockets", "tcp_socket"]
+__all__ = ["Connection", "keep_alive", "open_ones", "peer_addresses", "shut_down", "sockets", "tcp_socket"]
 
 
 class Connection(NamedTuple):
@@ -64,20 +64,20 @@ def _inode(copy: socket.socket) -> int:
     return os.fstat(copy.fileno()).st_ino
 
 
-def _open_ones(connections: Iterable[Connection]) -> Iterator[socket.socket]:
-    """Duplicates of those that are still connected."""
+def open_ones(connections: Iterable[Connection]) -> Iterator[tuple[int, socket.socket]]:
+    """The descriptors of those that are still connected, with duplicates."""
     for each in connections:
         if (copy := _open(each.fd)) is not None:
             with closing(copy):
                 if _inode(copy) == each.inode:
-                    yield copy
+                    yield each.fd, copy
 
 
 def keep_alive(connections: Iterable[Connection], limit: float) -> None:
     """Ends connections whose peer does not answer for ``limit`` seconds."""
     idle, interval = max(1, int(limit // 3)), max(1, int(limit // 6))
     count = max(1, round((limit - idle) / interval))
-    for copy in _open_ones(connections):
+    for _, copy in open_ones(connections):
         copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
         copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
@@ -87,11 +87,11 @@ def keep_alive(connections: Iterable[Connection], limit: float) -> None:
 
 def peer_addresses(connections: Iterable[Connection]) -> set[str]:
     """The addresses of the peers of those that are still connected."""
-    return {str(copy.getpeername()[0]) for copy in _open_ones(connections)}
+    return {str(copy.getpeername()[0]) for _, copy in open_ones(connections)}
 
 
 def shut_down(connections: Iterable[Connection]) -> None:
     """Ends connections, whoever holds them; what was sent arrives."""
-    for copy in _open_ones(connections):
+    for _, copy in open_ones(connections):
         with suppress(OSError):
             copy.shutdown(socket.SHUT_RDWR)

@@ -5,6 +5,9 @@ round trip; and it aborts over a message that is longer than its receive. So a `
 frames of at most its ``room``, whose receives are posted ahead, for as much; a frame that is shorter leaves the rest of
 the buffer as it was, and gives its own length. What does not fit into a frame follows in messages whose sizes the frame
 gives. Frames of a channel arrive in the order in which they were sent.
+
+A packet costs more than the bytes in it. So a frame leaves in one (cork.py), with word of the receives that are posted
+into the buffers of frames that have come; only where none is sent these are posted by themselves, several at once.
 """
 
 import ctypes
@@ -12,22 +15,22 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from itertools import cycle
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from unisono.errors import first_line
+from unisono.transport.cork import cork
 from unisono.transport.process import OwnThread
 
 __all__ = ["FOREVER", "Channel", "Connected", "Engine", "Mesh", "Receive", "gist"]
 
-_AHEAD = 6  # receives of a channel that are posted
+_AHEAD, _FEW = 6, 3  # receives of a channel that are posted; how few are left when more are posted without a frame
 _HEAD = struct.Struct("<II")  # kind, bytes of the body
 FOREVER = timedelta(days=10_000)
 _ENDING = 2.0  # s that the threads may take to end
@@ -48,10 +51,14 @@ class Engine(Protocol):
 
 
 class Connected(NamedTuple):
-    """An engine that reaches all ranks of a group; `shut_down` ends every wait in it."""
+    """An engine that reaches all ranks of a group; `shut_down` ends every wait in it.
+
+    ``sockets``: by rank, the descriptor of the TCP connection to it, where that is known.
+    """
 
     engine: Engine
     shut_down: Callable[[], None]
+    sockets: Mapping[int, int] = {}
 
 
 class Mesh:
@@ -59,6 +66,7 @@ class Mesh:
 
     def __init__(self, connected: Connected, lost: _Lost) -> None:
         self.engine: Any = connected.engine
+        self.sockets = connected.sockets
         self._shut_down, self.lost = connected.shut_down, lost
         self._channels: list[Channel] = []
 
@@ -164,8 +172,8 @@ class Channel:
         self._mesh, self.peer, self._tag, self.room, self._deliver = mesh, peer, 2 * tag, room, deliver
         self._sending = threading.RLock()
         self._sent: deque[Any] = deque()
-        self._posted: deque[Any] = deque()
-        self._buffers = [torch.empty(_HEAD.size + room, dtype=torch.uint8) for _ in range(_AHEAD)]
+        self._posted: deque[tuple[Any, torch.Tensor]] = deque()
+        self._free = deque(torch.empty(_HEAD.size + room, dtype=torch.uint8) for _ in range(_AHEAD))
         self._thread = OwnThread(target=self._run, name=f"unisono from rank {peer}", daemon=True)
         self._leaving = _Waiter(f"unisono data to rank {peer}", self._fail)
         self._coming = _Waiter(f"unisono data from rank {peer}", self._fail)
@@ -210,8 +218,8 @@ class Channel:
 
     def start(self) -> None:
         """Posts the first receives and begins to wait for them."""
-        engine = self._mesh.engine
-        self._posted.extend(engine.recv([buffer], self.peer, self._tag) for buffer in self._buffers)
+        with self._corked():
+            self._post()
         self._thread.start()
 
     def send(
@@ -233,7 +241,7 @@ class Channel:
         frame = torch.frombuffer(bytearray().join((head, *parts)), dtype=torch.uint8)
         engine = self._mesh.engine
         try:
-            with self._sending:
+            with self._corked():
                 sent = engine.send([frame], self.peer, self._tag)
                 if gone is None:
                     self._sent.append((sent, frame))
@@ -241,6 +249,7 @@ class Channel:
                     self._leaving.add([sent], partial(_after, frame, gone))
                 for tensor in more:
                     self._sent.append((engine.send([tensor], self.peer, self._tag + 1), tensor))
+                self._post()
                 old = [self._sent.popleft()[0] for _ in range(len(self._sent) - _KEPT)]
             for work in old:
                 work.wait(FOREVER)
@@ -263,20 +272,42 @@ class Channel:
             self._leaving.drain()
 
     def _run(self) -> None:
-        engine, buffers = self._mesh.engine, cycle([(buffer, buffer.numpy().data) for buffer in self._buffers])
         try:
             while not self.ended:
                 if not self._posted:
                     raise RuntimeError("Connection closed by peer")
-                self._posted.popleft().wait(FOREVER)
-                buffer, view = next(buffers)
+                work, buffer = self._posted.popleft()
+                work.wait(FOREVER)
+                view = buffer.numpy().data
                 kind, nbytes = _HEAD.unpack_from(view)
                 if not self.ended:
                     self._deliver(self.peer, kind, view[_HEAD.size : _HEAD.size + nbytes], self._receive)
-                with suppress(RuntimeError):  # the peer has gone: what has arrived before is delivered first
-                    self._posted.append(engine.recv([buffer], self.peer, self._tag))
+                self._free.append(buffer)
+                if len(self._posted) <= _FEW:
+                    with self._corked():
+                        self._post()
         except RuntimeError as error:
             self._fail(error)
+
+    def _post(self) -> None:
+        """Posts receives into all buffers that are free. `_corked` is held."""
+        while self._free:
+            try:
+                work = self._mesh.engine.recv([self._free[0]], self.peer, self._tag)
+            except RuntimeError:  # the peer has gone: what has arrived before is delivered first
+                return
+            self._posted.append((work, self._free.popleft()))
+
+    @contextmanager
+    def _corked(self) -> Iterator[None]:
+        """Lets one thread send and post at a time; all that it writes leaves together."""
+        fd = self._mesh.sockets.get(self.peer, -1)
+        with self._sending:
+            try:
+                cork(fd, True)
+                yield
+            finally:
+                cork(fd, False)
 
     def _receive(self, tensors: Sequence[torch.Tensor]) -> None:
         works = [self._mesh.engine.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
