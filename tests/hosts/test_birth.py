@@ -32,9 +32,10 @@ def lines(command: Command) -> list[str]:
 
 def start(net: Network, k: int, folder: Path, world_size: int, rank: int | None = None, **more: str) -> Command:
     """A rank, number ``k`` by default, on host ``k``; ``more`` are variables of its environment."""
-    (folder / "program.py").write_text(PROGRAM)
+    if not (program := folder / "program.py").exists():  # once: another rank may read it now
+        program.write_text(PROGRAM)
     variables = {"RANK": f"{k if rank is None else rank}", "WORLD_SIZE": f"{world_size}", **more}
-    return net.start(k, [sys.executable, f"{folder}/program.py"], variables)
+    return net.start(k, [sys.executable, str(program)], variables)
 
 
 def test_a_host_that_is_missing(make_hosts: Callable[..., Network], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Frames of meetings: what the ranks of a host have for another one at a meeting, packed here and written to memory there.
+"""Frames of meetings: what the ranks of a host have for another one at a meeting, packed and, there, unpacked.
 
 A frame of all ranks gives its meeting and the first one of the call, then, rank by rank, header, text, counts of calls,
 and spans of staging memory with the data in them. A frame of one rank alone has data only.
