@@ -1,23 +1,30 @@
 """Small calls of random kind, size, dtype and group, with random sleeps: every value checked, every alarm counted.
 
     python benchmarks/soak/soak.py --ranks 4 --calls 100000 --seed 1
+    python benchmarks/soak/soak.py --hosts 2x2 --link 0.1ms/1gbit --calls 20000  # namespaces of this machine; as root
 
 All ranks draw the same program from the seed; each sleeps now and then for a time of its own. Every result is compared
 with what arithmetic says. The last line is the verdict; the exit code is 1 if anything was wrong.
 """
 
 import argparse
+import json
 import multiprocessing
+import os
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+sys.path.append(str(Path(__file__).parents[1]))
+from ranks_on_hosts import HOSTS_LIBRARY, rows_of
 
 __all__ = ["walk"]
 
@@ -191,6 +198,10 @@ def walk(
     return sum(walker.kinds.values()), walker.wrong, alarm
 
 
+_Found = tuple[int, int, list[str], str]
+"""Of a rank: its number, and what `walk` gives."""
+
+
 def _rank(rank: int, world_size: int, meeting: str, backend: str, calls: int, seed: int, results: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world_size)
@@ -198,16 +209,9 @@ def _rank(rank: int, world_size: int, meeting: str, backend: str, calls: int, se
     dist.destroy_process_group()
 
 
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--calls", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--backend", default="unisono")
-    options = parser.parse_args()
+def _on_one_host(options: argparse.Namespace) -> list[_Found]:
     context = multiprocessing.get_context("fork")
-    results, start = context.SimpleQueue(), time.monotonic()
+    results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         arguments = (options.ranks, f"{folder}/meeting", options.backend, options.calls, options.seed, results)
         ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(options.ranks)]
@@ -216,13 +220,52 @@ def main() -> int:
         found = sorted(results.get() for _ in ranks)
         for process in ranks:
             process.join()
+    return found
+
+
+def _rank_on_host(job: dict[str, Any]) -> None:
+    """A rank on one of several hosts; all write what they found to a folder, rank 0 its path for `rows_of`."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"  # for Gloo, which takes the own name's address
+    dist.init_process_group(job["backend"])
+    rank = dist.get_rank()
+    found = (rank, *walk(rank, dist.get_world_size(), job["calls"], job["seed"]))
+    Path(job["folder"], str(rank)).write_text(json.dumps(found))
+    if rank == 0:
+        Path(job["out"]).write_text("[]")
+    dist.destroy_process_group()
+
+
+def _on_hosts(options: argparse.Namespace) -> list[_Found]:
+    with tempfile.TemporaryDirectory() as folder:
+        job = {"folder": folder, "backend": options.backend, "calls": options.calls, "seed": options.seed}
+        rows_of(__file__, HOSTS_LIBRARY, options.link, options.hosts, job)
+        return sorted(json.loads(file.read_text()) for file in Path(folder).iterdir())
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--hosts", help="hosts x ranks on each, such as 2x2; otherwise one host")
+    parser.add_argument("--link", default="0.1ms/1gbit", help="between hosts")
+    parser.add_argument("--calls", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--backend", default="unisono")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        _rank_on_host(json.loads(options.rank))
+        return 0
+    start = time.monotonic()
+    found = _on_hosts(options) if options.hosts else _on_one_host(options)
     seconds, bad = time.monotonic() - start, 0
     for rank, calls, wrong, alarm in found:
         bad += len(wrong) + bool(alarm)
         print(f"rank {rank}: {calls} calls, {len(wrong)} wrong values, alarms: {alarm or 'none'}")
         print("".join(f"  {line}\n" for line in wrong[:10]), end="")
     verdict = "all right" if not bad else "NOT RIGHT"
-    print(f"{options.calls} calls of {options.ranks} ranks in {seconds:.0f} s on {options.backend}: {verdict}")
+    print(f"{options.calls} calls of {len(found)} ranks in {seconds:.0f} s on {options.backend}: {verdict}")
     return bool(bad)
 
 
