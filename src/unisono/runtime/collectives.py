@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -160,7 +161,7 @@ class CollectiveQueue(CallQueue):
                     patience = patience_for(prepared.call) if background and self._patience else self._patience
                     outcome = prepared.run(prepared.address, self._at, number, self.calls, patience, target, source, 0)
                     if outcome == WAITS and self._crossing is not None and not background:
-                        outcome = self._crossing.run_on(prepared, self.calls, target, source)
+                        outcome = self._crossing.run_on(prepared, partial(self._run, *part, 0, True))
                     if outcome == DONE:
                         self.calls += 1
                         if self.calls == self.preparer.compile_at:

@@ -123,18 +123,15 @@ class Crossing:
                 self._expect_next(prepared, meeting)
         return True
 
-    def run_on(self, prepared: Prepared, done: int, target: int, source: int) -> int:
-        """Goes on with the call after ``done``, which waits at a meeting, if no rank is late; returns its outcome.
-
-        ``target``, ``source``: see `Interpreter.run`.
-        """
+    def run_on(self, prepared: Prepared, resume: Callable[[], int]) -> int:
+        """Goes on with a call that waits at a meeting, by ``resume``, if no rank is late; returns its outcome."""
         limit, outcome = time.monotonic() + _PATIENCE, WAITS
         while outcome == WAITS:
             while not self.cross(prepared):
                 if (left := limit - time.monotonic()) <= 0.0:
                     return WAITS
                 self._board.sleep(left)
-            outcome = prepared.run(prepared.address, self._control.address, 0, done, 0, target, source, 1)
+            outcome = resume()
         return outcome
 
     def passes(self, prepared: Prepared) -> bool:

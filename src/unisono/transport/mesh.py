@@ -16,9 +16,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from itertools import cycle, repeat
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -172,8 +173,10 @@ class Channel:
         self._mesh, self.peer, self._tag, self.room, self._deliver = mesh, peer, 2 * tag, room, deliver
         self._sending = threading.RLock()
         self._sent: deque[Any] = deque()
-        self._posted: deque[tuple[Any, torch.Tensor]] = deque()
-        self._free = deque(torch.empty(_HEAD.size + room, dtype=torch.uint8) for _ in range(_AHEAD))
+        self._posted: deque[Any] = deque()
+        self._buffers = [torch.empty(_HEAD.size + room, dtype=torch.uint8) for _ in range(_AHEAD)]
+        self._free = deque([buffer] for buffer in self._buffers)
+        self._socket = mesh.sockets.get(peer, -1)
         self._thread = OwnThread(target=self._run, name=f"unisono from rank {peer}", daemon=True)
         self._leaving = _Waiter(f"unisono data to rank {peer}", self._fail)
         self._coming = _Waiter(f"unisono data from rank {peer}", self._fail)
@@ -272,17 +275,17 @@ class Channel:
             self._leaving.drain()
 
     def _run(self) -> None:
+        buffers = cycle([(buffer, buffer.numpy().data) for buffer in self._buffers])
         try:
             while not self.ended:
                 if not self._posted:
                     raise RuntimeError("Connection closed by peer")
-                work, buffer = self._posted.popleft()
-                work.wait(FOREVER)
-                view = buffer.numpy().data
+                self._posted.popleft().wait(FOREVER)
+                buffer, view = next(buffers)
                 kind, nbytes = _HEAD.unpack_from(view)
                 if not self.ended:
                     self._deliver(self.peer, kind, view[_HEAD.size : _HEAD.size + nbytes], self._receive)
-                self._free.append(buffer)
+                self._free.append([buffer])
                 if len(self._posted) <= _FEW:
                     with self._corked():
                         self._post()
@@ -290,24 +293,23 @@ class Channel:
             self._fail(error)
 
     def _post(self) -> None:
-        """Posts receives into all buffers that are free. `_corked` is held."""
-        while self._free:
-            try:
-                work = self._mesh.engine.recv([self._free[0]], self.peer, self._tag)
-            except RuntimeError:  # the peer has gone: what has arrived before is delivered first
-                return
-            self._posted.append((work, self._free.popleft()))
+        """Posts receives into all buffers that are free, in one statement: no signal's handler may come in between.
+
+        Where the peer has gone, none: what has arrived before is delivered first. `_corked` is held.
+        """
+        recv, free = self._mesh.engine.recv, iter(self._free.popleft, None)
+        with suppress(IndexError, RuntimeError):
+            self._posted.extend(map(recv, free, repeat(self.peer), repeat(self._tag)))
 
     @contextmanager
     def _corked(self) -> Iterator[None]:
         """Lets one thread send and post at a time; all that it writes leaves together."""
-        fd = self._mesh.sockets.get(self.peer, -1)
         with self._sending:
             try:
-                cork(fd, True)
+                cork(self._socket, True)
                 yield
             finally:
-                cork(fd, False)
+                cork(self._socket, False)
 
     def _receive(self, tensors: Sequence[torch.Tensor]) -> None:
         works = [self._mesh.engine.recv([tensor], self.peer, self._tag + 1) for tensor in tensors]
@@ -315,6 +317,7 @@ class Channel:
             work.wait(FOREVER)
 
     def _fail(self, error: RuntimeError) -> None:
+        self._socket = -1
         if not self.ended:
             self._mesh.lost(self.peer, self._tag // 2, gist(error))
 
