@@ -94,7 +94,7 @@ def test_training_loses_a_rank_then_a_host(
     printed = [each.end(60.0) for each in started[:2]]
     assert [code for code, _ in printed] == [0, 0], printed
     text = printed[0][1]
-    assert re.search(r"after step 10: .*rank 3 \(pid \d+ on host1\) is lost: .*\n3 ranks go on", text)
+    assert re.search(r"after step 10: .*rank 3 \(pid \d+ on host1\) is (lost|dead): .*\n3 ranks go on", text)
     lost = re.search(r"after step (\d\d): .*rank 2 \(pid \d+ on host1\) is lost: .*\n2 ranks go on after (\S+) s", text)
     assert lost is not None, text
     assert 10 <= int(lost[1]) < 40
