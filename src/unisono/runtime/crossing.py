@@ -37,7 +37,7 @@ from unisono.transport.layout import MEETINGS
 __all__ = ["Crossing"]
 
 _KEPT = 4096
-_PATIENCE = 0.001  # s that a call may wait at its meetings before it becomes a task
+_PATIENCE = 0.003  # s that a call may wait at its meetings before it becomes a task
 _AHEAD = 8  # frames of overlapping pieces after which one is waited for, with as many more on their way
 _TOGETHER = 128 << 10
 """Bytes of a frame for all ranks of a host; what is longer goes by the connections of all of them."""
