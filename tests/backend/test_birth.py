@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from hangs.job import Fault, Job, attempt, init
 from unisono.backend import birth, member_registry, rendezvous_watch
+from unisono.errors import CollectiveTimeout, PeerLostError, UsageError
 from unisono.transport.host import Host
 
 
@@ -143,3 +144,13 @@ def test_the_first_rank_waits_until_all_have_read(monkeypatch: pytest.MonkeyPatc
     birth.wait_for_readers(store, 2, 3, "n")
     birth.wait_for_readers(store, 0, 3, "n")
     assert seen == [3]  # of the last rank, which reads while this one waits
+
+
+def test_the_first_rank_waits_until_all_have_read_why_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, seen = dist.HashStore(), []
+    monkeypatch.setattr(birth.time, "sleep", lambda _: seen.append(store.add("birth/read/failed", 1)))
+    for rank, error in ((0, CollectiveTimeout("late")), (0, KeyboardInterrupt()), (1, PeerLostError("it fails"))):
+        birth.wait_for_readers_of(error, store, rank, 3)
+        assert seen == []
+    birth.wait_for_readers_of(UsageError("no such interface"), store, 0, 3)
+    assert seen == [3]  # after rank 1, of the last one

@@ -98,15 +98,18 @@ def test_hosts_with_different_versions(make_hosts: Callable[..., Network], tmp_p
         assert seconds < 10.0
 
 
-def test_an_interface_that_does_not_exist(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+@pytest.mark.parametrize("odd", [0, 1])
+def test_an_interface_that_does_not_exist(odd: int, make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+    """Also on the first rank, whose end is that of the job's store."""
     net = make_hosts()
-    running = [start(net, 0, tmp_path, 2), start(net, 1, tmp_path, 2, GLOO_SOCKET_IFNAME="ib7")]
-    (other, first), (mine, second) = map(ends, running)
-    assert "UsageError: there is no network interface 'ib7' on host1: it has lo, " in mine
+    running = [start(net, k, tmp_path, 2, **({"GLOO_SOCKET_IFNAME": "ib7"} if k == odd else {})) for k in range(2)]
+    found = list(map(ends, running))
+    mine, other = found[odd][0], found[1 - odd][0]
+    assert f"UsageError: there is no network interface 'ib7' on host{odd}: it has lo, " in mine
     assert "PeerLostError" in other
-    assert "rank 1" in other
-    assert "no network interface 'ib7' on host1" in other
-    assert max(first, second) < 10.0
+    assert f"rank {odd}" in other
+    assert f"no network interface 'ib7' on host{odd}" in other
+    assert max(seconds for _, seconds in found) < 10.0
 
 
 def test_a_transport_that_torch_does_not_have(make_hosts: Callable[..., Network], tmp_path: Path) -> None:

@@ -8,14 +8,18 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
-from unisono.errors import MismatchError, UsageError
+from unisono.errors import MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.transport.host import Host
 from unisono.transport.segment import StoreLike
 from unisono.units import name_ranks
 
-__all__ = ["check_versions", "claimed_twice", "publish_self", "ranks_here", "versions", "wait_for_readers"]
+__all__ = [
+    "check_versions", "claimed_twice", "publish_self", "ranks_here", "versions", "wait_for_readers",
+    "wait_for_readers_of",
+]  # fmt: skip
 
 _PACKAGES = ("unisono", "torch")
 _READING = 1.0  # s
@@ -32,15 +36,15 @@ def versions() -> dict[str, str]:
     return found
 
 
-def claimed_twice(name: int, label: str, pid: int, hostname: str) -> UsageError:
+def claimed_twice(name: int, label: str, pid: int, hostname: str = "") -> UsageError:
     """The error of a process that is global rank ``name`` of a group, as process ``pid`` on ``hostname`` is.
 
-    ``pid`` 0: it is not known.
+    ``pid`` 0: it is not known; ``hostname`` empty: this one.
     """
     here = socket.gethostname()
     return UsageError(
         f"rank {name} of {label} is claimed twice: by pid {os.getpid()} on {here} and by pid {pid or 'unknown'} on "
-        f"{hostname}; give every process its own rank"
+        f"{hostname or here}; give every process its own rank"
     )
 
 
@@ -71,6 +75,16 @@ def wait_for_readers(store: StoreLike, rank: int, size: int, nonce: str) -> None
     while rank == 0 and read < size and time.monotonic() < deadline:
         time.sleep(0.001)
         read = store.add(key, 0)
+
+
+def wait_for_readers_of(error: BaseException, store: StoreLike, rank: int, size: int) -> None:
+    """The same where the group is not made: the first rank waits if ``error``, its own, is what the others are to read.
+
+    It waits for nobody over a timeout, a lost peer, or an interrupt.
+    """
+    if isinstance(error, UnisonoError) and (rank or isinstance(error, UsageError | MismatchError)):
+        with suppress(PeerLostError):  # the store has gone
+            wait_for_readers(store, rank, size, "failed")
 
 
 def check_versions(store: StoreLike, global_ranks: Sequence[int], label: str) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import socket
 import threading
 import time
 import weakref
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from unisono.backend import exit_hooks
-from unisono.backend.birth import claimed_twice, publish_self, ranks_here, wait_for_readers
+from unisono.backend.birth import claimed_twice, publish_self, ranks_here, wait_for_readers, wait_for_readers_of
 from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
@@ -184,7 +183,7 @@ class Group:
         if self._store.add(f"claimed/{self.rank}/{segment.nonce}", 1) > 1:
             other = segment.identity(self.rank)
             self._members.publish_claim(other)
-            raise claimed_twice(self.global_ranks[self.rank], self.label, other.pid, socket.gethostname())
+            raise claimed_twice(self.global_ranks[self.rank], self.label, other.pid)
         segment.longs[segment.field(self.rank, NAME)] = self.global_ranks[self.rank]
         segment.longs[segment.field(self.rank, AFFINITY)] = affinity_mark()
         segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
@@ -209,6 +208,7 @@ class Group:
         except BaseException as error:
             if self._over_hosts.known:  # other hosts do not see in memory that this rank has left
                 self._members.cannot_join(f"could not join it ({type(error).__name__}: {first_line(error)})")
+            wait_for_readers_of(error, self._store, self.rank, self.size)
             self.close(f"could not join it ({type(error).__name__}: {error})")
             raise
 
