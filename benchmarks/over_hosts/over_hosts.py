@@ -2,6 +2,8 @@
 
 python benchmarks/over_hosts/over_hosts.py [--links 0.1ms/1gbit] [--shape 2x2] [--sizes 4,65536] [--json FILE]
 
+With --profile each cell is followed by what a call takes of processor time, by thread, and of packets, by rank.
+
 Needs root, iproute2, and hosts.py in the folder that --hosts-library names. README.md here has the claims.
 """
 
@@ -9,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -40,6 +43,7 @@ def main() -> None:
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--blocks", type=int, default=BLOCKS)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--profile", action="store_true", help="processor time by thread, and packets, of a call")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.rank:
@@ -57,7 +61,7 @@ def main() -> None:
 def _measured(link: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """The cells of one network."""
     job = {"link": link, "shape": asked.shape, "blocks": asked.blocks}
-    job |= {"sizes": asked.sizes, "collectives": asked.collectives}
+    job |= {"sizes": asked.sizes, "collectives": asked.collectives, "profile": asked.profile}
     return rows_of(__file__, asked.hosts_library, link, asked.shape, job)
 
 
@@ -76,6 +80,8 @@ def _rank(job: dict[str, Any]) -> None:
             seconds = _cell(collective, nbytes, groups, job["blocks"])
             rows.append({**{key: job[key] for key in ("link", "shape")}, "collective": collective, "nbytes": nbytes})
             rows[-1] |= seconds
+            if job["profile"]:
+                rows[-1]["profile"] = _profile(collective, nbytes, groups)
     if dist.get_rank() == 0:
         Path(job["out"]).write_text(json.dumps(rows))
     dist.destroy_process_group()
@@ -102,6 +108,39 @@ def _cell(collective: str, nbytes: int, groups: dict[str, Any], blocks: int) -> 
                 call()
             found[name].append((time.perf_counter() - began) / int(count))
     return {name: median(each) for name, each in found.items()}
+
+
+def _profile(collective: str, nbytes: int, groups: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """By backend and rank: microseconds of processor time that a call takes by thread, and packets of the host."""
+    import torch.distributed as dist
+
+    found: dict[str, list[dict[str, float]]] = {}
+    for name, group in groups.items():
+        call = _call(collective, nbytes, group)
+        for _ in range(MOST):
+            call()
+        dist.barrier(group=group)
+        before = _used()
+        for _ in range(MOST):
+            call()
+        used = {part: (amount - before.get(part, 0.0)) / MOST for part, amount in _used().items()}
+        found[name] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(found[name], used, group=groups["gloo"])
+    return found
+
+
+def _used() -> dict[str, float]:
+    """Microseconds of processor time by the name of a thread, and packets that the host has sent and received."""
+    names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    found = {"packets": 0.0}
+    for task in Path("/proc/self/task").iterdir():
+        name = names.get(task.name) or (task / "comm").read_text().strip()
+        found[name] = found.get(name, 0.0) + int((task / "schedstat").read_text().split()[0]) / 1e3
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        if line.strip().startswith("eth0:"):
+            numbers = line.partition(":")[2].split()
+            found["packets"] += int(numbers[1]) + int(numbers[9])
+    return found
 
 
 def _call(collective: str, nbytes: int, group: Any) -> Callable[[], Any]:
@@ -143,7 +182,14 @@ def _line(row: dict[str, Any]) -> str:
     ratio = row["gloo"] / row["unisono"]
     claim = CLAIMS.get(row["link"], {}).get(row["nbytes"]) if row["collective"] == "all_reduce" else None
     words = f"{row['collective']:15} {row['nbytes']:>9} unisono {row['unisono'] * 1e3:9.3f} ms"
-    return f"{words} gloo {row['gloo'] * 1e3:9.3f} ms {ratio:5.2f}x" + (f" (claim {claim})" if claim else "")
+    words += f" gloo {row['gloo'] * 1e3:9.3f} ms {ratio:5.2f}x" + (f" (claim {claim})" if claim else "")
+    for name, ranks in row.get("profile", {}).items():
+        for rank, used in enumerate(ranks):
+            threads = sorted(((us, part) for part, us in used.items() if part != "packets" and us >= 1.0), reverse=True)
+            parts = ", ".join(f"{part} {us:.0f}" for us, part in threads)
+            total = sum(us for us, _ in threads)
+            words += f"\n    {name} rank {rank}: {used['packets']:.1f} packets, {total:.0f} us: {parts}"
+    return words
 
 
 if __name__ == "__main__":
