@@ -172,6 +172,29 @@ def test_a_stopped_rank_is_said_to_be_stopped() -> None:
     fault.says("CollectiveTimeout", r"rank 1 \(pid \d+ on .*\) last completed call no\. 1 barrier\(\)", "it is stopped")
 
 
+def given_up(rank: int, world_size: int) -> Fault:
+    """Rank 0 waits for rank 1 alone, which is stopped, and rank 2 for both, for longer."""
+    hurry(0.8 if rank == 0 else 10.0)
+    tell("ready")
+    if rank == 1:
+        time.sleep(60)
+    x = torch.zeros(1)
+    return attempt((lambda: dist.all_reduce(x)) if rank == 2 else (lambda: dist.send(x.expand(1 << 21).clone(), 1)))
+
+
+def test_who_waits_for_a_rank_that_has_given_up_over_a_stopped_one_reads_of_that() -> None:
+    with Job(given_up, 3) as job:
+        job.hear("ready")
+        job.signal(1, signal.SIGSTOP)
+        first, last = job.result(0), job.result(2)
+    first.says("CollectiveTimeout", "rank 1 .*it is stopped")
+    last.says(
+        "PeerLostError",
+        r"rank 1 \(pid \d+ on .*\) last completed call no\. 1 barrier\(\) .*; it is stopped \(by a signal",
+        r"rank 0 \(pid \d+ on .*\) has given this group up over it",
+    )
+
+
 def busy(rank: int, world_size: int) -> Fault:
     """The late rank computes in one long call that keeps the interpreter lock."""
     hurry(0.4)

@@ -19,7 +19,7 @@ from unisono.watch.deadlock import LongWait
 from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.flight import CollectiveRecord, MessageRecord, save_after
 from unisono.watch.guard import compare_words, disagreement
-from unisono.watch.peer_state import PeerState
+from unisono.watch.peer_state import PeerState, idle_ranks
 from unisono.watch.status_page import own_page
 
 __all__ = ["GroupMonitor"]
@@ -78,7 +78,7 @@ class GroupMonitor:
 
     def gave_up(self, error: UnisonoError) -> None:
         """Publishes an exit note: no call of this rank can follow in the group."""
-        note = exit_note(first_line(error), error.cause)
+        note = exit_note(first_line(error), error.cause or idle_ranks(str(error)))
         self._segment.set_text(self._rank, EXIT_NOTE, note)
         self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
         if self._segment.elsewhere is not None:

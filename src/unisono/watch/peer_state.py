@@ -23,12 +23,13 @@ from unisono.transport.segment import Elsewhere, Segment
 from unisono.watch.exit_notes import read_exit_note
 from unisono.watch.status_page import own_page
 
-__all__ = ["REPLACED", "PeerState", "now"]
+__all__ = ["REPLACED", "PeerState", "idle_ranks", "now"]
 
 _PATIENCE = 0.3  # s of waiting for the stacks of ranks that are late
 _OVER_HOSTS = 4  # times the patience of one host
 REPLACED = "has replaced itself by another program (exec)"
-_STOPPED = "it is stopped (by a signal or in a debugger)"
+_STOPPED, _NO_ANSWER = "it is stopped (by a signal or in a debugger)", "it does not answer"
+_FAILED = "; the last of its messages that failed: "
 
 
 class PeerState:
@@ -170,8 +171,14 @@ class PeerState:
             joined = "" if segment.state(rank) != ABSENT else ", nor joined it"
             words = f"has not completed a call in this group{joined}"
         failure = segment.text(rank, MESSAGE_ERROR)
-        failed = f"; the last of its messages that failed: {failure}" if failure else ""
-        return f"{self._who(rank)} {words}; {doing or 'it does not answer'}{failed}"
+        failed = f"{_FAILED}{failure}" if failure else ""
+        return f"{self._who(rank)} {words}; {doing or _NO_ANSWER}{failed}"
+
+
+def idle_ranks(text: str) -> str:
+    """Of an error over ranks that are late (`PeerState.lateness`), what it says of those that do nothing: the cause."""
+    lines = [line.strip().partition(_FAILED)[0] for line in text.splitlines()[1:]]
+    return "; ".join(line for line in lines if f"; {_STOPPED}" in line or f"; {_NO_ANSWER}" in line)
 
 
 def now(who: Identity, answer: str) -> str:
@@ -180,4 +187,4 @@ def now(who: Identity, answer: str) -> str:
         return _STOPPED
     if answer:
         return f"now at {from_here(answer.splitlines()[0])}"
-    return "it does not answer (busy outside Python, holding the interpreter lock)"
+    return f"{_NO_ANSWER} (busy outside Python, holding the interpreter lock)"
