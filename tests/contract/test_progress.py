@@ -295,7 +295,10 @@ def test_destroy_with_calls_in_flight(tmp_path: Path) -> None:
     future.says("RuntimeError", "has left the group")
     assert took < 1.0
     assert threads == []
-    late[0].says("PeerLostError", r"rank 0 .*has left the group")
+    if HOSTS > 1:  # all that the late call needs of rank 0 has been sent: it ends
+        assert not late[0].kind
+    else:
+        late[0].says("PeerLostError", r"rank 0 .*has left the group")
     assert not late[1].kind
 
 
