@@ -2,7 +2,9 @@
 
 import logging
 import os
+import re
 import socket
+import sys
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
@@ -11,8 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from hangs.job import Fault, Job, attempt, init
+from ports import free_port
 from unisono.backend import birth, member_registry, rendezvous_watch
-from unisono.errors import CollectiveTimeout, PeerLostError, UsageError
 from unisono.transport.host import Host
 
 
@@ -138,19 +140,37 @@ def test_a_rank_that_waits_in_torchs_rendezvous_is_not_missing() -> None:
     assert ": rank 2 did not come within 2 s" in second[0]
 
 
-def test_the_first_rank_waits_until_all_have_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, seen = dist.HashStore(), []
-    monkeypatch.setattr(birth.time, "sleep", lambda _: seen.append(store.add("birth/read/n", 1)))
-    birth.wait_for_readers(store, 2, 3, "n")
-    birth.wait_for_readers(store, 0, 3, "n")
-    assert seen == [3]  # of the last rank, which reads while this one waits
+def has_world_size(rank: int, _: int, port: int) -> None:
+    """Joins as rank 0 of 2 and as rank 1 of 3, and ends at once when that fails."""
+    meeting, limit = f"tcp://127.0.0.1:{port}", timedelta(seconds=20)
+    fault = attempt(
+        lambda: dist.init_process_group("unisono", init_method=meeting, rank=rank, world_size=2 + rank, timeout=limit)
+    )
+    print(fault.kind, fault.text, file=sys.stderr, flush=True)
+    os._exit(0)
 
 
-def test_the_first_rank_waits_until_all_have_read_why_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, seen = dist.HashStore(), []
-    monkeypatch.setattr(birth.time, "sleep", lambda _: seen.append(store.add("birth/read/failed", 1)))
-    for rank, error in ((0, CollectiveTimeout("late")), (0, KeyboardInterrupt()), (1, PeerLostError("it fails"))):
-        birth.wait_for_readers_of(error, store, rank, 3)
-        assert seen == []
-    birth.wait_for_readers_of(UsageError("no such interface"), store, 0, 3)
-    assert seen == [3]  # after rank 1, of the last one
+def test_the_first_rank_ends_with_its_store_once_the_others_have_read_why() -> None:
+    with Job(has_world_size, 2, free_port(), group=False) as job:
+        job.results()
+        first, second = (job.errors(rank).splitlines() for rank in range(2))
+    numbers = r"rank 0 \(.*\) was started with world_size 2, .*rank 1 \(.*\) with 3|rank 1 .* 3, rank 0 .* 2"
+    for lines in first, second:
+        assert len(lines) == 1, lines
+        assert re.match(f"MismatchError ({numbers}): give all ranks the same", lines[0]), lines
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_the_first_rank_waits_until_all_have_read(left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, clock, seen = dist.HashStore(), [0.0], []
+    monkeypatch.setattr(birth.time, "monotonic", lambda: clock[0])
+
+    def sleep(_: float) -> None:
+        clock[0] += 1.5
+        seen.append(store.add("birth/read/n", 1))
+
+    monkeypatch.setattr(birth.time, "sleep", sleep)
+    birth.publish_self(store, 0)
+    birth.local_store(store, 3, 4, "n", None, lambda: left)
+    birth.local_store(store, 0, 4, "n", None, lambda: left)
+    assert seen == ([3] if left else [3, 4])  # of ranks that read while this one waits

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import agents
 from backend.test_leaving import held
 from ports import free_port
 from ranks import BACKEND, ranks
@@ -219,3 +220,25 @@ def test_a_child_ends(gone: bool, tmp_path: Path) -> None:
     program.write_text(ENDS.format(gone=gone, port=free_port()))
     found = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=100)
     assert (found.returncode, found.stdout) == (0, "[0, 3, 4, 1, 0]\n"), found.stderr
+
+
+UNGUARDED = """
+import multiprocessing, sys, torch.distributed as dist
+
+dist.init_process_group("unisono", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+child = multiprocessing.get_context("spawn").Process(target=print)
+child.start()
+child.join()
+dist.barrier()
+print("the child ended with", child.exitcode)
+"""
+
+
+def test_a_program_without_a_guard_is_told_so_by_the_process_that_it_spawns(tmp_path: Path) -> None:
+    program, printed = tmp_path / "program.py", tmp_path / "printed"
+    program.write_text(UNGUARDED)
+    assert agents.end(agents.python([str(program), str(tmp_path / "meeting")], printed)) == 0
+    text = printed.read_text()
+    assert "UsageError: rank 0: init_process_group is called while multiprocessing imports the main module" in text
+    assert 'under if __name__ == "__main__":' in text
+    assert "the child ended with 1" in text

@@ -222,3 +222,26 @@ def drops(rank: int, world_size: int, meeting: str) -> str:
 def test_the_others_hear_of_a_dropped_group(tmp_path: Path) -> None:
     _, text = ranks(2, group=False).run(drops, f"file://{tmp_path}/meeting")
     assert "has dropped the group without destroy_process_group" in text
+
+
+def leave_unused_groups(rank: int, world_size: int, meeting: str) -> int:
+    """Makes and leaves groups that no rank calls, the last rank before the first has made them; counts descriptors."""
+    start(rank, world_size, meeting)
+    last = rank == world_size - 1
+    before = sum(held().values())
+    for _ in range(30):
+        if last:
+            dist.destroy_process_group(dist.new_group())
+        dist.barrier()
+        if not last:
+            dist.destroy_process_group(dist.new_group())
+        dist.barrier()
+    gc.collect()
+    after = sum(held().values())
+    dist.destroy_process_group()
+    return after - before
+
+
+def test_groups_that_were_never_used_keep_nothing(tmp_path: Path) -> None:
+    grown = ranks(3, group=False).run(leave_unused_groups, f"file://{tmp_path}/meeting")
+    assert max(grown) < 10, grown  # the last one may still be kept, and a thread is new

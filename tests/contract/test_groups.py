@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from ranks import BACKEND, ranks
+from unisono.errors import MismatchError
 
 TIMEOUT = datetime.timedelta(seconds=20)
 
@@ -35,6 +37,17 @@ def nested(rank: int, world_size: int) -> list[int]:
     for group in made:  # the outer groups first
         dist.destroy_process_group(group)
     return sums
+
+
+def described(rank: int, world_size: int) -> list[str]:
+    """The first lines of errors in groups that have names of the program's, and in one that has none."""
+    mesh = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("dp", "tp"))
+    lines = []
+    for group in (dist.new_group(group_desc="my pipe"), mesh.get_group("tp"), dist.new_group()):
+        with pytest.raises(MismatchError) as caught:
+            dist.all_reduce(torch.ones(1 + rank), group=group)
+        lines.append(str(caught.value).partition("\n")[0])
+    return lines
 
 
 def overlapping(rank: int, world_size: int) -> list[int]:
@@ -189,6 +202,13 @@ several = pytest.mark.parametrize("world_size", [2, 3, 5, 8], indirect=True)
 
 def test_nested(world_size: int) -> None:
     assert all(not any(errors) for errors in ranks(world_size).run(nested))
+
+
+def test_errors_name_a_group_as_the_program_does() -> None:
+    for mine, of_mesh, other in ranks(4).run(described):
+        assert re.search(r"group \S+ \[[0-9, ]+\] \(my pipe\) disagree about call no. 1:", mine)
+        assert re.search(r"group \S+ \[[0-9, ]+\] \(mesh_tp\) disagree about call no. 1:", of_mesh)
+        assert re.search(r"group \S+ \[[0-9, ]+\] disagree about call no. 1:", other)
 
 
 @several

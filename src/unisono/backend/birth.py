@@ -7,22 +7,22 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
-from unisono.errors import MismatchError, PeerLostError, UnisonoError, UsageError
+from unisono.backend.stores import JobStore
+from unisono.errors import MismatchError, PeerLostError, UsageError
 from unisono.transport.host import Host
+from unisono.transport.memory_store import MemoryStore
 from unisono.transport.segment import StoreLike
 from unisono.units import name_ranks
 
-__all__ = [
-    "check_versions", "claimed_twice", "publish_self", "ranks_here", "versions", "wait_for_readers",
-    "wait_for_readers_of",
-]  # fmt: skip
+__all__ = ["check_versions", "claimed_twice", "fail_together", "local_store", "publish_self", "ranks_here", "versions"]
 
 _PACKAGES = ("unisono", "torch")
-_READING = 1.0  # s
+_READING = 5.0  # s
+_FAILING = 1.0  # s
 
 
 def versions() -> dict[str, str]:
@@ -36,21 +36,26 @@ def versions() -> dict[str, str]:
     return found
 
 
-def claimed_twice(name: int, label: str, pid: int, hostname: str = "") -> UsageError:
+def claimed_twice(name: int, label: str, pid: int, hostname: str) -> UsageError:
     """The error of a process that is global rank ``name`` of a group, as process ``pid`` on ``hostname`` is.
 
-    ``pid`` 0: it is not known; ``hostname`` empty: this one.
+    ``pid`` 0: it is not known.
     """
     here = socket.gethostname()
     return UsageError(
         f"rank {name} of {label} is claimed twice: by pid {os.getpid()} on {here} and by pid {pid or 'unknown'} on "
-        f"{hostname or here}; give every process its own rank"
+        f"{hostname}; give every process its own rank"
     )
 
 
-def publish_self(store: StoreLike, rank: int) -> None:
-    """Publishes what the others compare, before this rank joins: that of an earlier attempt is replaced."""
-    store.set(f"birth/{rank}", json.dumps([versions(), Host.mine().boot]))
+def publish_self(store: StoreLike, rank: int, serves: bool = False) -> MemoryStore | None:
+    """Publishes what the others compare, before this rank joins: that of an earlier attempt is replaced.
+
+    Returns the store in memory that it makes for all if it ``serves``, should they be on one host.
+    """
+    local = MemoryStore.create() if serves else None
+    store.set(f"birth/{rank}", json.dumps([versions(), Host.mine().boot, local.address if local else ""]))
+    return local
 
 
 def ranks_here(
@@ -62,37 +67,50 @@ def ranks_here(
     """
     published = _published(store, len(global_ranks))
     if not compared:
-        _compare([each for each, _ in published], global_ranks, label)
-    return [each for each, (_, boot) in enumerate(published) if boot == published[rank][1]]
+        _compare([each for each, *_ in published], global_ranks, label)
+    return [each for each, (_, boot, _) in enumerate(published) if boot == published[rank][1]]
 
 
-def wait_for_readers(store: StoreLike, rank: int, size: int, nonce: str) -> None:
-    """Returns on the first rank, whose process may serve the store, once all ranks of the group ``nonce`` have read
-    there, or after a second: it may leave at once, and the store with it.
+def local_store(
+    store: StoreLike, rank: int, size: int, nonce: str, local: MemoryStore | None, left: Callable[[], bool]
+) -> MemoryStore | None:
+    """The store in memory that the first rank has made for the ranks of one host, ``local`` there; None if it has not.
+
+    All have joined the group ``nonce``. Returns on the first rank, whose process may serve ``store``, once all have
+    read there, or after some seconds, one if a rank has ``left``: it may leave at once, and that store with it.
     """
-    key, deadline = f"birth/read/{nonce}", time.monotonic() + _READING
+    address = json.loads(store.get("birth/0"))[2]
+    if local is None and address:
+        local = MemoryStore.open(address)
+    key, start = f"birth/read/{nonce}", time.monotonic()
     read = store.add(key, 1)
-    while rank == 0 and read < size and time.monotonic() < deadline:
+    while rank == 0 and read < size and time.monotonic() < start + (_FAILING if left() else _READING):
         time.sleep(0.001)
         read = store.add(key, 0)
+    return local
 
 
-def wait_for_readers_of(error: BaseException, store: StoreLike, rank: int, size: int) -> None:
-    """The same where the group is not made: the first rank waits if ``error``, its own, is what the others are to read.
+def fail_together(store: StoreLike, rank: int, size: int) -> None:
+    """Publishes that this rank has failed to make a default group, and why was published before.
 
-    It waits for nobody over a timeout, a lost peer, or an interrupt.
+    Returns on the first rank, whose process may serve the store, once all that have come have failed too, or after a
+    second: they are to read its reason there.
     """
-    if isinstance(error, UnisonoError) and (rank or isinstance(error, UsageError | MismatchError)):
-        with suppress(PeerLostError):  # the store has gone
-            wait_for_readers(store, rank, size, "failed")
+    failed, came = JobStore(store, "unisono/failed"), JobStore(store, "unisono/whole default/named/default")
+    with suppress(PeerLostError, OSError):  # then no rank reads
+        failed.set(str(rank), "")
+        others = [key for key in map(str, range(size)) if came.check([key])]
+        deadline = time.monotonic() + _FAILING
+        while rank == 0 and time.monotonic() < deadline and not all(failed.check([key]) for key in others):
+            time.sleep(0.01)
 
 
 def check_versions(store: StoreLike, global_ranks: Sequence[int], label: str) -> None:
     """Raises `MismatchError`, on every rank, if the versions of some differ; all have published themselves."""
-    _compare([each for each, _ in _published(store, len(global_ranks))], global_ranks, label)
+    _compare([each for each, *_ in _published(store, len(global_ranks))], global_ranks, label)
 
 
-def _published(store: StoreLike, size: int) -> list[tuple[dict[str, str], str]]:
+def _published(store: StoreLike, size: int) -> list[tuple[dict[str, str], str, str]]:
     return [json.loads(store.get(f"birth/{each}")) for each in range(size)]
 
 

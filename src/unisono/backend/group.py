@@ -2,14 +2,15 @@
 
 import logging
 import os
+import socket
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from unisono.backend import exit_hooks
-from unisono.backend.birth import claimed_twice, publish_self, ranks_here, wait_for_readers, wait_for_readers_of
+from unisono.backend import exit_hooks, left_open
+from unisono.backend.birth import claimed_twice, local_store, publish_self, ranks_here
 from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
@@ -39,7 +40,6 @@ given: list["Group"] = []
 """The group that torch is being given by `shrink`, if it is."""
 
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
-_left_open: list[tuple[int, Segment]] = []  # memory of groups that this process made and left before all had joined
 _ENDED = "ended (its program came to an end, at its last line or by sys.exit) without destroy_process_group"
 _page_lock = threading.RLock()  # held while the own page is opened or closed
 _last_failure: UnisonoError | None = None  # the failure of a group of this process, until the next one is made
@@ -81,9 +81,8 @@ class Group:
         self._fd = -1
         self.flush = FLUSH
         """Seconds that sending what is left to other hosts may take when the group is left."""
-        self.joined = False
+        self.joined, self._closed = False, ""
         self._joining = threading.RLock()
-        self._closed = ""
         forget_failure()
         if rank == 0 and not self._over_hosts.known:
             with members.able():
@@ -183,7 +182,7 @@ class Group:
         if self._store.add(f"claimed/{self.rank}/{segment.nonce}", 1) > 1:
             other = segment.identity(self.rank)
             self._members.publish_claim(other)
-            raise claimed_twice(self.global_ranks[self.rank], self.label, other.pid)
+            raise claimed_twice(self.global_ranks[self.rank], self.label, other.pid, socket.gethostname())
         segment.longs[segment.field(self.rank, NAME)] = self.global_ranks[self.rank]
         segment.longs[segment.field(self.rank, AFFINITY)] = affinity_mark()
         segment.longs[at], segment.longs[at + 1], segment.longs[at + 2] = mine.pid, mine.started, JOINED
@@ -200,15 +199,19 @@ class Group:
         """
         try:
             with self._members.able():
-                publish_self(self._store, self.rank)
-            self.join()
-            self.ranks_here = ranks_here(self._store, self.rank, self.global_ranks, self.label, self._over_hosts.known)
-            if not self._over_hosts.known:
-                wait_for_readers(self._store, self.rank, self.size, self.nonce)
+                local = publish_self(self._store, self.rank, serves=self.rank == 0 and not self._members.counted)
+                self.join()
+                known = self._over_hosts.known
+                self.ranks_here = ranks_here(self._store, self.rank, self.global_ranks, self.label, known)
+                if (segment := self.segment) is not None and not known:
+                    ranks = range(self.size)
+                    segment.store = local_store(
+                        self._store, self.rank, self.size, self.nonce, local,
+                        left=lambda: any(segment.state(rank) == LEFT for rank in ranks),
+                    )  # fmt: skip
         except BaseException as error:
             if self._over_hosts.known:  # other hosts do not see in memory that this rank has left
                 self._members.cannot_join(f"could not join it ({type(error).__name__}: {first_line(error)})")
-            wait_for_readers_of(error, self._store, self.rank, self.size)
             self.close(f"could not join it ({type(error).__name__}: {error})")
             raise
 
@@ -279,8 +282,7 @@ class Group:
         else:
             self._leave_unjoined(words)
         if self._fd >= 0 and segment is not None and self._members.counted:
-            # Ranks whose first call is still to come must find the memory: messages sent to them may lie in it.
-            _left_open.append((self._fd, segment))
+            left_open.keep(self._fd, segment, self._members)
             self._fd = -1
         self._forget_fd()
         self._over_hosts.forget_fd()
@@ -289,7 +291,7 @@ class Group:
             self._members.release()  # else the joining thread does so
             self._joining.release()
         _living.discard(self)
-        _close_joined()
+        left_open.close_joined(alone=not _living)
         _close_own_page_if_alone()
 
     def __del__(self) -> None:
@@ -317,6 +319,10 @@ class Group:
 
     def _leave_unjoined(self, words: str) -> None:
         """Leaves a group in which this rank can make no call, so that peers neither wait nor keep memory for it."""
+        if self._members.counted and self._segment is None:
+            self._members.cannot_join(
+                words
+            )  # first: the memory may be made at any time, by a rank that then reads this
         # Suppressed: the group's memory, or the store, is gone, or elsewhere, and so are those who would read of it.
         with suppress(UnisonoError, OSError, SeveralHosts):
             segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._members)
@@ -343,19 +349,6 @@ def forget_failure() -> None:
     """Groups left from now on are not left over the failure of one that was left before."""
     global _last_failure
     _last_failure = None
-
-
-def _close_joined() -> None:
-    """Closes the memory of groups that this process has left, once no rank needs it.
-
-    That is when every rank has joined, or when none has: a later rank reads from the default group who has left.
-    """
-    for fd, segment in list(_left_open):
-        ranks = range(segment.layout.world_size)
-        unused = not _living and not any(segment.longs[segment.field(rank, PID)] for rank in ranks)
-        if unused or all(segment.state(rank) != ABSENT for rank in ranks):
-            _left_open.remove((fd, segment))
-            os.close(fd)
 
 
 def _close_own_page_if_alone() -> None:
@@ -390,9 +383,7 @@ def _disown() -> None:
     global _last_failure, _page_lock
     _last_failure, _page_lock = None, threading.RLock()
     keep_inherited()  # first: a group that is disowned lets its store go
-    for fd, _ in _left_open:
-        os.close(fd)
-    _left_open.clear()
+    left_open.disown()
     for group in list(_living):
         group.disown()
 

@@ -38,7 +38,7 @@ from unisono.watch.exit_notes import lost, read_exit_note
 from unisono.watch.peer_state import REPLACED
 from unisono.watch.status_page import own_page
 
-__all__ = ["MemberRegistry", "SeveralHosts", "default_nonce"]
+__all__ = ["MemberRegistry", "SeveralHosts", "default_memory"]
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC}
 _default: "MemberRegistry | None" = None  # of the default group, where every process of the job is known
@@ -54,10 +54,9 @@ class SeveralHosts(Exception):
         self.nonce = nonce
 
 
-def default_nonce() -> str:
-    """The nonce of the default group's memory, equal on all ranks; empty if that is not a group of unisono."""
-    segment = _default.memory() if _default is not None else None
-    return segment.nonce if segment is not None else ""
+def default_memory() -> Segment | None:
+    """The memory of the default group, if that is a group of unisono."""
+    return _default.memory() if _default is not None else None
 
 
 class _Note(NamedTuple):
@@ -209,7 +208,10 @@ class MemberRegistry:
 
     def nonce(self) -> str:
         """A nonce for the memory of a group whose hosts are known, equal on all of them."""
-        return hashlib.blake2b(f"{default_nonce()}/{self.store.prefix}".encode(), digest_size=8).hexdigest()
+        world = default_memory()
+        return hashlib.blake2b(
+            f"{world.nonce if world else ''}/{self.store.prefix}".encode(), digest_size=8
+        ).hexdigest()
 
     def release(self) -> None:
         """Drops the stores when the group is left; later groups do not look up ranks here."""
@@ -273,9 +275,8 @@ class MemberRegistry:
         note, mine = self._note(self._rank), Identity.mine()
         if note is None:
             return
-        here = (mine, Host.mine().to_text())
         twice = self._claimed(note.who, note.place)
-        if (note.who, note.place) != here:
+        if (note.who, note.place) != (mine, Host.mine().to_text()):
             self.publish_claim(note.who, note.place)
             pid, hostname = note.pid, note.hostname
         elif (other := self._read(self.store, twice)) is not None:
@@ -366,9 +367,7 @@ class MemberRegistry:
         if not others:
             return ""
         if not self.counted:
-            words = [
-                f"rank {name} (pid {note.pid} on {note.hostname}) with {len(r)}" for name, (r, note) in others.items()
-            ]
+            words = [f"rank {k} (pid {note.pid} on {note.hostname}) with {len(r)}" for k, (r, note) in others.items()]
             mine = f"rank {me} (pid {os.getpid()} on {socket.gethostname()})"
             size = len(self._global_ranks)
             return f"{mine} was started with world_size {size}, {', '.join(words)}: give all ranks the same"

@@ -39,6 +39,12 @@ class Membership(dist.ProcessGroup):
 
     _set_group_name = setGroupName
 
+    def _set_group_desc(self, description: str) -> None:
+        """What a program calls the group is said in its errors too; torch calls it so right after it was made."""
+        super()._set_group_desc(description)
+        if not self._group.joined and description != "undefined":  # torch's word for none
+            self._group.label += f" ({description})"
+
     @property
     def group_name(self) -> str:
         return self._name

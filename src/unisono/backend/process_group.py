@@ -337,8 +337,12 @@ class UnisonoProcessGroup(Membership):
         return Message(prepared, peer, data, [tensor], group.timeout, after)
 
     def _message(self, op: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Work:
-        message, background = self._prepared(op, tensor, peer, tag), not waited_for()
-        messages = self._group.messages
+        group, background = self._group, not waited_for()
+        try:
+            message = self._prepared(op, tensor, peer, tag)
+        except UsageError as error:
+            raise UsageError(f"{op} on rank {group.global_ranks[group.rank]}: {error}") from None
+        messages = group.messages
         if profiler._is_profiler_enabled:
             with profiler.record_function(f"unisono:{op}"):
                 messages.submit(message, background)

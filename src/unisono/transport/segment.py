@@ -106,6 +106,8 @@ class Segment:
         self.layout = layout
         self.absentees: Absentees | None = None
         self.elsewhere: Elsewhere | None = None
+        self.store: StoreLike | None = None
+        """Where the sub-groups of a default group on one host meet."""
         self.raw = mmap.mmap(fd, layout.total, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         view = memoryview(self.raw)
         self.words, self.longs = view.cast("I"), view.cast("Q")

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from unisono.transport.memory_store import MemoryStore
 from unisono.weights.lateness import doing, nobody_pushes, status
-from unisono.weights.memory_store import MemoryStore
 from unisono.weights.parties import Attempt, Member, Party, pushes_at_odds
 from unisono.weights.wire import Message
 
@@ -205,7 +205,7 @@ class Lead:
             return
         self._lineups += 1
         attempt.lineup, attempt.awaited = self._lineups, "fitted"
-        attempt.store = MemoryStore()
+        attempt.store = MemoryStore.create()
         parties = [
             {
                 "name": party.name,
@@ -228,7 +228,7 @@ class Lead:
                 rank=len(attempt.members) - number,
                 parties=parties,
                 texts=texts,
-                store=attempt.store.place,
+                store=attempt.store.address,
                 **settings,
             )
 

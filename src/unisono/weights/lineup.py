@@ -14,9 +14,9 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from unisono.backend.private import private_group
 from unisono.errors import MismatchError, UsageError
 from unisono.transport.handshake import make_gloo
+from unisono.transport.memory_store import MemoryStore
 from unisono.weights.fit import Fit, fit
 from unisono.weights.layout import Layout, merge
-from unisono.weights.memory_store import MemoryStore, StorePlace
 from unisono.weights.plan import make_plan
 from unisono.weights.rules import rules_from_text
 from unisono.weights.wire import Message, Who
@@ -77,7 +77,7 @@ class Lineup:
         self.mapped = {number for number, party in enumerate(self.parties[1:]) if party["mapped"]}
         """The numbers of the replicas that are mapped."""
         self.here = one_host(self.who)
-        self.store = StorePlace(*message["store"])
+        self.store: str = message["store"]
         self.bucket: int = message["bucket"]
         layouts = _layouts(self.parties, message["texts"])
         fits = _fits(self.parties, layouts)
@@ -132,8 +132,8 @@ def one_host(ranks: list[Who]) -> bool:
 
 
 def group_here(lineup: Lineup, seconds: float) -> Any:
-    """The group of a line-up on one host, of unisono. Raises `OSError` if the lead has left."""
-    store, processes = MemoryStore(lineup.store, seconds), [who.identity for who in lineup.who]
+    """The group of a line-up on one host, of unisono. Raises `PeerLostError` if the lead has left."""
+    store, processes = MemoryStore.open(lineup.store, seconds), [who.identity for who in lineup.who]
     return private_group(store, lineup.rank, processes, f"weights line-up {lineup.number}", seconds)
 
 

@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from unisono.transport.memory_store import MemoryStore
 from unisono.units import name_ranks
-from unisono.weights.memory_store import MemoryStore
 from unisono.weights.wire import Connection, Message, Who
 
 __all__ = ["Attempt", "Member", "Party", "pushes_at_odds", "read_hello"]
