@@ -301,5 +301,5 @@ def test_waiting_ends_soon_where_each_yield_takes_milliseconds(monkeypatch: pyte
         yields.append(time.sleep(0.008))
 
     monkeypatch.setattr("os.sched_yield", slow)
-    assert alone.run(alone.address, queue._at, 0, 0, 1_000_000, 0, 0, 0) == WAITS
+    assert alone.run(alone.address, queue._at, 0, 1_000_000, 0, 0, 0) == WAITS
     assert len(yields) == 1

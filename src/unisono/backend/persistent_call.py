@@ -81,7 +81,9 @@ class PersistentCall:
         self._pg, self._collective, self._tensors, self._op, self._root = pg, collective, tensors, op, root
         self._output: Any = tensors[0] if tensors else NOTHING
         self._input: Any = tensors[-1] if tensors else NOTHING
-        self._queue, self._refused = pg._group.collectives, pg._group.collectives.refused
+        self._queue = pg._group.collectives
+        self._run_now, self._target, self._source = self._queue.run_now, self._output.data_ptr, self._input.data_ptr
+        self._apart = self._input is not self._output
         self._seconds = pg._seconds
         self._task: Task | None = None
         self._part: Part
@@ -150,16 +152,13 @@ class PersistentCall:
 
     def __call__(self) -> None:
         """Makes the call and returns when it is done."""
-        part, queue = self._part, self._queue
-        target = source = part[1].data_ptr()
-        if part[2] is not part[1]:
-            source = part[2].data_ptr()
-        if (not target or not source) and self._tensors:
+        target = source = self._target()
+        if self._apart:
+            source = self._source()
+        if not (target and source) and self._tensors:
             raise self._lost()
-        if queue.run_now(part, target, source, self._seconds, None) is None:
+        if self._run_now(self._part, target, source, self._seconds, None) is None:
             self._submit(False)
-        if self._refused[0]:
-            queue.raise_rejected()
 
     def _lost(self) -> UsageError:
         return UsageError(f"{self!r}: a tensor has lost its memory")
@@ -175,7 +174,7 @@ class PersistentCall:
         """Makes the call and returns at once; `wait` ends it. Raises `UsageError` if it has been started already."""
         if self._task is not None:
             raise UsageError(f"{self!r} has been started and not waited for: call wait() first")
-        target, source = self._part[1].data_ptr(), self._part[2].data_ptr()
+        target, source = self._target(), self._source()
         if (not target or not source) and self._tensors:
             raise self._lost()
         task = self._queue.run_now(self._part, target, source, self._seconds, None, background=True)

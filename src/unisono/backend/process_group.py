@@ -118,7 +118,7 @@ class UnisonoProcessGroup(Membership):
         if not task.done or task.error is not None:
             task.outputs = outputs
             return PendingWork(queue, task)
-        if queue.refused[0]:
+        if background and queue.refused[0]:
             queue.raise_rejected()
         return FinishedWork(outputs) if options.asyncOp else DONE
 

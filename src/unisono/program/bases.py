@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Bases"]
+__all__ = ["INLINE", "Bases"]
+
+INLINE = 3
+"""Halves, even, odd, even, of the staging memory, before those of inline calls."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,17 @@ class Bases:
         """From here on the parity of the iteration counts."""
         return 4 * self.size + 1
 
-    def stage(self, rank: int, other: int) -> int:
-        """The staging memory of ``rank``: the half of the iteration's first meeting (``other`` 0), or the other."""
-        return self.stages + other * self.size + rank
+    def stage(self, rank: int, other: int, inline: bool = False) -> int:
+        """The staging memory of ``rank``: the half of the iteration's first meeting (``other`` 0), or the other.
+
+        ``inline``: what of the counters' lines takes its place in an inline call. Rows never name it.
+        """
+        return self.stages + (other + INLINE * inline) * self.size + rank
 
     @property
     def length(self) -> int:
         """Words of the table."""
-        return 7 * self.size + 1
+        return 4 * self.size + 1 + 2 * INLINE * self.size
 
     def name(self, index: int) -> str:
         """As a table's text has it."""

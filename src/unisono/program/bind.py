@@ -37,11 +37,11 @@ from numpy.typing import NDArray
 from unisono.program.bases import Bases
 from unisono.program.lower import Unfit
 from unisono.program.program import Place, Program, Row
-from unisono.program.slots import LATE, WINDOWS, Overlap
+from unisono.program.slots import LATE, WINDOWS, Overlap, StageWrite
 
 __all__ = [
     "COPY", "DST", "DST_AT", "DST_STEP", "INTO", "KIND", "LAG", "LEFT", "LINE", "MEET", "MOST", "NARROW", "PART",
-    "SHRINK", "SRC", "SRC_AT", "SRC_STEP", "STEP", "SUM", "WIDEN", "WORDS", "Bases", "StageWrite", "Table", "bind",
+    "SHRINK", "SRC", "SRC_AT", "SRC_STEP", "STEP", "SUM", "WIDEN", "WORDS", "Bases", "Table", "bind",
 ]  # fmt: skip
 
 KIND, DST, DST_AT, DST_STEP, SRC, SRC_AT, SRC_STEP, LEFT, SHRINK, MOST, LAG, STEP = range(12)
@@ -53,32 +53,14 @@ _FOLDED = ("mailbox", "direct", "pushed")
 _OVERLAPPED = 3  # meetings of overlapping pieces that are worth one between pieces that do not
 
 
-@dataclass(frozen=True, slots=True)
-class StageWrite:
-    """One row's write to staging memory: slot ``index`` of ``rank``, after ``meets`` meetings of the body.
-
-    In iteration i it is piece i - ``lag``, at offset ``at`` of the half that `Bases.stage` names ``other``; its length
-    is ``min(most, left - piece * shrink)`` bytes, none if that is negative.
-    """
-
-    meets: int
-    lag: int
-    rank: int
-    index: int
-    other: int
-    at: int
-    left: int
-    shrink: int
-    most: int
-
-
 @dataclass(frozen=True, eq=False)
 class Table:
     """The words of a bound program.
 
     ``part``: bytes of a chunk, at most, that go in one piece; ``temp_nbytes``: of temporary memory; ``itemsize`` and
-    ``wide``: bytes of an element in the user's memory, and in staging and temporary memory. ``stage_writes``: what goes
-    to staging memory, in the order of the rows, for those who send it on to other hosts. ``late``: meetings after the
+    ``wide``: bytes of an element in the user's memory, and in staging and temporary memory. ``stage_nbytes``: how far a
+    half of the staging memory of any rank is used, the same on all ranks. ``stage_writes``: what goes to staging
+    memory, in the order of the rows, for those who send it on to other hosts. ``late``: meetings after the
     one it is sent at that those hosts may do without it.
     """
 
@@ -89,6 +71,7 @@ class Table:
     temp_nbytes: int
     itemsize: int
     wide: int
+    stage_nbytes: int = 0
     stage_writes: tuple[StageWrite, ...] = ()
     late: int = 0
 
@@ -292,7 +275,13 @@ class _Binding:
         rows = _merged(rows, self.pieces == 1 and not self.uneven)
         words = np.array(rows, np.int64).reshape(-1, WORDS)
         temps, late = self.program.temps * self._slot(), LATE - 1 if self.overlap is not None else 0
-        return Table(self.program, words, self._iterations, self.part, temps, self.itemsize, self.wide, late=late)
+        used, widths = self._stage_nbytes(), (self.itemsize, self.wide)
+        return Table(self.program, words, self._iterations, self.part, temps, *widths, used, late=late)
+
+    def _stage_nbytes(self) -> int:
+        """See `Table`."""
+        longest = min(self.part, max([0, *self.lefts])) * self.wide // self.itemsize
+        return (max([1, *self.program.slots]) - 1) * self._slot() + longest
 
     @property
     def _iterations(self) -> int:

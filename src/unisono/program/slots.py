@@ -11,7 +11,7 @@ from unisono.program.lower import lower
 from unisono.program.program import Program
 from unisono.schedule import Schedule
 
-__all__ = ["LATE", "ROOM", "WINDOWS", "Overlap", "overlap_of", "readers_of", "slot_readers"]
+__all__ = ["LATE", "ROOM", "WINDOWS", "Overlap", "StageWrite", "overlap_of", "readers_of", "slot_readers"]
 
 LATE = 3
 """Meetings from one that sends to other hosts to the one after which these read what came: that many pieces are under
@@ -35,6 +35,25 @@ class Overlap:
     lags: tuple[int, ...]
     places: dict[tuple[int, int], int]
     slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageWrite:
+    """One row's write to staging memory: slot ``index`` of ``rank``, after ``meets`` meetings of the body.
+
+    In iteration i it is piece i - ``lag``, at offset ``at`` of the half that `Bases.stage` names ``other``; its length
+    is ``min(most, left - piece * shrink)`` bytes, none if that is negative.
+    """
+
+    meets: int
+    lag: int
+    rank: int
+    index: int
+    other: int
+    at: int
+    left: int
+    shrink: int
+    most: int
 
 
 @lru_cache(maxsize=256)

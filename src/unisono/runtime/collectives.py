@@ -33,7 +33,7 @@ from unisono.runtime.worker import INLINE, AsyncProgress
 from unisono.transport.board import Board
 from unisono.transport.futex import SPIN_NS
 from unisono.transport.inference import outside_inference
-from unisono.transport.layout import ABORTED
+from unisono.transport.layout import ABORTED, COMPLETED
 from unisono.transport.peer_mappings import PeerMappings
 from unisono.transport.process import Identity
 from unisono.units import name_ranks
@@ -71,11 +71,9 @@ class CollectiveQueue(CallQueue):
         self._queue: deque[CollectiveTask] = deque()
         self._incoming: deque[CollectiveTask] = deque()  # issued, not yet accepted by the thread that holds the queue
         self._issuing = threading.RLock()
-        self._numbers = itertools.count(1)
-        self.calls = 0  # completed
         self._longs, self._issued = board.segment.longs, 0
-        self._aborted_at = board.segment.field(board.rank, ABORTED)
-        self._call_log = monitor.call_log
+        self._aborted_at, self._completed_at = (board.segment.field(board.rank, f) for f in (ABORTED, COMPLETED))
+        self._calls, self._next_number = monitor.call_log.calls, itertools.count(1).__next__
         self.mappings = PeerMappings(board.segment, board.rank, board.size)
         self._control = Control(board, monitor.call_log, self.mappings.bases)
         self._at = self._control.address
@@ -85,6 +83,11 @@ class CollectiveQueue(CallQueue):
         self.preparer = Preparer(board, self._control)
         self._async = AsyncProgress(board.segment)
         self.async_progress = self._async.on
+
+    @property
+    def calls(self) -> int:
+        """Calls that have ended, as interpreters count them."""
+        return self._longs[self._completed_at]
 
     def busy(self) -> bool:
         """True if any collective is under way."""
@@ -98,8 +101,8 @@ class CollectiveQueue(CallQueue):
 
     def _issue(self, call: Call) -> None:
         """Counts and records a call as issued."""
-        calls, number = self._call_log.calls, next(self._numbers)
-        self._issued, calls[number % len(calls)] = number, call
+        self._issued = number = self._next_number()
+        self._calls[number % len(self._calls)] = call
         self.preparer.issued(self._at, number)
 
     def _accept(self) -> None:
@@ -130,14 +133,9 @@ class CollectiveQueue(CallQueue):
         return self.async_progress
 
     def run_now(
-        self,
-        part: Part,
-        target: int,
-        source: int,
-        timeout: Callable[[Any], float],
-        options: Any,
+        self, part: Part, target: int, source: int, timeout: Callable[[Any], float], options: Any,
         background: bool = False,
-    ) -> Task | None:
+    ) -> Task | None:  # fmt: skip
         """Runs a prepared call if the queue is free; else returns None, nothing done. Raises the call's error.
 
         ``target``, ``source``: the addresses of its output and of its input. If peers are late it becomes a task like
@@ -145,44 +143,53 @@ class CollectiveQueue(CallQueue):
         meeting no longer than moving its data may take, so that calls of ranks in step are complete on return; the task
         it returns may be under way, or have an error.
         """
-        prepared = part[0]
-        if self.entered():
+        prepared, number = part[0], 0
+        task: CollectiveTask | None = None
+        entered, acquire, release = self._holding
+        if entered():
             self._refuse_reentry(prepared.call)
         if background and prepared.nbytes > INLINE and self._makes_progress():
             return None
-        task: CollectiveTask | None = None
         try:
-            with self._lock:
-                if self._queue or self._incoming or self.failed is not None:
-                    return None
-                try:
-                    calls, number = self._call_log.calls, next(self._numbers)
-                    self._issued, calls[number % len(calls)] = number, prepared.call
-                    patience = patience_for(prepared.call) if background and self._patience else self._patience
-                    outcome = prepared.run(prepared.address, self._at, number, self.calls, patience, target, source, 0)
-                    if outcome == WAITS and self._crossing is not None and not background:
-                        outcome = self._crossing.run_on(prepared, partial(self._run, *part, 0, True))
-                    if outcome == DONE:
-                        self.calls += 1
-                        if self.calls == self.preparer.compile_at:
-                            self.preparer.compile_now()
-                        return _ENDED
-                    task = CollectiveTask(prepared.call, [part], [part[1]], timeout(options))
-                    task.begun = True
-                    self._queue.append(task)
-                    self._go_on(task, outcome, not background)
-                except BaseException as error:
-                    keep_shared([part[1]])
-                    self._abort(error if isinstance(error, UnisonoError) else interruption(error))
-                    raise
+            acquire()  # `with` takes twice as long
+            if self._queue or self._incoming or self.failed is not None:
+                release()
+                return None
+            self._issued = number = self._next_number()
+            calls, patience = self._calls, self._patience
+            calls[number % len(calls)] = prepared.call
+            if background and patience:
+                patience = patience_for(prepared.call)
+            outcome = prepared.run(prepared.address, self._at, number, patience, target, source, 0)
+            if outcome == WAITS and self._crossing is not None and not background:
+                outcome = self._crossing.run_on(prepared, partial(self._run, *part, 0, True))
+            if outcome == DONE:
+                if number == self.preparer.compile_at:
+                    self.preparer.compile_now()
+                release()
+                return _ENDED
+            task = CollectiveTask(prepared.call, [part], [part[1]], timeout(options))
+            task.begun = True
+            self._queue.append(task)
+            self._go_on(task, outcome, not background)
+            release()
             self.leave(task, background)
             return task
-        except UnisonoError:
+        except BaseException as error:
+            self._broken_off(part, number, task, error)
             raise
-        except BaseException as error:  # no Work of it exists
-            if task is not None:
-                self.abandon(task, error)
-            raise
+
+    def _broken_off(self, part: Part, number: int, task: Task | None, error: BaseException) -> None:
+        """Ends a call of `run_now` that ``error`` has ended; ``number``: 0 if it has not been issued."""
+        if self.entered():
+            try:
+                if number:
+                    keep_shared([part[1]])
+                    self._abort(error if isinstance(error, UnisonoError) else interruption(error))
+            finally:
+                self._lock.release()
+        if task is not None and not isinstance(error, UnisonoError):  # no Work of it exists
+            self.abandon(task, error)
 
     def _locate(self, task: Task, site: Site) -> None:
         queue = self._queue
@@ -221,7 +228,7 @@ class CollectiveQueue(CallQueue):
             self._advance(task, outcome, self._patience if spin else 0)
         except ConsensusError as agreed:  # all ranks agree on it: the group stays usable
             if self.failed is None:  # unless a rank did not answer
-                self.preparer.completed(self._at, self.calls)
+                self.preparer.completed(self._at)
                 self._next(task, agreed.error)
         except UnisonoError as error:
             self._fail(task, error)
@@ -262,11 +269,9 @@ class CollectiveQueue(CallQueue):
 
     def _run(self, prepared: Prepared, output: _Memory, tensor: _Memory, patience: int, resumed: bool) -> int:
         """Runs the interpreter once."""
+        places = output.data_ptr(), tensor.data_ptr()
         try:
-            return prepared.run(
-                prepared.address, self._at, 0, self.calls, patience,
-                output.data_ptr(), tensor.data_ptr(), int(resumed),
-            )  # fmt: skip
+            return prepared.run(prepared.address, self._at, 0, patience, *places, int(resumed))
         except UnisonoError:
             raise
         except (RuntimeError, MemoryError) as error:
@@ -282,7 +287,6 @@ class CollectiveQueue(CallQueue):
 
     def _next(self, task: CollectiveTask, error: UnisonoError | None = None) -> None:
         """Completes the head of the queue."""
-        self.calls += 1
         self._end(task, error)  # first: an exception in between must not leave a task that never ends
         self._queue.popleft()
         task.parts.clear()  # a Work that is kept must not keep prepared calls of the group
@@ -328,7 +332,7 @@ class CollectiveQueue(CallQueue):
             alone = alone or self.preparer.meeting()
             if resumed and self._crossing is not None and not self._crossing.passes(alone):
                 return False
-            outcome = alone.run(alone.address, self._at, 0, 0, self._patience, 0, 0, int(resumed))
+            outcome = alone.run(alone.address, self._at, 0, self._patience, 0, 0, int(resumed))
             resumed = True
             if outcome == WAITS and self._crossing is not None:
                 self._crossing.cross(alone, words=True)

@@ -1,9 +1,9 @@
 """Compiled loops as object code: functions that numba compiles, which Python calls without numba. Needs numba.
 
 Imported only where loops are compiled (loops.py). An entry is what CPython asks of a function in C: it takes its
-arguments as an array of Python's integers (METH_FASTCALL), releases the interpreter's lock, runs the loop and returns
-an integer. All else, numba's own services above all, is dropped, so that the code needs nothing but the C library and
-CPython (object_code.py).
+arguments as an array of Python's integers (METH_FASTCALL), runs the loop, without the interpreter's lock if that may
+take long, and returns an integer. All else, numba's own services above all, is dropped, so that the code needs nothing
+but the C library and CPython (object_code.py).
 """
 
 import inspect
@@ -15,6 +15,7 @@ import numpy as np
 from numba import cfunc
 from numba.np.numpy_support import carray
 
+from unisono.runtime import words as w
 from unisono.runtime.compiled_ops import COMPILED
 from unisono.runtime.interpreter import interpreter
 from unisono.runtime.message_interpreter import message_loops
@@ -42,9 +43,9 @@ take:
   %taken = icmp eq ptr %failed, null
   br i1 %taken, label %go, label %fail
 go:
-  %thread = call ptr @PyEval_SaveThread()
+  {before}
   %status = call i32 @"{loop}"(ptr %result, ptr %error{given})
-  call void @PyEval_RestoreThread(ptr %thread)
+  {after}
   %found = load i64, ptr %result
   %object = call ptr @PyLong_FromLongLong(i64 %found)
   ret ptr %object
@@ -64,6 +65,10 @@ _TAKE = """
   %object{k} = load ptr, ptr %at{k}
   %word{k} = call i64 @PyLong_AsLongLong(ptr %object{k})
 """
+_OWN_LOCK = ("run", "issued", "completed")
+"""Loops that release Python's lock by themselves, or are as short as that."""
+_save_thread = types.ExternalFunction("PyEval_SaveThread", types.voidptr())
+_restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(types.voidptr))
 _SERVICES = {
     "PyErr_Occurred", "PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_AsLongLong", "PyLong_FromLongLong",
     "clock_gettime", "memcpy", "sched_yield", "syscall",
@@ -76,27 +81,36 @@ def loops_of(dtype_name: str | None) -> dict[str, Callable[..., int]]:
         return message_loops(COMPILED)
     dtype, made = getattr(np, dtype_name), interpreter(COMPILED)
     go, note_issued, note_completed = inner(made.run), inner(made.issued), inner(made.completed)
+    words = COMPILED.words
 
-    def run(
-        call_at: int, control_at: int, number: int, done: int, patience: int, target: int, source: int, resumed: int
-    ) -> Any:
-        """See `Interpreter`."""
+    def run(call_at: int, control_at: int, number: int, patience: int, target: int, source: int, resumed: int) -> Any:
+        """See `Interpreter`. A short call keeps Python's lock for the microseconds that it polls at first, since to
+        release and take it takes a tenth of the call.
+        """
         sample = carray(pointer(0), 0, dtype)
-        return go(call_at, control_at, number, done, patience, target, source, resumed, sample)
+        if resumed == 0 and words(call_at, w.CALL_WORDS)[w.SHORT] > 0:
+            outcome = go(call_at, control_at, number, -1, target, source, 0, sample)
+            if outcome != w.WAITS:
+                return outcome
+            number, resumed = 0, 1
+        thread = _save_thread()
+        outcome = go(call_at, control_at, number, patience, target, source, resumed, sample)
+        _restore_thread(thread)
+        return outcome
 
     def issued(control_at: int, number: int) -> Any:
         """See `Interpreter`."""
         return note_issued(control_at, number)
 
-    def completed(control_at: int, done: int) -> Any:
+    def completed(control_at: int) -> Any:
         """See `Interpreter`."""
-        return note_completed(control_at, done)
+        return note_completed(control_at)
 
     return {"run": run, "issued": issued, "completed": completed}
 
 
-def _entry(loop: Callable[..., int], name: str) -> Any:
-    """The module of the entry called ``name`` to ``loop``, which takes integers."""
+def _entry(loop: Callable[..., int], name: str, releases: bool) -> Any:
+    """The module of the entry called ``name`` to ``loop``, which takes integers; ``releases``: Python's lock."""
     count = len(inspect.signature(loop).parameters)
     made = cfunc(types.intp(*[types.intp] * count), error_model="numpy")(loop)
     module = llvm.parse_assembly(made.inspect_llvm())
@@ -107,6 +121,8 @@ def _entry(loop: Callable[..., int], name: str) -> Any:
         words=", i64" * count,
         take="".join(_TAKE.format(k=k) for k in range(count)),
         given="".join(f", i64 %word{k}" for k in range(count)),
+        before="%thread = call ptr @PyEval_SaveThread()" * releases,
+        after="call void @PyEval_RestoreThread(ptr %thread)" * releases,
     )
     module.link_in(llvm.parse_assembly(entry))
     for defined in (*module.functions, *module.global_variables):
@@ -117,7 +133,7 @@ def _entry(loop: Callable[..., int], name: str) -> Any:
 
 def compiled(kind: str, loops: Mapping[str, Callable[..., int]]) -> bytes:
     """Object code of ``loops``, for which object_code.py makes functions of the same names."""
-    module, *others = [_entry(loop, symbol(kind, name)) for name, loop in loops.items()]
+    module, *others = [_entry(loop, symbol(kind, name), name not in _OWN_LOCK) for name, loop in loops.items()]
     for other in others:
         module.link_in(other)
     builder = llvm.create_pass_builder(machine(), llvm.create_pipeline_tuning_options(3))

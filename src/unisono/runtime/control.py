@@ -11,7 +11,17 @@ from unisono.runtime import words as w
 from unisono.runtime.monitor import CallLog
 from unisono.transport.board import Board
 from unisono.transport.futex import OVERSUBSCRIBED_UNTIL
-from unisono.transport.layout import ABORTED, COMPLETED, COMPLETED_AT, HEADER, ISSUE_TIMES, ISSUED, ISSUED_AT, MEETINGS
+from unisono.transport.layout import (
+    ABORTED,
+    COMPLETED,
+    COMPLETED_AT,
+    HEADER,
+    ISSUE_TIMES,
+    ISSUED,
+    ISSUED_AT,
+    MEETINGS,
+    REFUSED,
+)
 from unisono.transport.shared_heap import BOUNDS
 
 __all__ = ["Control"]
@@ -59,6 +69,7 @@ class Control:
         if board.crosses:  # no meeting is complete before what this rank staged is on its way
             words[w.SPINS] = 0
         words[w.FULL], words[w.RESETS] = board.arrivals, board.rank == board.local[0]
+        words[w.REFUSED_AT] = record + 8 * REFUSED
 
     @property
     def position(self) -> tuple[int, int, int]:
@@ -93,4 +104,5 @@ def _table(bases: Bases, board: Board) -> "array[int]":
         for rank in range(board.size):
             place = layout.stages + ((parity & 1) * board.size + rank) * layout.area
             table[bases.stage(rank, parity)] = board.segment.address + place
+            table[bases.stage(rank, parity, True)] = board.segment.address + layout.inline_at(parity, rank)
     return table

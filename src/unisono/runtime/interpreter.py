@@ -33,8 +33,11 @@ from unisono.program.bind import (
 )
 from unisono.runtime import words as w
 from unisono.runtime.zero_copy import DIRECT, PUSHED, RETRY_STAGED, STAGED, ZeroCopy, zero_copy
+from unisono.transport.layout import Layout
 
 __all__ = ["Interpreter", "Primitives", "interpreter"]
+
+_COUNTER_LINES = Layout.COUNTER_LINES
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,11 @@ class Interpreter(NamedTuple):
     """The functions of an interpreter, on addresses and numbers."""
 
     run: Callable[..., int]
-    """(call, control, number, done, patience, target, source, resumed, sample)."""
+    """(call, control, number, patience, target, source, resumed, sample)."""
     issued: Callable[..., int]
     """(control, number): notes that call ``number`` was issued."""
     completed: Callable[..., int]
-    """(control, done): notes that call ``done + 1`` has ended."""
+    """(control): notes that a call has ended."""
 
 
 def interpreter(p: Primitives) -> Interpreter:
@@ -95,10 +98,9 @@ def interpreter(p: Primitives) -> Interpreter:
     interpret = _going_on(p, agreed, completed)
 
     def run(
-        call_at: int, control_at: int, number: int, done: int, patience: int, target: int, source: int, resumed: int,
-        sample: Any,
-    ) -> Any:  # fmt: skip
-        """Runs the prepared call at ``call_at``, as call no. ``number`` of this rank, the one after ``done``.
+        call_at: int, control_at: int, number: int, patience: int, target: int, source: int, resumed: int, sample: Any
+    ) -> Any:
+        """Runs the prepared call at ``call_at``, as call no. ``number`` of this rank.
 
         ``number``: 0 if it has been noted as issued; ``patience``: ns it may wait at a meeting; ``target``, ``source``:
         addresses of output and input, or of tables of their addresses; ``resumed``: whether to go on with the call
@@ -109,22 +111,22 @@ def interpreter(p: Primitives) -> Interpreter:
             if number > 0:
                 issued(control, number)
             begin(call, control, target, source)
-        return interpret(call, control, done, patience, sample)
+        return interpret(call, control, patience, sample)
 
     return Interpreter(
         run,
         lambda control_at, number: issued(words(control_at, w.CONTROL_WORDS), number),
-        lambda control_at, done: completed(words(control_at, w.CONTROL_WORDS), done),
+        lambda control_at: completed(words(control_at, w.CONTROL_WORDS)),
     )
 
 
 def _going_on(p: Primitives, agreed: ZeroCopy, completed: Any) -> Any:
     """Builds ``interpret``, which runs a call that has begun as far as it goes."""
-    choose, walk = _choosing(p, agreed), _walking(p)
-    differ, aborted = _comparing(p), agreed.aborted
+    words, choose, walk = p.words, _choosing(p, agreed), _walking(p)
+    differ, aborted, load = _comparing(p), agreed.aborted, p.load_acquire64
 
     @p.inner
-    def interpret(call: Any, control: Any, done: int, patience: int, sample: Any) -> Any:
+    def interpret(call: Any, control: Any, patience: int, sample: Any) -> Any:
         """Goes on with a call that has begun."""
         guarded = call[w.HEADER_AT] > 0
         while True:
@@ -137,18 +139,20 @@ def _going_on(p: Primitives, agreed: ZeroCopy, completed: Any) -> Any:
                 return outcome
         if outcome == w.WAITS:
             return outcome
-        if control[w.PATH] >= DIRECT and aborted(control, done + 1):
+        if control[w.PATH] >= DIRECT and aborted(control, words(control[w.COMPLETED], 1)[0] + 1):
             return w.ABORTED
         if call[w.COMPLETES] > 0:
-            completed(control, done)
-        return w.UNREADY if control[w.UNMAPPED] else w.DONE
+            completed(control)
+        if control[w.UNMAPPED] > 0:
+            return w.UNREADY
+        return w.REFUSED if call[w.COMPLETES] > 0 and load(control[w.REFUSED_AT]) != 0 else w.DONE
 
     return interpret
 
 
 def _beginning(p: Primitives, agreed: ZeroCopy) -> Any:
     """Builds ``begin``, which publishes a call."""
-    words, store, copy, publish = p.words, p.store, p.copy, agreed.publish
+    words, store, copy, equal, publish = p.words, p.store, p.copy, p.equal, agreed.publish
 
     @p.inner
     def begin(call: Any, control: Any, target: int, source: int) -> None:
@@ -170,7 +174,9 @@ def _beginning(p: Primitives, agreed: ZeroCopy) -> Any:
                 bases[output + block] = places[block]
         if call[w.HEADER_AT] > 0:
             mine = control[w.HEADERS] + ((meeting & 1) * size + control[w.RANK]) * control[w.HEADER]
-            copy(mine, call[w.HEADER_AT] + call[w.STRIDE] * control[w.RANK], control[w.HEADER])
+            header = call[w.HEADER_AT] + call[w.STRIDE] * control[w.RANK]
+            if not equal(mine, header, control[w.HEADER]):  # else its lines stay in the caches of those who read it
+                copy(mine, header, control[w.HEADER])
             store(control[w.HEADER_OFFSET], mine - control[w.BASE])
         if call[w.PUBLISHES] > 0 and publish(call, control, bases, meeting):
             control[w.TABLE] = call[w.DIRECT]  # a speculative call stages nothing
@@ -225,7 +231,7 @@ def _walking(p: Primitives) -> Any:
         position = words(control[w.POSITION], 1)
         i, k = control[w.ITERATION], control[w.ROW]
         while i < pieces + scalars[w.TABLE_LAGS]:
-            flip = ((control[w.FIRST_MEETING] + i * scalars[w.TABLE_MEETS]) & 1) * size
+            flip = (((control[w.FIRST_MEETING] + i * scalars[w.TABLE_MEETS]) & 1) + call[w.INLINE]) * size
             while k < count:
                 if rows[k + KIND] != MEET:
                     k = execute(call, control, bases, rows, k, i, pieces, flip, sample)
@@ -253,11 +259,18 @@ def _meeting(p: Primitives) -> Any:
     store_release32, store_release64 = p.store_release32, p.store_release64
 
     @p.inner
+    def counter(control: Any, meeting: int) -> Any:
+        """The address of a meeting's counter: `Layout.counter`."""
+        return control[w.COUNTERS] + _COUNTER_LINES * (meeting & 1) + 8 * (meeting >> 1 & 1)
+
+    @p.inner
     def meet(control: Any, meeting: int, patience: int) -> bool:
         """Arrives at a meeting, once, and polls for ``patience`` ns; returns whether all ranks have arrived."""
         full = control[w.FULL]
-        here = control[w.COUNTERS] + 64 * (meeting & 3)
+        here = counter(control, meeting)
         if control[w.ARRIVED] == 0:
+            if control[w.RESETS] > 0:  # no rank polls the counter of two meetings ago, which lies in the same line
+                store_release32(counter(control, meeting + 2), 0)
             arrive(here, full)  # first: a rank killed in between must not count as arrived
             store_release64(control[w.MEETINGS_BEGUN], meeting + 1)
             control[w.ARRIVED] = 1
@@ -274,8 +287,6 @@ def _meeting(p: Primitives) -> Any:
                 pause(here, there, limit, control[w.OVERSUBSCRIBED])
                 there = load(here)
         control[w.ARRIVED] = 0
-        if control[w.RESETS] > 0:  # no rank polls the previous meeting's counter any more
-            store_release32(control[w.COUNTERS] + 64 * ((meeting - 1) & 3), 0)
         return True
 
     return meet
@@ -300,7 +311,7 @@ def _comparing(p: Primitives) -> Any:
 
 def _timestamps(p: Primitives) -> tuple[Any, Any]:
     """Builds ``issued`` and ``completed``: the counts and times of calls, for peers and the flight record."""
-    now, store = p.now, p.store
+    words, now, store = p.words, p.now, p.store
 
     @p.inner
     def issued(control: Any, number: int) -> int:
@@ -311,11 +322,11 @@ def _timestamps(p: Primitives) -> tuple[Any, Any]:
         return 0
 
     @p.inner
-    def completed(control: Any, done: int) -> int:
-        moment = now()
-        store(control[w.COMPLETED], done + 1)
+    def completed(control: Any) -> int:
+        moment, number = now(), words(control[w.COMPLETED], 1)[0] + 1
+        store(control[w.COMPLETED], number)
         store(control[w.COMPLETED_AT], moment)
-        store(control[w.END_TIMES] + 8 * ((done + 1) % control[w.KEPT]), moment)
+        store(control[w.END_TIMES] + 8 * (number % control[w.KEPT]), moment)
         return 0
 
     return issued, completed

@@ -36,6 +36,7 @@ _NUMBERS = [
     "runtime/message_words.py",
     "program/bind.py",
     "transport/futex.py",
+    "transport/layout.py",
     "transport/ring.py",
 ]
 """Sources of the loops: the modules compiled, and those whose numbers they hold."""

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from unisono.program import Unfit, bind, lower
+from unisono.program.bases import INLINE
 from unisono.program.bind import Table
 from unisono.program.defaults import DIRECT_MOVED
 from unisono.program.over_hosts import bind_over_hosts
@@ -62,6 +63,7 @@ _AS: dict[tuple[torch.dtype, str], str] = {
 _NEVER, _KEPT_ONLY, _AT_ONCE, _COMPILE = range(4)  # when the loops may be used; see loops.wanted
 _OPS = {"SUM": 0, "PREMUL_SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6, "AVG": 8}
 _NOWHERE = -(1 << 62)
+_SHORT_NBYTES = 16 << 10  # of all blocks: moved in a few microseconds
 
 
 class AddressTable:
@@ -218,7 +220,10 @@ class Prepared:
         return tuple(row[0] for row in rows)
 
 
-_BOUND = (w.STAGED, w.DIRECT, w.PUSHED, w.TEMP, w.PUBLISHES, w.LARGE, w.IN_BLOCKS, w.OUT_BLOCKS, w.IN_SIZES)
+_BOUND = (
+    w.STAGED, w.DIRECT, w.PUSHED, w.TEMP, w.PUBLISHES, w.LARGE, w.IN_BLOCKS, w.OUT_BLOCKS, w.IN_SIZES, w.INLINE,
+    w.SHORT,
+)  # fmt: skip
 """The words of a call that follow from sizes."""
 
 
@@ -234,7 +239,7 @@ class Preparer:
         self._users: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._binding = threading.RLock()
         self.issued: Callable[[int, int], int] = TORCH.issued
-        self.completed: Callable[[int, int], int] = TORCH.completed
+        self.completed: Callable[[int], int] = TORCH.completed
         self.compile_at = COMPILE_AFTER if self._mode == _KEPT_ONLY else -1
         """The call after which the loops are wanted even if they must be compiled; see `compile_now`."""
         loops.users.add(self)
@@ -297,6 +302,7 @@ class Preparer:
         blocks_in = program.blocks_in[self.rank]
         if choice.direct_root >= 0:  # the root may write to what the others receive
             blocks_in = program.blocks_out[self.rank]
+        alike = not (uneven or self._board.crosses)
         in_sizes = np.array([nbytes[block] for block in blocks_in], np.int64)
         arrays = [_laid_out(table) for table in (staged, *direct) if table is not None]
         addresses = iter(_address(a) for a in arrays)
@@ -309,6 +315,8 @@ class Preparer:
             len(blocks_in),
             len(program.blocks_out[self.rank]),
             _address(in_sizes),
+            INLINE * (alike and staged.stage_nbytes <= self._board.segment.layout.inline),
+            int(alike and sum(nbytes) <= _SHORT_NBYTES),
         )
         return bound, (staged, in_sizes, *arrays)
 

@@ -74,6 +74,7 @@ class CallQueue(ABC):
         self._marking = threading.RLock()  # held while a call is marked as done, or its waiters are counted
         self.entered: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         """True if this thread holds the queue: in a signal handler or finalizer that interrupts a call."""
+        self._holding = self.entered, self._lock.acquire, self._lock.release
 
     def _refuse_reentry(self, call: Call, what: str = "") -> None:
         """Raises `UsageError` if this thread is in the midst of another call of this queue."""

@@ -35,10 +35,9 @@ class Board:
         self.position = array("q", [0])
         """The number of the next meeting that this rank passes; interpreters increment it."""
         self._counters = [
-            futex.Counter(segment.words, (layout.counters + 64 * k) // 4, segment.address)
-            for k in range(layout.COUNTERS)
+            futex.Counter(segment.words, layout.counter(k) // 4, segment.address) for k in range(layout.COUNTERS)
         ]
-        self._arrivals_at = [segment.address + layout.counters + 64 * k for k in range(layout.COUNTERS)]
+        self._arrivals_at = [segment.address + layout.counter(k) for k in range(layout.COUNTERS)]
         self._longs = segment.longs
         self._seen = 0
 

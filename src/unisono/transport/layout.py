@@ -54,6 +54,7 @@ class Layout:
     TEXT, TEXTS = PAGE, 4 * PAGE  # per rank: what it has to say to the others, a page per kind of text
     OUTBOX = PAGE  # per rank: what it has staged for other hosts
     COUNTERS = 4  # meeting counters, used in turn
+    COUNTER_LINES = 2 * LINE  # from those of even meetings to those of odd ones, no neighbours for a prefetcher
     DEVICE_CALLS = 64  # per rank: headers of its last calls on GPUs
     DEVICE_MESSAGES = 16  # per ordered pair and end: its last messages on GPUs
     DEVICE_MESSAGE = 4 * 8  # 64-bit words: number, tag, elements, dtype << 32 | checksum
@@ -95,9 +96,22 @@ class Layout:
     def counters(self) -> int:  # noqa: D102
         return self.outboxes + self.OUTBOX * self.world_size
 
+    def counter(self, meeting: int) -> int:
+        """Where the ranks that have arrived at a meeting are counted: two counters lie in the line of a parity."""
+        return self.counters + self.COUNTER_LINES * (meeting & 1) + 8 * (meeting >> 1 & 1)
+
+    @cached_property
+    def inline(self) -> int:
+        """Bytes of a rank in the rest of a counters' line, for data that comes with the news of its arrival."""
+        return (LINE - 8 * self.COUNTERS // 2) // self.world_size // 8 * 8
+
+    def inline_at(self, parity: int, rank: int) -> int:
+        """Where they begin."""
+        return self.counter(parity) + 8 * self.COUNTERS // 2 + rank * self.inline
+
     @cached_property
     def bells(self) -> int:  # noqa: D102
-        return self.counters + self.COUNTERS * LINE
+        return self.counters + 2 * self.COUNTER_LINES
 
     @cached_property
     def headers(self) -> int:  # noqa: D102
