@@ -2,7 +2,6 @@
 definition of the sums). Needs numba; kept like other loops.
 """
 
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.np.numpy_support import carray
 
-from unisono.transport.atomics import inner, intrinsic, pointer, types
+from unisono.transport.atomics import inner, intrinsic, pointer, settle, types
 from unisono.transport.native import copy
 
 __all__ = ["checksum_loops"]
@@ -29,19 +28,6 @@ def _mixed(number: Any) -> Any:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (z ^ (z >> np.uint64(31))) | np.uint64(1)
-
-
-@intrinsic
-def _settle(context: Any) -> Any:
-    """Others see what was stored past the caches before what is stored from here on."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if platform.machine() == "x86_64":
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(_function(builder.module, kind, "llvm.x86.sse.sfence"), [])
-        return context.get_dummy_value()
-
-    return types.none(), build
 
 
 def _words(count: int, summing: bool, storing: str) -> Any:
@@ -208,7 +194,7 @@ def checksum_loops() -> dict[str, Callable[..., int]]:
             if weights:
                 carray(pointer(sums + r[4]), 1, np.uint64)[0] += total
         if past:
-            _settle()
+            settle()
         return 0
 
     return {"moves": moves}

@@ -25,7 +25,7 @@ from unisono.transport.atomics import (
     store_release64,
     types,
 )
-from unisono.transport.native import copy, now, pause, sleep, store, wake
+from unisono.transport.native import copy, copy_past, now, pause, sleep, store, wake
 
 __all__ = ["COMPILED"]
 
@@ -393,6 +393,7 @@ COMPILED = Primitives(
     ring=_ring,
     equal=_equal,
     copy=copy,
+    copy_past=copy_past,
     widen=_widen,
     narrow=_narrow,
     combine=_sum,

@@ -32,6 +32,7 @@ from unisono.program.bind import (
     WORDS,
 )
 from unisono.runtime import words as w
+from unisono.runtime.past_caches import staging_copy
 from unisono.runtime.zero_copy import DIRECT, PUSHED, RETRY_STAGED, STAGED, ZeroCopy, zero_copy
 from unisono.transport.layout import Layout
 
@@ -50,7 +51,8 @@ class Primitives:
     others may read at any time. ``now()``: ``time.monotonic_ns``. ``pause(address, seen, limit, oversubscribed)``
     yields the core once, or sleeps on a word that is still ``seen``; ``sleep(address, seen, nanoseconds)`` does the
     latter. ``ring(address)`` adds one to a 32-bit word, after everything before, and wakes its sleepers. ``equal(one,
-    other, nbytes)``, ``copy(target, source, nbytes)``: of bytes, equal of whole words. ``widen`` and ``narrow``
+    other, nbytes)``, ``copy(target, source, nbytes)``: of bytes, equal of whole words; ``copy_past``: past the caches,
+    where that can be. ``widen`` and ``narrow``
     ``(target, source, nbytes, sample)`` bring elements of the user's dtype, ``nbytes`` of them, into accumulators and
     back. ``combine(scratch, places, parts, targets, nbytes, op, size, sample)`` combines the first ``parts`` of the
     addresses ``places``, in that order, into the ``targets`` that follow; each is followed, ``parts + targets`` words
@@ -73,6 +75,7 @@ class Primitives:
     ring: Callable[[int], Any]
     equal: Callable[[int, int, int], bool]
     copy: Callable[[int, int, int], Any]
+    copy_past: Callable[[int, int, int], Any]
     widen: Callable[..., Any]
     narrow: Callable[..., Any]
     combine: Callable[..., Any]
@@ -335,6 +338,7 @@ def _timestamps(p: Primitives) -> tuple[Any, Any]:
 def _executing(p: Primitives) -> Any:
     """Builds ``execute``, which runs a row other than a meeting for one piece."""
     words, copy, widen, narrow, combine = p.words, p.copy, p.widen, p.narrow, p.combine
+    stage = staging_copy(p, w.PAST_CACHES)
 
     @p.inner
     def place(bases: Any, rows: Any, at: int, piece: int, flip: int, stages: int) -> Any:
@@ -357,7 +361,9 @@ def _executing(p: Primitives) -> Any:
                 to = place(bases, rows, k + DST, piece, flip, stages)
                 source = place(bases, rows, k + SRC, piece, flip, stages)
                 if kind == COPY:
-                    if to != source:
+                    if rows[k + DST] >= stages:
+                        stage(control, to, source, nbytes)
+                    elif to != source:
                         copy(to, source, nbytes)
                 elif kind == WIDEN:
                     widen(to, source, nbytes, sample)

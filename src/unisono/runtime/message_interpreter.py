@@ -14,6 +14,7 @@ from typing import Any
 
 from unisono.runtime import message_words as w
 from unisono.runtime.interpreter import Primitives
+from unisono.runtime.past_caches import staging_copy
 from unisono.transport.ring import UNIT
 
 __all__ = ["message_loops"]
@@ -103,6 +104,7 @@ def _placing(p: Primitives) -> Any:
 
 def _pushing(p: Primitives) -> Any:
     load, copy, publish, ring, place = p.load_acquire64, p.copy, p.store_release64, p.ring, _placing(p)
+    stage = staging_copy(p, w.PAST_CACHES)
 
     @p.inner
     def push(control: Any, jobs: Any, k: int) -> bool:
@@ -121,7 +123,7 @@ def _pushing(p: Primitives) -> Any:
             written += _UNIT
         at, left = written % capacity, jobs[k + w.NBYTES] - jobs[k + w.MOVED]
         part = max(0, min(left, room, capacity - at, _PIECE))
-        copy(data + at, jobs[k + w.DATA] + jobs[k + w.MOVED], part)
+        stage(control, data + at, jobs[k + w.DATA] + jobs[k + w.MOVED], part)
         jobs[k + w.MOVED] += part
         written += part if part < left else -(-part // _UNIT) * _UNIT
         if written == before:

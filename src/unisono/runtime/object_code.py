@@ -27,6 +27,7 @@ _COMPILED = [
     "runtime/compiled*.py",
     "runtime/interpreter.py",
     "runtime/message_interpreter.py",
+    "runtime/past_caches.py",
     "runtime/zero_copy.py",
     "transport/atomics.py",
     "transport/native.py",

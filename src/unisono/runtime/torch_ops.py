@@ -116,6 +116,7 @@ _PRIMITIVES = Primitives(
     ring=futex.ring,
     equal=_equal,
     copy=ctypes.memmove,
+    copy_past=ctypes.memmove,
     widen=_widen,
     narrow=_narrow,
     combine=_combine,

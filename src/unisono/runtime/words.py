@@ -3,16 +3,18 @@
 The compiled loops hold these numbers.
 """
 
+from unisono.runtime.past_caches import STATE_WORDS
+
 __all__ = [
     "ABORTED", "ABORTED_AT", "ARRIVED", "BASE", "BASES", "BASES_COUNT", "BLOCK", "BOUNDS", "CALL_WORDS", "COMPLETED",
     "COMPLETED_AT", "COMPLETES", "CONTROL_WORDS", "COUNTERS", "DIFFERS", "DIRECT", "DONE", "END_TIMES", "EXCLUSIVE",
     "FIRST_MEETING", "FULL", "HANDLES", "HEADER", "HEADERS", "HEADER_AT", "HEADER_OFFSET", "INLINE", "INPUTS",
     "IN_BLOCKS", "IN_SIZES", "ISSUED", "ISSUED_AT", "ISSUED_KEPT", "ISSUE_TIMES", "ITERATION", "KEPT", "LARGE",
-    "LISTED", "MAPPED", "MEETINGS_BEGUN", "OP", "OUTPUTS", "OUTPUT_BASE", "OUT_BLOCKS", "OVERSUBSCRIBED", "PATH",
-    "PEER_INPUTS", "PEER_OUTPUTS", "PHASE", "PLACES", "POSITION", "PUBLISHES", "PUSHED", "RANK", "RECORD", "REFUSED",
-    "REFUSED_AT", "RESETS", "ROOT", "ROW", "SCALARS", "SCRATCH", "SHORT", "SIZE", "SPECULATIVE", "SPINS", "STAGED",
-    "STAGE_BASES", "STRIDE", "TABLE", "TABLE_LAGS", "TABLE_MEETS", "TABLE_PIECES", "TABLE_ROWS", "TEMP", "TEMP_BASE",
-    "UNMAPPED", "UNREADY", "WAITS",
+    "LISTED", "MAPPED", "MEETINGS_BEGUN", "OP", "OUTPUTS", "OUTPUT_BASE", "OUT_BLOCKS", "OVERSUBSCRIBED", "PAST_CACHES",
+    "PATH", "PEER_INPUTS", "PEER_OUTPUTS", "PHASE", "PLACES", "POSITION", "PUBLISHES", "PUSHED", "RANK", "RECORD",
+    "REFUSED", "REFUSED_AT", "RESETS", "ROOT", "ROW", "SCALARS", "SCRATCH", "SHORT", "SIZE", "SPECULATIVE", "SPINS",
+    "STAGED", "STAGE_BASES", "STRIDE", "TABLE", "TABLE_LAGS", "TABLE_MEETS", "TABLE_PIECES", "TABLE_ROWS", "TEMP",
+    "TEMP_BASE", "UNMAPPED", "UNREADY", "WAITS",
 ]  # fmt: skip
 
 RANK, SIZE, COUNTERS, HEADERS, HEADER, MEETINGS_BEGUN, ISSUED, COMPLETED, COMPLETED_AT, HEADER_OFFSET = range(10)
@@ -22,8 +24,8 @@ ISSUED_AT, ISSUED_KEPT, ISSUE_TIMES, END_TIMES, KEPT, BASE, SCRATCH, PLACES, OVE
 MAPPED, ABORTED_AT, RECORD, BASES, POSITION, SPINS = range(21, 27)
 OUTPUT_BASE, TEMP_BASE, PEER_INPUTS, PEER_OUTPUTS, STAGE_BASES, BASES_COUNT = range(27, 33)
 TABLE, ITERATION, ROW, FIRST_MEETING, ARRIVED, PHASE, PATH, UNMAPPED = range(33, 41)
-FULL, RESETS, REFUSED_AT = range(41, 44)
-CONTROL_WORDS = REFUSED_AT + 1
+FULL, RESETS, REFUSED_AT, PAST_CACHES = range(41, 45)
+CONTROL_WORDS = PAST_CACHES + STATE_WORDS
 """The words of a control block: rank and size; where counters, headers, counts and times of calls lie; bytes of a
 header and of a rank's record; how many issue times are kept; scratch memory; where handles lie and which heaps of peers
 are mapped; the table of base addresses; where the number of the next meeting lies; how often a counter is polled before
@@ -31,7 +33,8 @@ the core is yielded; where in the table of bases (`Bases` of program/bind.py) ea
 state of the call under way, enough to resume it: its table; iteration and row (in words); the number of its first
 meeting; whether this rank has arrived at the meeting it waits at; `PHASE`; its path (zero_copy.py); whether heaps are
 to be mapped. Last, how many arrivals make a meeting complete; whether this rank resets counters: the first of its host
-does; and where the word lies that is not 0 once a peer has refused a message of this rank."""
+does; where the word lies that is not 0 once a peer has refused a message of this rank; and what past_caches.py
+keeps."""
 
 STAGED, DIRECT, PUSHED, HEADER_AT, STRIDE, OP, ROOT, LISTED, TEMP, PUBLISHES, LARGE, SPECULATIVE = range(12)
 IN_BLOCKS, OUT_BLOCKS, IN_SIZES, EXCLUSIVE, COMPLETES, INLINE, SHORT = range(12, 19)

@@ -16,8 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
 __all__ = [
-    "copy_256", "fetch_add", "inner", "intrinsic", "load_acquire32", "load_acquire64", "load_seq_cst32", "on_stack",
-    "pointer", "relax", "store_release32", "store_release64", "types",
+    "copy_256", "copy_256_past", "fetch_add", "inner", "intrinsic", "load_acquire32", "load_acquire64",
+    "load_seq_cst32", "on_stack", "pointer", "relax", "settle", "store_release32", "store_release64", "types",
 ]  # fmt: skip
 
 types: Any = numba_types  # numba's own annotations speak of something else than what its decorators make
@@ -63,21 +63,45 @@ def on_stack(context: Any, count: Any) -> Any:
     return types.intp(count), build
 
 
+def _copying(past: bool) -> Any:
+    """A function that copies 256 bytes; ``past``: past the caches, to whole lines."""
+
+    @intrinsic
+    def copy(context: Any, target: Any, source: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = ir.VectorType(ir.IntType(8), 64)
+
+            def at(start: Any, k: int) -> Any:
+                return builder.inttoptr(builder.add(start, ir.Constant(ir.IntType(64), 64 * k)), kind.as_pointer())
+
+            for k, vector in enumerate([builder.load(at(args[1], k), align=1) for k in range(4)]):
+                store = builder.store(vector, at(args[0], k), align=64 if past else 1)
+                if past:
+                    store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+            return context.get_dummy_value()
+
+        return types.none(types.intp, types.intp), build
+
+    return copy
+
+
+copy_256 = _copying(False)
+"""Copies 256 bytes between addresses, all read before any is written."""
+copy_256_past = _copying(True)
+"""The same past the caches, to a multiple of 64; others see it after `settle` at the latest."""
+
+
 @intrinsic
-def copy_256(context: Any, target: Any, source: Any) -> Any:
-    """Copies 256 bytes between addresses, all read before any is written."""
+def settle(context: Any) -> Any:
+    """Others see what was stored past the caches before what is stored from here on."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.VectorType(ir.IntType(8), 64)
-
-        def at(start: Any, k: int) -> Any:
-            return builder.inttoptr(builder.add(start, ir.Constant(ir.IntType(64), 64 * k)), kind.as_pointer())
-
-        for k, vector in enumerate([builder.load(at(args[1], k), align=1) for k in range(4)]):
-            builder.store(vector, at(args[0], k), align=1)
+        if platform.machine() == "x86_64":
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(_function(builder.module, kind, "llvm.x86.sse.sfence"), [])
         return context.get_dummy_value()
 
-    return types.none(types.intp, types.intp), build
+    return types.none(), build
 
 
 @intrinsic

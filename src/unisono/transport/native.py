@@ -11,17 +11,19 @@ from numba.np.numpy_support import carray
 
 from unisono.transport.atomics import (
     copy_256,
+    copy_256_past,
     fetch_add,
     inner,
     load_acquire64,
     load_seq_cst32,
     on_stack,
     pointer,
+    settle,
     types,
 )
 from unisono.transport.futex import BACKOFF_NS, FUTEX_WAIT, FUTEX_WAKE, INT_MAX, NUMBERS, SLOW_YIELD_NS
 
-__all__ = ["copy", "now", "pause", "sleep", "store", "wake"]
+__all__ = ["copy", "copy_past", "now", "pause", "sleep", "store", "wake"]
 
 _NUMBER, _WAIT, _WAKE, _ALL = NUMBERS.get(platform.machine(), 0), FUTEX_WAIT, FUTEX_WAKE, INT_MAX
 _SLOW_YIELD_NS, _BACKOFF_NS = SLOW_YIELD_NS, BACKOFF_NS
@@ -50,6 +52,21 @@ def copy(target: int, source: int, nbytes: int) -> None:
         nbytes = nbytes % 256
     if nbytes > 0:
         _memcpy(pointer(target), pointer(source), nbytes)
+
+
+@inner
+def copy_past(target: int, source: int, nbytes: int) -> None:
+    """Copies ``nbytes`` between addresses, whole lines of the target past the caches."""
+    lead = min(-target & 63, nbytes)
+    copy(target, source, lead)
+    target, source, nbytes = target + lead, source + lead, nbytes - lead
+    end = target + nbytes - nbytes % 256
+    while target < end:
+        copy_256_past(target, source)
+        target += 256
+        source += 256
+    copy(target, source, nbytes % 256)
+    settle()
 
 
 @inner
