@@ -1,5 +1,8 @@
 """Where the microseconds of a small all_reduce go: each layer is called by itself, ranks pinned where they fit.
 
+Every layer is also called in a group of one rank: what is left then is this process's own work, the rest is the way
+between the cores and the wait for the peer.
+
 python benchmarks/call_budget/call_budget.py [ranks] [bytes]
 """
 
@@ -31,26 +34,26 @@ def per_call(call: Callable[[], object]) -> float:
     return statistics.median(found)
 
 
-def layers(x: torch.Tensor) -> dict[str, Callable[[], object]]:
+def layers(x: torch.Tensor, group: dist.ProcessGroup | None) -> dict[str, Callable[[], object]]:
     """The same all_reduce entered ever deeper."""
-    outer = dist.distributed_c10d._get_default_group()
+    outer = group or dist.distributed_c10d._get_default_group()
+    persistent = unisono.prepare("all_reduce", x, group=group)  # which joins the group
     options = dist.AllreduceOptions()
     options.asyncOp = False
     queue, ways = outer._group.collectives, outer._group.fast_path
     from unisono.backend.reduce_ops import ReduceOps
 
-    prepared, persistent = ways.prepared(ReduceOps.all_reduce_kind, "SUM", x, x), unisono.prepare("all_reduce", x)
+    prepared = ways.prepared(ReduceOps.all_reduce_kind, "SUM", x, x)
     assert prepared is not None
     at = x.data_ptr()
 
     def interpreter() -> None:
-        number = queue._issued = next(queue._numbers)
-        prepared.run(prepared.address, queue._at, number, queue.calls, PATIENCE, at, at, 0)
-        queue.calls += 1
+        number = queue._issued = queue._next_number()
+        prepared.run(prepared.address, queue._at, number, PATIENCE, at, at, 0)
 
     return {
-        "dist.all_reduce": lambda: dist.all_reduce(x),
-        "dist.all_reduce, async_op=True, then wait": lambda: dist.all_reduce(x, async_op=True).wait(),
+        "dist.all_reduce": lambda: dist.all_reduce(x, group=group),
+        "dist.all_reduce, async_op=True, then wait": lambda: dist.all_reduce(x, group=group, async_op=True).wait(),
         "the group's method": lambda: outer.allreduce([x], options),
         "unisono.prepare, called": persistent,
         "the queue": lambda: queue.run_now((prepared, x, x), at, at, outer._seconds, options),
@@ -68,13 +71,16 @@ def work(rank: int, world_size: int, nbytes: int, path: str) -> None:
     dist.destroy_process_group()
     os.environ["UNISONO_FUSED"] = "now"
     dist.init_process_group("unisono", f"file://{path}/loops", rank=rank, world_size=world_size)
-    found |= {name: per_call(call) for name, call in layers(x).items()}
+    found |= {name: per_call(call) for name, call in layers(x, None).items()}
+    groups = [dist.new_group([one]) for one in range(world_size)]
+    alone = {name: per_call(call) for name, call in layers(x, groups[rank]).items()}
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
         print(f"all_reduce of {nbytes} bytes, {world_size} ranks, cores {sorted(os.sched_getaffinity(0))} of rank 0")
+        print("      us    alone")
         for name, microseconds in found.items():
-            print(f"{microseconds:8.1f} us  {name}")
+            print(f"{microseconds:8.2f} {f'{alone[name]:8.2f}' if name in alone else ' ' * 8}  {name}")
 
 
 def main() -> None:

@@ -361,7 +361,7 @@ def _executing(p: Primitives) -> Any:
                 to = place(bases, rows, k + DST, piece, flip, stages)
                 source = place(bases, rows, k + SRC, piece, flip, stages)
                 if kind == COPY:
-                    if rows[k + DST] >= stages:
+                    if rows[k + DST] >= stages and call[w.ONE_WRITER] > 0:
                         stage(control, to, source, nbytes)
                     elif to != source:
                         copy(to, source, nbytes)

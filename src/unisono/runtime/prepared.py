@@ -222,7 +222,7 @@ class Prepared:
 
 _BOUND = (
     w.STAGED, w.DIRECT, w.PUSHED, w.TEMP, w.PUBLISHES, w.LARGE, w.IN_BLOCKS, w.OUT_BLOCKS, w.IN_SIZES, w.INLINE,
-    w.SHORT,
+    w.SHORT, w.ONE_WRITER,
 )  # fmt: skip
 """The words of a call that follow from sizes."""
 
@@ -317,6 +317,7 @@ class Preparer:
             _address(in_sizes),
             INLINE * (alike and staged.stage_nbytes <= self._board.segment.layout.inline),
             int(alike and sum(nbytes) <= _SHORT_NBYTES),
+            int(program.placement == "staged"),
         )
         return bound, (staged, in_sizes, *arrays)
 

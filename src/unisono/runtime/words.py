@@ -10,11 +10,11 @@ __all__ = [
     "COMPLETED_AT", "COMPLETES", "CONTROL_WORDS", "COUNTERS", "DIFFERS", "DIRECT", "DONE", "END_TIMES", "EXCLUSIVE",
     "FIRST_MEETING", "FULL", "HANDLES", "HEADER", "HEADERS", "HEADER_AT", "HEADER_OFFSET", "INLINE", "INPUTS",
     "IN_BLOCKS", "IN_SIZES", "ISSUED", "ISSUED_AT", "ISSUED_KEPT", "ISSUE_TIMES", "ITERATION", "KEPT", "LARGE",
-    "LISTED", "MAPPED", "MEETINGS_BEGUN", "OP", "OUTPUTS", "OUTPUT_BASE", "OUT_BLOCKS", "OVERSUBSCRIBED", "PAST_CACHES",
-    "PATH", "PEER_INPUTS", "PEER_OUTPUTS", "PHASE", "PLACES", "POSITION", "PUBLISHES", "PUSHED", "RANK", "RECORD",
-    "REFUSED", "REFUSED_AT", "RESETS", "ROOT", "ROW", "SCALARS", "SCRATCH", "SHORT", "SIZE", "SPECULATIVE", "SPINS",
-    "STAGED", "STAGE_BASES", "STRIDE", "TABLE", "TABLE_LAGS", "TABLE_MEETS", "TABLE_PIECES", "TABLE_ROWS", "TEMP",
-    "TEMP_BASE", "UNMAPPED", "UNREADY", "WAITS",
+    "LISTED", "MAPPED", "MEETINGS_BEGUN", "ONE_WRITER", "OP", "OUTPUTS", "OUTPUT_BASE", "OUT_BLOCKS", "OVERSUBSCRIBED",
+    "PAST_CACHES", "PATH", "PEER_INPUTS", "PEER_OUTPUTS", "PHASE", "PLACES", "POSITION", "PUBLISHES", "PUSHED", "RANK",
+    "RECORD", "REFUSED", "REFUSED_AT", "RESETS", "ROOT", "ROW", "SCALARS", "SCRATCH", "SHORT", "SIZE", "SPECULATIVE",
+    "SPINS", "STAGED", "STAGE_BASES", "STRIDE", "TABLE", "TABLE_LAGS", "TABLE_MEETS", "TABLE_PIECES", "TABLE_ROWS",
+    "TEMP", "TEMP_BASE", "UNMAPPED", "UNREADY", "WAITS",
 ]  # fmt: skip
 
 RANK, SIZE, COUNTERS, HEADERS, HEADER, MEETINGS_BEGUN, ISSUED, COMPLETED, COMPLETED_AT, HEADER_OFFSET = range(10)
@@ -37,15 +37,16 @@ does; where the word lies that is not 0 once a peer has refused a message of thi
 keeps."""
 
 STAGED, DIRECT, PUSHED, HEADER_AT, STRIDE, OP, ROOT, LISTED, TEMP, PUBLISHES, LARGE, SPECULATIVE = range(12)
-IN_BLOCKS, OUT_BLOCKS, IN_SIZES, EXCLUSIVE, COMPLETES, INLINE, SHORT = range(12, 19)
-CALL_WORDS = SHORT + 1
+IN_BLOCKS, OUT_BLOCKS, IN_SIZES, EXCLUSIVE, COMPLETES, INLINE, SHORT, ONE_WRITER = range(12, 20)
+CALL_WORDS = ONE_WRITER + 1
 """The words of a prepared call: its tables (0: none); the headers expected of the ranks, and the bytes from one to the
 next, 0 if all have the same (no header: the call is a part of another one); the reduce op; the root, or -1; which of
 input and output are tables of addresses; temporary memory; whether a handle is published, whether a piece of this rank
 is large, and, written by the interpreter, whether the last such call was direct; how many blocks there are, and bytes
 of those of the input; whether the output must not share memory with the input for direct access; whether the call is
 complete with this program; how many halves further on in the table of bases its staging memory is, `bases.INLINE` if
-that is in the counters' lines; whether it is so short that compiled loops need not release Python's lock."""
+that is in the counters' lines; whether it is so short that compiled loops need not release Python's lock; whether each
+rank alone writes its staging memory, so that copies to it may go past the caches."""
 INPUTS, OUTPUTS = 1, 2
 
 TABLE_ROWS, TABLE_PIECES, TABLE_MEETS, TABLE_LAGS = range(4)
