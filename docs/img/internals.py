@@ -112,7 +112,7 @@ def meeting() -> str:
         326,
         "Meeting k uses counter k mod 4, headers and staging memory of parity k mod 2. A rank that has arrived at",
         "meeting k + 1 has read all of meeting k: once meeting k + 1 is complete, parity k mod 2 is written again.",
-        "After meeting k rank 0 sets the counter of meeting k - 1 to 0.",
+        "On its way to meeting k rank 0 sets the counter of meeting k - 2 to 0.",
     )
     return document(760, 382, "One meeting: a 4-byte all_reduce of 3 ranks", parts)
 
