@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import unisono
 from ranks import ranks
 from unisono.backend.operations import Builder
 from unisono.runtime import words as w
@@ -60,6 +61,23 @@ def test_what_fits_is_staged_beside_the_counter(world_size: int, numel: int, inl
     for beside, apart, values in ranks(world_size).run(staged, numel):
         assert (beside, apart) == (inline, not inline)
         assert values == [total, total]
+
+
+def by_name(rank: int, world_size: int, names: list[str]) -> list[list[float]]:
+    found = []
+    for name in names * 3:  # from even and from odd meetings on
+        x = torch.tensor([1.0, rank, 2.0 * rank])
+        with unisono.algorithm(name):
+            dist.all_reduce(x)
+        found.append(x.tolist())
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_inline_calls_of_several_meetings_use_both_halves(world_size: int) -> None:
+    names, total = ["columns", "star", "ring", "one_shot"], world_size * (world_size - 1) / 2
+    for found in ranks(world_size).run(by_name, names):
+        assert found == [[world_size, total, 2 * total]] * 3 * len(names)
 
 
 class Shelf:

@@ -104,5 +104,5 @@ def _table(bases: Bases, board: Board) -> "array[int]":
         for rank in range(board.size):
             place = layout.stages + ((parity & 1) * board.size + rank) * layout.area
             table[bases.stage(rank, parity)] = board.segment.address + place
-            table[bases.stage(rank, parity, True)] = board.segment.address + layout.inline_at(parity, rank)
+            table[bases.stage(rank, parity, True)] = board.segment.address + layout.inline_at(parity & 1, rank)
     return table
