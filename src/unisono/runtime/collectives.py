@@ -143,8 +143,7 @@ class CollectiveQueue(CallQueue):
         meeting no longer than moving its data may take, so that calls of ranks in step are complete on return; the task
         it returns may be under way, or have an error.
         """
-        prepared, number = part[0], 0
-        task: CollectiveTask | None = None
+        prepared, number, task = part[0], 0, None
         entered, acquire, release = self._holding
         if entered():
             self._refuse_reentry(prepared.call)
@@ -156,10 +155,8 @@ class CollectiveQueue(CallQueue):
                 release()
                 return None
             self._issued = number = self._next_number()
-            calls, patience = self._calls, self._patience
-            calls[number % len(calls)] = prepared.call
-            if background and patience:
-                patience = patience_for(prepared.call)
+            self._calls[number % len(self._calls)] = prepared.call
+            patience = patience_for(prepared.call) if background and self._patience else self._patience
             outcome = prepared.run(prepared.address, self._at, number, patience, target, source, 0)
             if outcome == WAITS and self._crossing is not None and not background:
                 outcome = self._crossing.run_on(prepared, partial(self._run, *part, 0, True))
