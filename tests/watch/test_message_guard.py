@@ -4,23 +4,25 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from hangs.job import Fault, Job, attempt
+from backend.test_hosts import on_hosts
+from hangs.job import Fault, Job, attempt, init
 from ranks import ranks
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
 from unisono.watch.message_guard import MessageGuard
 
 
 def guard() -> MessageGuard:
-    """A guard of the default group; two in a row would count on from where their memory stands, so one per group."""
+    """The guard of the default group, which counts on from one test to the next, so a group is for one of them."""
     ours: Any = dist.group.WORLD
-    group = ours._group
-    return MessageGuard(group.segment, group.rank, group.global_ranks, group.label, group.monitor)
+    found: MessageGuard = ours._group.device_guard.messages
+    return found
 
 
 def words_of(do: Callable[[], object]) -> str:
@@ -142,3 +144,55 @@ def loses_its_sender(rank: int, world_size: int) -> Fault:
         time.sleep(0.05)
         found = attempt(lambda: here.check(20.0))
     return found
+
+
+def until(found: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Waits for what comes from another host."""
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def over_hosts(rank: int, world_size: int, meeting: str) -> tuple[str, str, str]:
+    """Three ranks on two hosts: equal messages in a ring; one that rank 2, alone on its host, is late for; one that
+    differs there. What each has found of them.
+    """
+    with on_hosts(rank, (2, 1)):
+        init(meeting, rank, world_size)
+        here, after, before = guard(), (rank + 1) % 3, (rank - 1) % 3
+        for k in range(40):
+            here.issued("send", after, k, 4 + k % 5, torch.float32)
+            here.issued("recv", before, k, 4 + k % 5, torch.float32)
+        until(lambda: not words_of(lambda: here.check(0.0)))
+        dist.barrier()
+        here.issued("send", 2, 0, 4, torch.float32) if rank == 1 else None
+        time.sleep(0.1)
+        late = words_of(lambda: here.check(0.05))
+        dist.barrier()
+        here.issued("recv", 1, 0, 4, torch.float32) if rank == 2 else None
+        until(lambda: not words_of(lambda: here.check(0.0)))
+        dist.barrier()
+        differing = ""
+        if rank != 1:
+            mine = ("recv", 0, 7, 5) if rank else ("send", 2, 7, 4)
+            words_of(lambda: here.issued(*mine, torch.float32))  # raises where the other end has come already
+            until(lambda: "MismatchError" in words_of(lambda: here.check(10.0)))
+            differing = words_of(here.compare)
+        dist.barrier()
+        quiet = words_of(lambda: here.check(0.0)) if rank == 1 else ""
+        dist.destroy_process_group()
+    return late, differing, quiet
+
+
+def test_messages_between_hosts_are_compared(tmp_path: Path) -> None:
+    found = ranks(3, group=False).run(over_hosts, str(tmp_path / "meeting"))
+    assert [late[:80] for late, _, _ in found] == [
+        "", "CollectiveTimeout: send no. 41 to rank 2 of the default group on GPUs did not en", "",
+    ]  # fmt: skip
+    for rank in (0, 2):
+        assert found[rank][1].startswith(
+            "MismatchError: message no. 1 from rank 0 to rank 2 of the default group on GPUs: rank 0 sends 4 elements "
+            "of float32 (tag 7), rank 2 expects 5 elements of float32 (tag 7)."
+        )
+    assert found[1][1:] == ("", "")

@@ -23,7 +23,8 @@ from unisono.transport.segment import Segment
 
 __all__ = ["MEETING", "MEETING_DATA", "MEETING_ROOM", "RING_BYTES", "RING_COUNTS", "Network"]
 
-MEETING, MEETING_DATA, RING_BYTES, RING_COUNTS, _NEWS, _RECEIPT, _QUESTION, _ANSWER, _SHRINKING, _HEADER = range(10)
+MEETING, MEETING_DATA, RING_BYTES, RING_COUNTS = range(4)
+_NEWS, _RECEIPT, _QUESTION, _ANSWER, _SHRINKING, _HEADER, _MESSAGE_END = range(4, 11)
 """Kinds of frames."""
 _MEETINGS, _MESSAGES = 1, 2
 MEETING_ROOM, _MESSAGE_ROOM = ROOM + (16 << 10), 16 << 10
@@ -63,6 +64,7 @@ class Network:
         self.deliver_data: _Land = lambda peer, body: None
         self.deliver_message: Callable[[int, int, memoryview, Receive], None] = lambda peer, kind, body, receive: None
         self.deliver_header: Callable[[int, int, bytes], None] = lambda peer, number, header: None
+        self.deliver_message_end: Callable[[int, bytes], None] = lambda peer, body: None
         self.unsent: Callable[[], bool] = lambda: False
         """True if this rank has sent messages that are not on their way yet."""
         self._issued: dict[int, int] = {}  # by rank: collectives, as it has answered
@@ -115,6 +117,8 @@ class Network:
                 self.messages[peer].send(_RECEIPT, ())
         elif kind == _HEADER:
             self.deliver_header(peer, _NUMBER.unpack_from(body)[0], bytes(body[_NUMBER.size :]))
+        elif kind == _MESSAGE_END:
+            self.deliver_message_end(peer, bytes(body))
         elif kind == _SHRINKING:
             self._shrinking[peer] = bytes(body).decode()
         elif kind == _RECEIPT:
@@ -202,6 +206,10 @@ class Network:
             if host != self.hosts.mine:
                 self.messages[self.hosts.proxy(self.hosts.rank, host)].send(_HEADER, (_NUMBER.pack(number), header))
 
+    def publish_message_end(self, peer: int, body: bytes) -> None:
+        """Publishes this rank's end of a message on GPUs to a rank of another host."""
+        self.messages[peer].send(_MESSAGE_END, (body,))
+
     def address(self, rank: int) -> str:
         """The address of a rank's host on the way to the others."""
         return self.hosts.places[rank].address
@@ -273,6 +281,7 @@ class Network:
         self.questions.close()
         self.unsent = bool
         del self.deliver_meeting, self.deliver_data, self.deliver_message, self.deliver_header
+        del self.deliver_message_end
 
     def disown(self) -> None:
         """In a forked child: the connections are the parent's."""

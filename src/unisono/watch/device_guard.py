@@ -20,11 +20,12 @@ from unisono.runtime.call import SIGNATURE, Call, Site, call_site, site_text
 from unisono.runtime.header import Header, read_header
 from unisono.runtime.monitor import Monitor
 from unisono.runtime.network import Network
-from unisono.transport import futex
 from unisono.transport.board import Board
+from unisono.transport.futex import acquire, release
 from unisono.transport.layout import DEVICE_ISSUED
 from unisono.units import name_ranks
 from unisono.watch.guard import table
+from unisono.watch.message_guard import MessageGuard
 
 __all__ = ["DeviceGuard"]
 
@@ -50,7 +51,8 @@ class DeviceGuard:
         self._mine: deque[tuple[int, Call, bytes, float]] = deque(maxlen=self._depth)
         self._sum = 0
         if isinstance(network := board.segment.elsewhere, Network):
-            network.deliver_header = self._publish
+            network.deliver_header = self._delivered
+        self.messages = MessageGuard(board.segment, board.rank, global_ranks, label, monitor)
         self.number = 0
         """Calls that this rank has issued."""
 
@@ -67,7 +69,7 @@ class DeviceGuard:
         number = self.number = self.number + 1
         data = header + _pack_sum(total)
         self._mine.append((number, call, data, monotonic()))
-        self._publish(self._rank, number, data)
+        self._publish(self._rank, number, data, total)
         if self._segment.elsewhere is not None:
             self._segment.elsewhere.publish_header(number, data)
         if compare:
@@ -133,16 +135,20 @@ class DeviceGuard:
 
     # Headers in shared memory: before each, a word with its number and the checksum of all up to it
 
-    def _publish(self, rank: int, number: int, data: bytes) -> None:
-        """Lays down the header of a rank's call ``number``: this one's, or one that has come from another host."""
-        word, longs = self._word(rank, number), self._segment.longs
-        at = self._headers_at + (word - self._first_word) * self._header
+    def _publish(self, rank: int, number: int, data: bytes, total: int) -> None:
+        """Lays down the header of a rank's call ``number``, which ends with ``total``, the checksum."""
+        segment, place = self._segment, rank * self._depth + number % self._depth
+        longs, word, at = segment.longs, self._first_word + place, self._headers_at + place * self._header
         longs[word] = 0
-        futex.release()
-        self._segment.raw[at : at + self._header] = data
-        futex.release()
-        longs[word] = number & _LOW | int.from_bytes(data[-_SUMS.size :], "little") << 32
+        release()
+        segment.raw[at : at + self._header] = data
+        release()
+        longs[word] = number & _LOW | total << 32
         longs[self._issued_at[rank]] = number
+
+    def _delivered(self, rank: int, number: int, data: bytes) -> None:
+        """Takes a header from another host."""
+        self._publish(rank, number, data, *_SUMS.unpack_from(data, self._header - _SUMS.size))
 
     def _word(self, rank: int, number: int) -> int:
         """The word of a header."""
@@ -156,10 +162,10 @@ class DeviceGuard:
         word, longs = self._word(rank, number), self._segment.longs
         if longs[word] & _LOW != number & _LOW:
             return None
-        futex.acquire()
+        acquire()
         at = self._headers_at + (word - self._first_word) * self._header
         data = self._segment.raw[at : at + self._header]
-        futex.acquire()
+        acquire()
         return data if longs[word] & _LOW == number & _LOW else None
 
     def _own(self, number: int) -> tuple[int, Call, bytes, float] | None:

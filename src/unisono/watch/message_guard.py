@@ -3,10 +3,12 @@
 Between two ranks messages in one direction are numbered, and matched by number alone, as NCCL does. Sender and receiver
 publish tag, elements and dtype of each in shared memory when they issue it. Of a message that NCCL carries, or that has
 no elements, whoever comes later raises before it launches anything; kernels compare both ends themselves. All else is
-found by the watcher's `check`, which looks for lost and late peers too. An end keeps its last messages only; every one
-of them carries a checksum over all earlier ones.
+found by the watcher's `check`, which looks for lost and late peers too. Over hosts a rank's end goes to the peer's
+host, into the memory there, on its way while the message is; so both of two ranks may learn it by their watchers.
+An end keeps its last messages only; every one of them carries a checksum over all earlier ones.
 """
 
+import struct
 import time
 import zlib
 from collections import deque
@@ -20,6 +22,7 @@ from unisono.errors import CollectiveTimeout, MismatchError
 from unisono.runtime.call import name_of_dtype
 from unisono.runtime.header import DTYPES
 from unisono.runtime.monitor import Monitor
+from unisono.runtime.network import Network
 from unisono.transport import futex
 from unisono.transport.layout import LINE, Layout
 from unisono.transport.segment import Segment
@@ -31,6 +34,7 @@ _NAMES = ("a dtype of its own", *DTYPES)
 _KEPT, _WORDS = Layout.DEVICE_MESSAGES, Layout.DEVICE_MESSAGE // 8
 _END = LINE // 8 + _KEPT * _WORDS  # 64-bit words of an end
 _ANY_TAG = (1 << 64) - 1
+_FRAME = struct.Struct("<B4Q")  # whether it is sent; number, tag, elements, dtype << 32 | checksum
 
 
 @dataclass(slots=True)
@@ -61,15 +65,34 @@ class MessageGuard:
         self._segment, self._rank, self._global_ranks = segment, rank, list(global_ranks)
         self._label, self._monitor = label, monitor
         self._ends: dict[tuple[str, int], _End] = {}
+        if isinstance(network := segment.elsewhere, Network):
+            network.deliver_message_end = self._delivered
 
     def _end(self, op: str, peer: int) -> _End:
         end = self._ends.get((op, peer))
         if end is None:
-            sender, receiver = (self._rank, peer) if op == "send" else (peer, self._rank)
-            first = (sender * len(self._global_ranks) + receiver) * 2 * _END + self._segment.layout.device_messages // 8
-            ends = (first, first + _END) if op == "send" else (first + _END, first)
-            end = self._ends[op, peer] = _End(op, peer, *ends)
+            end = self._ends[op, peer] = _End(op, peer, *self._places(op, peer))
         return end
+
+    def _places(self, op: str, peer: int) -> tuple[int, int]:
+        """The first words of this rank's end of a direction, and of the peer's."""
+        sender, receiver = (self._rank, peer) if op == "send" else (peer, self._rank)
+        first = (sender * len(self._global_ranks) + receiver) * 2 * _END + self._segment.layout.device_messages // 8
+        return (first, first + _END) if op == "send" else (first + _END, first)
+
+    def _publish(self, first: int, number: int, tag: int, numel: int, rest: int) -> None:
+        """Lays down a message of an end: this rank's, or one that has come from another host."""
+        longs, at = self._segment.longs, first + LINE // 8 + number % _KEPT * _WORDS
+        longs[at] = 0
+        futex.release()
+        longs[at + 1], longs[at + 2], longs[at + 3] = tag, numel, rest
+        futex.release()
+        longs[at] = longs[first] = number
+
+    def _delivered(self, peer: int, body: bytes) -> None:
+        """Takes a message of a peer's end from another host."""
+        sends, *words = _FRAME.unpack(body)
+        self._publish(self._places("recv" if sends else "send", peer)[1], *words)
 
     def issued(
         self, op: str, peer: int, tag: int, numel: int, dtype: torch.dtype, compare: bool = True
@@ -78,14 +101,12 @@ class MessageGuard:
 
         ``dtype``, ``numel``: of the tensor; ``tag``: any; ``compare``: False where kernels compare them themselves.
         """
-        end, longs = self._end(op, peer), self._segment.longs
+        end, elsewhere = self._end(op, peer), self._segment.elsewhere
         sent, code, text = _published(tag, numel, dtype)
-        number, at = end.issued + 1, end.mine + LINE // 8 + (end.issued + 1) % _KEPT * _WORDS
-        longs[at] = 0
-        futex.release()
-        longs[at + 1], longs[at + 2], longs[at + 3] = sent, numel, code << 32 | end.checksum
-        futex.release()
-        longs[at] = longs[end.mine] = number
+        number, rest = end.issued + 1, code << 32 | end.checksum
+        self._publish(end.mine, number, sent, numel, rest)
+        if elsewhere is not None and peer in elsewhere:
+            elsewhere.publish_message_end(peer, _FRAME.pack(op == "send", number, sent, numel, rest))
         end.times.append(time.monotonic())
         end.issued, end.checksum = number, zlib.crc32(text, end.checksum)
         if compare:
