@@ -55,14 +55,14 @@ def by_kernels(call: Call, name: str) -> Call:
 def contenders(collective: str, nbytes: int, groups: dict[str, Any]) -> dict[str, Call | None]:
     """A call of each; a group of so many blocks prepares its kernels at the first call, which is made here."""
     found: dict[str, Call | None] = {}
-    usual = defaults._BLOCKS
+    usual = defaults.ROWS
     for name, group in groups.items():
         call = call_of(collective, nbytes, group)
         if "blocks" in name:
             call = by_kernels(call, KERNELS[collective])
-            defaults._BLOCKS = int(name.split()[1])
+            defaults.ROWS = int(name.split()[1])
         call()
-        defaults._BLOCKS = usual
+        defaults.ROWS = usual
         found[name] = call
     torch.cuda.synchronize()
     return found

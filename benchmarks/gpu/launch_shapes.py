@@ -39,7 +39,7 @@ CASES = {
 }
 TILES = {1 * KIB: (1, 2), 2 * KIB: (4,), 4 * KIB: (4, 8), 8 * KIB: (8,), 16 * KIB: (16,), 32 * KIB: (16, 32)}
 """Warps by bytes of a tile."""
-BLOCKS = (32, 64, 128, 256)
+BLOCKS = (32, 64, 128)
 CALLS, REPLAYS = 20, 5
 
 

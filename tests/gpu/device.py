@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from unisono.gpu.layout import COUNTERS, FLAGS, HALF_NBYTES, STAGE, TAKEN
+from unisono.gpu.layout import COUNTERS, FLAGS, HALF_NBYTES, ROWS, STAGE, TAKEN
 
 __all__ = ["Device", "Number", "Pointers", "Space", "Stuck", "Unstaged"]
 
@@ -279,7 +279,7 @@ class Device:
         return Word(rank, byte + HALF_NBYTES - 8 * (source + 1))
 
     def arrive(self, bases: Any, block: int, number: int, header: int, rank: int, world_size: int) -> None:
-        line = FLAGS + ((number & 1) * 256 + block) * 64
+        line = FLAGS + ((number & 1) * ROWS + block) * 64
         for peer in range(world_size):
             if peer != rank:
                 self.turns.step()
@@ -297,7 +297,7 @@ class Device:
         rank: int,
         world_size: int,
     ) -> None:
-        line = FLAGS + ((number & 1) * 256 + block) * 64
+        line = FLAGS + ((number & 1) * ROWS + block) * 64
         for peer in range(world_size):
             while self.waits and peer != rank:
                 flag = self.flags[rank].get(line + 8 * peer, 0)

@@ -114,8 +114,9 @@ def test_kernels_run_where_all_gpus_are_peers() -> None:
     assert "CUDA_VISIBLE_DEVICES hides them" in no_kernels([ONE, replace(two, visible=("b",))])
     assert "can not map the memory of a peer" in no_kernels([replace(ONE, peers=("a",)), two])
     assert "pip install unisono[gpu]" in no_kernels(
-        [ONE, replace(two, triton="Triton is not installed: pip install unisono[gpu]")]
+        [ONE, replace(two, unable="Triton is not installed: pip install unisono[gpu]")]
     )
+    assert no_kernels([ONE, replace(two, unable="a rank can not compile kernels: no room")]).endswith("no room")
     assert no_kernels([ONE, replace(two, kernels=False)]) == "they are switched off"
     nine = [replace(ONE, uuid=str(k), visible=tuple("012345678"), peers=tuple("012345678")) for k in range(9)]
     assert no_kernels(nine) == "9 GPUs: kernels serve up to 8"

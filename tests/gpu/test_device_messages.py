@@ -84,7 +84,10 @@ def messages(log: Log, calls: Calls) -> DeviceMessages:
         call=lambda name, tensors, peer, tag: log.append(("nccl", name, peer)) or "of nccl",
         group=SimpleNamespace(_start_coalescing=noted("starts"), _end_coalescing=noted("ends")),
     )
-    group = SimpleNamespace(segment=None, operations=SimpleNamespace(check_rank=check_rank))
+    group = SimpleNamespace(
+        operations=SimpleNamespace(check_rank=check_rank),
+        device_guard=SimpleNamespace(messages=SimpleNamespace(issued=lambda *_: None)),
+    )
     kernels: Any = Kernels(log)
     made: Any = DeviceMessages(group, inner, torch.device("cpu"), kernels, calls.check)  # type: ignore[arg-type]
     return made
@@ -114,12 +117,13 @@ def test_each_direction_has_a_stream_between_the_current_one(log: Log) -> None:
 def test_a_batch_of_like_sizes_is_one_launch(log: Log) -> None:
     calls = Calls()
     here, x, y = messages(log, calls), torch.ones(4), torch.ones(1000)
-    received, sent = here.batch([("recv", x, 2, 0), ("send", x, 1, 0)])
+    (work,) = here.batch([("recv", x, 2, 0), ("send", x, 1, 0)])
     assert launches(log) == [("first", "sends", [1], "receives", [2])]
     del log[:]
-    received.wait()
-    sent.wait()
-    assert log == [("current", "waits for", "4 of first")]  # once: both were moved by one launch
+    work.wait()
+    work.wait()
+    assert log == [("current", "waits for", "4 of first")]
+    assert work.source_rank() == -1
     here.batch([("recv", x, 2, 0), ("send", x, 1, 0)])
     here.batch([("recv", x, 2, 0), ("send", y, 1, 0)])
     assert [entry[0] for entry in launches(log)] == ["first", "second", "third"]
@@ -147,7 +151,7 @@ def test_tensors_with_gaps_are_there_after_the_wait(log: Log) -> None:
     calls = Calls()
     here, out = messages(log, calls), torch.zeros(3, 2)[:, 0]
     work = here.call("recv", [[out], 1, 0])
-    work._flat.fill_(5)
+    work._copies[0][1].fill_(5)
     assert out.tolist() == [0, 0, 0]
     work.wait()
     assert out.tolist() == [5, 5, 5]

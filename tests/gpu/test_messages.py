@@ -1,7 +1,6 @@
 """Messages between GPUs, without any: the kernel's text, executed with ranks and blocks interleaved; sizes."""
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from unisono.gpu.layout import (
     FLAGS,
     INBOX,
     MESSAGE_ROWS,
-    NBYTES,
     ROWS,
     SENT,
     SLOT_NBYTES,
@@ -23,6 +21,7 @@ from unisono.gpu.layout import (
     STAGE,
     TAKEN,
     WORLD_SIZE_MAX,
+    workspace_nbytes,
 )  # fmt: skip
 from unisono.gpu.message_text import LAST, MESSAGE_MODULE, SIDE, SIDES, kernel_of_messages
 from unisono.gpu.messages import MessageKernels, Side, header_of
@@ -33,7 +32,7 @@ TILE = 16  # words
 class Space:
     """A workspace of no memory."""
 
-    bases, counters, record = 10, 11, 12
+    bases, counters, record, device = 10, 11, 12, torch.device("cuda", 0)
 
 
 def of_rank(rank: int, n: int, limit: float) -> MessageKernels:
@@ -44,13 +43,14 @@ def of_rank(rank: int, n: int, limit: float) -> MessageKernels:
 def short_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 16 words, and up to three rows; what is launched is given back."""
 
-    def loaded(sides: int, tile: int, warps: int) -> Any:
+    def loaded(device: int, sides: int, tile: int, warps: int) -> Any:
         return lambda blocks, stream, arguments: stream.append((kernel_of_messages(sides), TILE, blocks, arguments))
 
     def shape(nbytes: int, rows: int) -> tuple[int, int, int]:
         return 2048, 4, min(1 + nbytes % 3, -(-nbytes // (8 * TILE)))
 
     monkeypatch.setattr("unisono.gpu.messages._loaded", loaded)
+    monkeypatch.setattr("unisono.gpu.messages.message_launcher", lambda launch: launch)
     monkeypatch.setattr("unisono.gpu.messages.message_shape", shape)
 
 
@@ -174,7 +174,7 @@ class TestText:
         traffic = Traffic(2, 3)
         sent, received = traffic.add(0, 1)
         traffic.launch("send", 0, [sent], [])
-        traffic.launch("recv", 1, [], [replace(received, header=received.header ^ 1)])
+        traffic.launch("recv", 1, [], [received._replace(header=received.header ^ 1)])
         with pytest.raises(AssertionError, match="the flag of another message"):
             traffic.run()
 
@@ -186,7 +186,7 @@ def test_the_workspace_holds_messages_beside_the_rest() -> None:
     line = 8 * WORLD_SIZE_MAX
     assert FLAGS + 2 * ROWS * line <= SENT
     assert SENT + SLOTS * MESSAGE_ROWS * line <= TAKEN
-    assert TAKEN + MESSAGE_ROWS * line <= STAGE < INBOX < NBYTES
+    assert TAKEN + MESSAGE_ROWS * line <= STAGE < INBOX < workspace_nbytes(1)
     assert SLOTS & (SLOTS - 1) == 0
     assert all(tile <= SLOT_NBYTES for tile, _ in MESSAGE_TILES)
 
@@ -217,15 +217,16 @@ def test_headers_differ_with_dtype_size_and_tag() -> None:
 def test_a_launch_is_of_the_sizes_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def loaded(sides: int, tile: int, warps: int) -> Any:
+    def loaded(device: int, sides: int, tile: int, warps: int) -> Any:
         return lambda blocks, stream, rest: calls.append((sides, tile, blocks, stream, *rest))
 
     monkeypatch.setattr("unisono.gpu.messages._loaded", loaded)
+    monkeypatch.setattr("unisono.gpu.messages.message_launcher", lambda launch: launch)
     kernels = of_rank(1, 2, 2.0)
     small, large = Side(4096, 5000, 3, 0), Side(8192, 1 << 20, 4, 0)
     kernels.launch(7, [small], [])
     kernels.launch(7, [large], [large])
-    kernels.launch(7, [large, replace(large, peer=1)], [large, large])
+    kernels.launch(7, [large, large._replace(peer=1)], [large, large])
     fixed = (10, 11, 12, 1, 2, 2_000_000_000)
     none = (0,) * (1 + len(SIDE))
     assert calls[0] == (1, 2048, 3, 7, 4096, 5000, 3, 0, 0, 3, *none, *fixed)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from unisono.algorithms import build
-from unisono.gpu.compile import HOPPER, Kernel, compiled, launcher, triton_missing
+from unisono.gpu.compile import HOPPER, Kernel, compiled, triton_missing
 from unisono.gpu.kernel_text import Form, kernel, kernel_name, module
 from unisono.gpu.norm_kernels import NORMS
 from unisono.gpu.norm_text import Norm, norm_kernel, norm_kernel_name
@@ -85,23 +85,3 @@ def test_every_dtype_compiles(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "int16"])
 def test_data_of_any_width_is_moved(dtype: str) -> None:
     assert accesses(ptx("direct", "all_gather", 2, Form(), dtype), "v4.b32")
-
-
-def test_a_launcher_takes_integers() -> None:
-    calls: list[tuple[object, ...]] = []
-
-    class Run:
-        launch_cooperative_grid, launch_pdl = False, False
-
-        def launch(self, *arguments: object) -> None:
-            calls.append(arguments)
-
-    class Made:
-        _run, function, packed_metadata = Run(), "function", "metadata"
-
-        def _init_handles(self) -> None:
-            pass
-
-    launcher(Made(), 3, (4, 5))(7, 1, 2)
-    fixed = ("function", False, False, None, None, "metadata", None, None, None)
-    assert calls == [(3, 1, 1, 7, *fixed, 1, 2, 4, 5, None, None)]

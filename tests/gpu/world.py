@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from unisono.gpu.compile import Launch, triton_missing
+from unisono.gpu.compile import triton_missing
 from unisono.gpu.kernels import GpuCall, KernelCalls
-from unisono.gpu.layout import NBYTES
+from unisono.gpu.launching import Launch
+from unisono.gpu.layout import workspace_nbytes
 from unisono.gpu.messages import MessageKernels, Side
 from unisono.gpu.workspace import Workspace
 
@@ -40,7 +41,7 @@ class World:
 
     def __init__(self, n: int, limit: float = 5.0) -> None:
         self.n, self.device = n, torch.device("cuda", 0)
-        self.memory = [torch.zeros(NBYTES, dtype=torch.uint8, device=self.device) for _ in range(n)]
+        self.memory = [torch.zeros(workspace_nbytes(n), dtype=torch.uint8, device=self.device) for _ in range(n)]
         bases = torch.tensor([m.data_ptr() for m in self.memory], dtype=torch.int64, device=self.device)
         self.spaces = [Workspace(bases.data_ptr(), self.device, bases) for _ in range(n)]
         # Blocks of all ranks must be on the one GPU at once.

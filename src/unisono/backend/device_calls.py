@@ -1,7 +1,6 @@
 """Calls on GPUs of one rank in one group: compared by the guard, then launched as kernels or left to an inner NCCL."""
 
 import logging
-import os
 import threading
 import weakref
 import zlib
@@ -10,26 +9,22 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from torch._C._distributed_c10d import PrefixStore
 
 from unisono.backend.cuda_calls import KNOWN_AGAIN, call_of, devices_of, kernel_form, key_of, operation_of, strided
-from unisono.backend.device_facts import exchanged, no_kernels, own_facts
 from unisono.backend.device_lists import flat_call
 from unisono.backend.device_messages import MESSAGES, DeviceMessages
+from unisono.backend.device_start import made
 from unisono.backend.device_work import LastStream, LaunchedWork, raw_stream
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
 from unisono.backend.options import chosen
 from unisono.backend.work import DONE
 from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
-from unisono.gpu.compile import Launch
 from unisono.gpu.defaults import gpu_default
 from unisono.gpu.kernels import KernelCalls
-from unisono.gpu.messages import MessageKernels
-from unisono.gpu.workspace import symmetric_workspace
+from unisono.gpu.launching import Launch
 from unisono.runtime.call import Call
 from unisono.runtime.task import copy_error
-from unisono.units import show_ranks
 
 __all__ = ["DeviceCalls", "Kind", "LaunchedWork"]
 
@@ -63,7 +58,6 @@ class DeviceCalls:
         self._last = LastStream()
         self._closed = threading.Event()
         self._aborting: threading.Thread | None = None
-        self._name = ""
 
     # The first call
 
@@ -72,33 +66,16 @@ class DeviceCalls:
         with self._lock:
             if self._inner is not None:
                 return self._inner
-            group = self._group
             self.device = self.device or device
-            torch.cuda.set_device(self.device)
-            store = PrefixStore(f"cuda/{group.nonce}/", self._store)
-            mine, seconds = own_facts(self.device, self._kernels_wanted, group.size), min(group.timeout, 1e6)
-            found = exchanged(store, group.rank, group.global_ranks, group.label, mine, seconds)
-            self._name = f"unisono/{group.nonce}"
-            self._inner = Inner(
-                "nccl", PrefixStore("nccl/", store), group.rank, group.global_ranks, self._timeout, self._name,
-                self.device,
+            parts = made(
+                self._group, self._store, self._timeout, self.device, self._kernels_wanted, self.raise_failure
             )  # fmt: skip
-            by_kernels: MessageKernels | None = None
-            why = no_kernels(found, over_hosts=group.segment is not None and group.segment.elsewhere is not None)
-            if not why:
-                os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-                space, least = symmetric_workspace(self._name, self.device), min(f.multiprocessors for f in found)
-                kernels = KernelCalls(space, group.rank, group.size, least, seconds, found[0].table)
-                by_kernels = MessageKernels(kernels)
-                self._inner.call("barrier").wait()  # no rank raises a flag before all workspaces are empty
-                self.kernels, self._failed = kernels, space.failed
+            self._inner, self.kernels, self.messages = parts.inner, parts.kernels, parts.messages
+            if parts.kernels is not None:
+                self._failed = parts.kernels.workspace.failed
             self.index = self.device.index
-            self.messages = DeviceMessages(group, self._inner, self.device, by_kernels, self.raise_failure)
-            how = f"NCCL alone: {why}" if why else "kernels over mapped memory, and NCCL for what they do not serve"
-            if group.rank == 0:
-                _log.info("%s: calls on GPUs of %s by %s", group.label, show_ranks(group.size), how)
             threading.Thread(target=_watch, args=(weakref.ref(self), self._closed), daemon=True).start()
-            return self._inner
+            return parts.inner
 
     # A call
 
@@ -206,7 +183,8 @@ class DeviceCalls:
 
     def batch(self, calls: Sequence[tuple[str, torch.Tensor, int, int]]) -> list[Any]:
         """The Works of messages that are issued together, see `DeviceMessages.batch`."""
-        self.ready("batch_isend_irecv", [tensor for _, tensor, _, _ in calls])
+        if self._failed[0] or any(tensor.get_device() != self.index for _, tensor, _, _ in calls):
+            self.ready("batch_isend_irecv", [tensor for _, tensor, _, _ in calls])
         return self._messages(lambda messages: messages.batch(calls))
 
     def _messages(self, issue: Callable[[DeviceMessages], _Result]) -> _Result:

@@ -21,7 +21,8 @@ __all__ = ["Facts", "exchanged", "no_kernels", "no_kernels_here", "own_facts"]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A rank's GPU. ``visible``: identities of the GPUs that this process sees; ``peers``: those that it may map.
+    """A rank's GPU. ``visible``: identities of the GPUs that this process sees; ``peers``: those that it may map;
+    ``unable``: why it can not run kernels.
 
     ``table``: which schedule serves which call, also as `unisono tune` has found on this host; rank 0's counts.
     """
@@ -31,7 +32,7 @@ class Facts:
     multiprocessors: int
     visible: tuple[str, ...]
     peers: tuple[str, ...]
-    triton: str
+    unable: str
     kernels: bool
     table: tuple[GpuDefault, ...] = TABLE
 
@@ -94,8 +95,8 @@ def no_kernels(found: Sequence[Facts], over_hosts: bool = False) -> str:
     members = {facts.uuid for facts in found}
     if not all(facts.kernels for facts in found):
         return "they are switched off"
-    if missing := next((facts.triton for facts in found if facts.triton), ""):
-        return missing
+    if unable := next((facts.unable for facts in found if facts.unable), ""):
+        return unable
     if len(found) > WORLD_SIZE_MAX:
         return f"{len(found)} GPUs: kernels serve up to {WORLD_SIZE_MAX}"
     if not all(members <= set(facts.visible) for facts in found):

@@ -21,7 +21,6 @@ from unisono.backend.tensors import PLAIN, check_memory
 from unisono.errors import UsageError
 from unisono.gpu.defaults import MESSAGE_NBYTES
 from unisono.gpu.messages import MessageKernels, Side, header_of
-from unisono.watch.message_guard import MessageGuard
 
 __all__ = ["MESSAGES", "DeviceMessages"]
 
@@ -70,14 +69,10 @@ class DeviceMessages:
     ) -> None:  # fmt: skip
         self._inner, self._device, self._kernels = inner, device, kernels
         self._check = _held_weakly(check)
-        self._operations = group.operations
-        segment = group.segment
-        self._guard: MessageGuard | None = None
-        if segment is not None and segment.elsewhere is None:
-            self._guard = MessageGuard(segment, group.rank, group.global_ranks, group.label, group.monitor)
+        self._operations, self._guard = group.operations, group.device_guard.messages
         self._streams: dict[tuple[tuple[str, int], ...], torch.cuda.Stream] = {}  # by the ways of a launch
         self._last: dict[tuple[str, int], torch.cuda.Stream] = {}  # of each way
-        self._before = new_event()
+        self._before, self._events = new_event(), list[torch.cuda.Event]()
         self._lock = threading.Lock()
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
@@ -88,12 +83,12 @@ class DeviceMessages:
             if not message.tensor.numel():
                 return self._empty(message)
             if message.flat is not None:
-                return self._launched([message])[0]
+                return self._launched([message])
         return self._inner.call(name, [message.tensor], message.peer, message.tag)
 
     def batch(self, calls: Sequence[tuple[str, torch.Tensor, int, int]]) -> list[Any]:
-        """The Works of messages (send or recv, tensor, group rank, tag) that are issued together: none waits for
-        another one, and those that NCCL carries are one call of its.
+        """The Works of messages (send or recv, tensor, group rank, tag) that are issued together, one for those of a
+        launch: none waits for another one, and those that NCCL carries are one call of its.
         """
         messages = [self._checked(op, [tensor], peer, tag) for op, tensor, peer, tag in calls]
         with self._lock:
@@ -111,8 +106,7 @@ class DeviceMessages:
 
     def check(self, timeout: float) -> None:
         """Raises what the guard finds, see `MessageGuard.check`."""
-        if self._guard is not None:
-            self._guard.check(timeout)
+        self._guard.check(timeout)
 
     def close(self) -> None:
         """Leaves the streams to later groups: memory that was used on them may outlive this one."""
@@ -135,7 +129,7 @@ class DeviceMessages:
         if type(tensor) not in PLAIN or tensor.layout != torch.strided:
             raise UsageError(f"{name} of a {type(tensor).__name__} of layout {tensor.layout}: give a plain tensor")
         check_memory(tensor, "the tensor to send" if name == "send" else "the tensor to recv")
-        message = _Message(name, tensor.detach(), peer, tag)
+        message = _Message(name, tensor.detach() if tensor.requires_grad else tensor, peer, tag)
         if self._kernels is not None and tensor.nbytes <= MESSAGE_NBYTES:
             whole = tensor.is_contiguous() and tensor.data_ptr() % _ALIGNED == 0
             plain = whole and not tensor.is_conj() and not tensor.is_neg()
@@ -150,14 +144,13 @@ class DeviceMessages:
         return flat.copy_(message.tensor) if message.op == "send" else flat
 
     def _issued(self, message: _Message) -> None:
-        if self._guard is not None:
-            tensor, numel = message.tensor, message.tensor.numel()
-            by_kernel = message.flat is not None and numel > 0
-            self._guard.issued(message.op, message.peer, message.tag, numel, tensor.dtype, not by_kernel)
+        tensor, numel = message.tensor, message.tensor.numel()
+        by_kernel = message.flat is not None and numel > 0
+        self._guard.issued(message.op, message.peer, message.tag, numel, tensor.dtype, not by_kernel)
 
     def _empty(self, message: _Message) -> MessageWork:
         """The Work of a message without elements, which is only compared."""
-        return self._work(message, Done(current_stream(self._device)))
+        return self._work([message], current_stream(self._device))
 
     # Launches
 
@@ -179,13 +172,13 @@ class DeviceMessages:
         """The Works of messages, in one launch if that fits them. Lock held."""
         sends, receives = ([m.tensor.nbytes for m in messages if m.op == op] for op in ("send", "recv"))
         if self._kernels is not None and self._kernels.fit(sends, receives):
-            return self._launched(messages)
-        return [work for message in messages for work in self._launched([message])]
+            return [self._launched(messages)]
+        return [self._launched([message]) for message in messages]
 
-    def _launched(self, messages: Sequence[_Message]) -> list[MessageWork]:
-        """The Works of one launch. Lock held."""
+    def _launched(self, messages: Sequence[_Message]) -> MessageWork:
+        """The Work of one launch. Lock held."""
         assert self._kernels is not None
-        stream = self._stream(tuple(dict.fromkeys((message.op, message.peer) for message in messages)))
+        stream = self._stream(tuple(dict.fromkeys([(message.op, message.peer) for message in messages])))
         self._before.record(current_stream(self._device))
         stream.wait_event(self._before)
         sides: dict[str, list[Side]] = {"send": [], "recv": []}
@@ -194,10 +187,13 @@ class DeviceMessages:
             message.flat.record_stream(stream)
             sides[message.op].append(message.side)
         self._kernels.launch(stream.cuda_stream, sides["send"], sides["recv"])
-        done = Done(stream)
-        return [self._work(message, done) for message in messages]
+        return self._work(messages, stream)
 
-    def _work(self, message: _Message, done: Done) -> MessageWork:
-        source = message.peer if message.op == "recv" else -1
-        flat = message.flat if source >= 0 and message.flat is not message.tensor else None
-        return MessageWork(message.tensor, done, source, self._check, flat)
+    def _work(self, messages: Sequence[_Message], stream: torch.cuda.Stream) -> MessageWork:
+        """The Work of messages that have been moved once the stream has done what it has to do so far."""
+        only = messages[0]
+        source = only.peer if len(messages) == 1 and only.op == "recv" else -1
+        copies = [
+            (m.tensor, m.flat) for m in messages if m.op == "recv" and m.flat is not None and m.flat is not m.tensor
+        ]
+        return MessageWork([m.tensor for m in messages], Done(stream, self._events), source, self._check, copies)

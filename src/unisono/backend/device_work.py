@@ -1,7 +1,7 @@
 """The Works of calls on GPUs: `wait` orders the current stream after the call, and nothing waits on the host."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -122,11 +122,14 @@ class LaunchedWork(_DeviceWork):
 
 
 class Done:
-    """What a stream has to do so far is done."""
+    """What a stream has to do so far is done. ``free``: unused events of its GPU, where its own one goes at its end."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event, self._awaited = new_event(), -1
+    def __init__(self, stream: torch.cuda.Stream, free: list[torch.cuda.Event]) -> None:
+        self._event, self._awaited, self._free = free.pop() if free else new_event(), -1, free
         self._event.record(stream)
+
+    def __del__(self) -> None:
+        self._free.append(self._event)
 
     def order(self, device: torch.device) -> torch.cuda.Stream:
         """Orders the current stream of the GPU after it; returns that."""
@@ -142,18 +145,19 @@ class Done:
 
 
 class MessageWork(_DeviceWork):
-    """A message on a stream of its own, which has been moved once all is ``done``; ``source``: -1 of a send.
+    """Messages of one launch, on a stream of its own, which have been moved once all is ``done``; ``source``: the peer
+    of a receive that is alone, else -1.
 
-    ``flat``: what a receive has filled in place of its tensor, brought there by the first `wait`: earlier, the kernel
-    that copies would be loaded while the message is awaited, which blocks.
+    ``copies``: tensors of receives, with what was filled in place of each; brought there by the first `wait`: earlier,
+    the kernel that copies would be loaded while the message is awaited, which blocks.
     """
 
     def __init__(
-        self, tensor: torch.Tensor, done: Done, source: int, check: Callable[[], None],
-        flat: torch.Tensor | None = None,
+        self, tensors: list[torch.Tensor], done: Done, source: int, check: Callable[[], None],
+        copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
     ) -> None:  # fmt: skip
-        super().__init__([tensor], check)
-        self._done, self._source, self._flat = done, source, flat
+        super().__init__(tensors, check)
+        self._done, self._source, self._copies = done, source, copies
 
     def source_rank(self) -> int:
         """The group rank that a receive is from."""
@@ -165,12 +169,12 @@ class MessageWork(_DeviceWork):
         """Raises the error of the group if a kernel has failed."""
         self._check()
         stream = self._done.order(self._device)
-        if self._flat is not None:
-            flat, self._flat = self._flat, None
+        copies, self._copies = self._copies, ()
+        for tensor, flat in copies:
             flat.record_stream(stream)
-            self._outputs[0].copy_(flat)
+            tensor.copy_(flat)
         return True
 
     def is_completed(self) -> bool:
-        """True once the message has been moved."""
+        """True once they have been moved."""
         return self._done.query()

@@ -12,6 +12,7 @@ import torch
 from unisono.backend.caller_frame import keep_from_dynamo
 from unisono.backend.device_calls import DeviceCalls, Kind
 from unisono.backend.tensors import PLAIN
+from unisono.errors import UsageError
 from unisono.gpu.norm_kernels import NORMS, NormCall, prepare_norm
 from unisono.runtime.call import Call, name_of_dtype
 
@@ -79,7 +80,11 @@ class NormCalls:
         reduce_op = "" if operation == "all_gather" else "SUM"
         call = Call(operation, x.dtype, tuple(x.shape), reduce_op, extra_signature=words, args_text=words)
         kind = NormCall(collective, name_of_dtype(x.dtype), rows, hidden, eps)
-        launch = prepare_norm(kernels, kind, zlib.crc32(call.signature), places & 15 == 0)
+        try:
+            launch = prepare_norm(kernels, kind, zlib.crc32(call.signature), places & 15 == 0)
+        except UsageError as error:
+            calls.refuse(collective, error, x.device)
+            raise
         if launch is None:
             return None
         if len(self._kinds) >= _KEPT:

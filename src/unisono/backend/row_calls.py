@@ -12,6 +12,7 @@ import torch
 from unisono.backend.caller_frame import keep_from_dynamo
 from unisono.backend.device_calls import DeviceCalls, Kind
 from unisono.backend.tensors import PLAIN
+from unisono.errors import UsageError
 from unisono.gpu.kernels import moved_as
 from unisono.gpu.row_kernels import RowCall, prepare_rows
 from unisono.runtime.call import Call, name_of_dtype
@@ -60,7 +61,11 @@ class RowCalls:
         words = f"{name_of_dtype(x.dtype)} rows of {list(x.shape[1:])}, {agreed} at most"
         call = Call("all_to_all", x.dtype, (agreed, *x.shape[1:]), extra_signature=words, args_text=words)
         kind = RowCall(dtype, width, agreed, len(x), capacity)
-        launch = prepare_rows(kernels, kind, zlib.crc32(call.signature), place == 0)
+        try:
+            launch = prepare_rows(kernels, kind, zlib.crc32(call.signature), place == 0)
+        except UsageError as error:
+            calls.refuse("all_to_all_rows", error, x.device)
+            raise
         if launch is None:
             return None
         if len(self._kinds) >= _KEPT:

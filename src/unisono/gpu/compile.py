@@ -1,7 +1,7 @@
-"""Compiling generated kernels, and launching what was compiled with as little host time as a launch takes.
+"""Compiling generated kernels.
 
 A kernel is compiled for a signature of its own, so that Triton specialises nothing at a launch; without a GPU for a
-named target, which shows its PTX. A launch passes integers for pointers: Triton then asks nothing about them.
+named target, which shows its PTX.
 """
 
 import hashlib
@@ -9,17 +9,16 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, first_line
 from unisono.gpu.message_text import SIDE, SIDES, names_of_sides
 
-__all__ = ["DTYPES", "HOPPER", "Kernel", "Launch", "compiled", "launcher", "message_launcher", "triton_missing"]
+__all__ = ["DTYPES", "HOPPER", "Kernel", "compiled", "triton_missing"]
 
 DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "int64": "i64", "int32": "i32",
@@ -89,7 +88,7 @@ def loaded(text: str) -> ModuleType:
 def compiled(kernel: Kernel, target: tuple[str, int, int] | None = None) -> Any:
     """Triton's compiled kernel; ``target``: backend, compute capability and warp size where there is no GPU.
 
-    Raises UsageError if Triton is missing.
+    Raises UsageError if Triton is missing, or can not compile it here.
     """
     if reason := triton_missing():
         raise UsageError(reason)
@@ -109,7 +108,12 @@ def compiled(kernel: Kernel, target: tuple[str, int, int] | None = None) -> Any:
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False}
     if kernel.warps == 16:
         options["maxnreg"] = _REGISTERS
-    return triton.compile(source, target=GPUTarget(*target) if target else None, options=options)
+    try:
+        return triton.compile(source, target=GPUTarget(*target) if target else None, options=options)
+    except Exception as error:  # of any kind: the peers must learn of it
+        remedy = "UNISONO_GPU_KERNELS=0 leaves all calls to NCCL"
+        words = f"{kernel.name} can not be compiled: {type(error).__name__}: {first_line(error)}"
+        raise UsageError(f"{words}; {remedy}") from error
 
 
 def _element(name: str) -> Any:
@@ -118,38 +122,3 @@ def _element(name: str) -> Any:
 
     long = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}.get(name, name)
     return getattr(tl, long.replace("i", "int") if name.startswith("i") else long)
-
-
-Launch = Callable[..., None]
-"""Called with the raw stream and the addresses of the tensors: input and output, or what else a kernel has."""
-
-
-def _loaded(made: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """What launches a compiled kernel, which is loaded now, and what it takes between the stream and the arguments.
-
-    Loading a kernel while another one waits for a peer would block. Triton's own launcher is called without its
-    dispatch where it has the form known here, else by its public one.
-    """
-    made._init_handles()
-    run = getattr(made, "_run", None) or made.run
-    launch, function, metadata = getattr(run, "launch", None), made.function, made.packed_metadata
-    if launch is None or not hasattr(run, "launch_cooperative_grid") or not hasattr(run, "launch_pdl"):
-        return run, (function, metadata, None, None, None)
-    cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
-    return launch, (function, cooperative, pdl, None, None, metadata, None, None, None)
-
-
-def launcher(made: Any, grid: int, last: Sequence[int]) -> Launch:
-    """The launch of a compiled kernel; ``grid``: blocks; ``last``: all arguments after its tensors (of
-    `kernel_text.ARGUMENTS` for instance), as integers.
-    """
-    launch, fixed = _loaded(made)
-    return lambda stream, *tensors: launch(
-        grid, 1, 1, stream, *fixed, *tensors, *last, None, None
-    )  # fmt: skip
-
-
-def message_launcher(made: Any) -> Callable[[int, int, Sequence[int]], None]:
-    """The launch of a kernel of messages: called with the blocks, the raw stream, and all arguments as integers."""
-    launch, fixed = _loaded(made)
-    return lambda grid, stream, arguments: launch(grid, 1, 1, stream, *fixed, *arguments, None, None)

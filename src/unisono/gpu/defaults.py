@@ -127,8 +127,6 @@ class LaunchShape:
 LAUNCHES = ((32 * KIB, 2 * KIB, 4), (128 * KIB, 4 * KIB, 8), (4 * MIB, 16 * KIB, 16), (1 << 62, 32 * KIB, 16))
 """Rows: up to so many bytes of a chunk, tiles of so many bytes by so many warps."""
 _WIDE_SLOTS = 2  # of a half, at most, in tiles of more than 16 KiB: more values do not fit into registers
-_BLOCKS = 128
-"""More are faster alone (256: 1.1 times at 16 and 64 MiB on 2 GPUs), and beside matmuls slower than NCCL."""
 
 
 def launch_shape(part: int, itemsize: int, slots: int, multiprocessors: int) -> LaunchShape:
@@ -140,7 +138,7 @@ def launch_shape(part: int, itemsize: int, slots: int, multiprocessors: int) -> 
         nbytes = min(nbytes, 16 * KIB)
     tile = min(slot_numel(slots, itemsize), nbytes // itemsize)
     tiles = max(1, -(-part // tile))
-    blocks = min(tiles, _BLOCKS, ROWS, multiprocessors)
+    blocks = min(tiles, ROWS, multiprocessors)
     return LaunchShape(tile, warps, blocks, blocks == tiles)
 
 

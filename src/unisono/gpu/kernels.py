@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+
 from unisono.algorithms import build
 from unisono.errors import UsageError
-from unisono.gpu.compile import Kernel, Launch, compiled, launcher
+from unisono.gpu.compile import Kernel, compiled
 from unisono.gpu.defaults import TABLE, GpuDefault, gpu_default, launch_shape
 from unisono.gpu.kernel_text import Form, kernel, kernel_name, module
+from unisono.gpu.launching import Launch, launcher
 from unisono.gpu.workspace import Workspace
 from unisono.program import lower
 from unisono.schedule import Schedule
@@ -101,10 +104,14 @@ class KernelCalls:
         _, _, slots = _text(schedule, self.rank, Form(call.op, True, ragged))
         shape = launch_shape(part, ITEMSIZES[call.dtype], slots, self.multiprocessors)
         name, text, _ = _text(schedule, self.rank, Form(call.op, not shape.one_tile, ragged))
-        made = compiled(Kernel(name, text, call.dtype, shape.tile, shape.warps, not ragged, aligned))
-        return launcher(made, shape.blocks, self.last(header, call.count))
+        made = Kernel(name, text, call.dtype, shape.tile, shape.warps, not ragged, aligned)
+        return self.launch(made, shape.blocks, header, call.count)
 
-    def last(self, header: int, *sizes: int) -> tuple[int, ...]:
-        """The arguments of a kernel after the addresses of tensors: the workspace, sizes, header, limit."""
+    def launch(self, made: Kernel, blocks: int, header: int, *sizes: int) -> Launch:
+        """The launch of a kernel, compiled and loaded on the GPU of the workspace; its arguments after the addresses of
+        tensors are the workspace, ``sizes``, header and limit.
+        """
         space, signed = self.workspace, header - (1 << 32) if header >= 1 << 31 else header
-        return (space.bases, space.counters, space.record, *sizes, signed, self.limit)
+        last = (space.bases, space.counters, space.record, *sizes, signed, self.limit)
+        with torch.cuda.device(space.device):
+            return launcher(compiled(made), blocks, last)

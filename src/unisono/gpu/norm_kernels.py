@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.algorithms import build
-from unisono.gpu.compile import Kernel, Launch, compiled, launcher
+from unisono.gpu.compile import Kernel
 from unisono.gpu.defaults import KIB, MIB, GpuDefault, gpu_default
 from unisono.gpu.kernel_text import module
 from unisono.gpu.kernels import ITEMSIZES, KernelCalls
+from unisono.gpu.launching import Launch
 from unisono.gpu.layout import HALF_NBYTES, ROWS
 from unisono.gpu.norm_text import Norm, norm_kernel, norm_kernel_name
 from unisono.program import lower
@@ -75,6 +76,6 @@ def prepare_norm(kernels: KernelCalls, call: NormCall, header: int, aligned: boo
         return None
     warps = next(warps for upto, warps in _WARPS if nbytes <= upto)
     even = call.hidden % 16 == 0
-    made = compiled(Kernel(name, text, call.dtype, norm.tile, warps, even, aligned and even))
+    made = Kernel(name, text, call.dtype, norm.tile, warps, even, aligned and even)
     pieces = kernels.size if call.collective == "reduce_scatter_rms_norm_all_gather" else 1
-    return launcher(made, blocks, kernels.last(header, call.rows * call.hidden * pieces))
+    return kernels.launch(made, blocks, header, call.rows * call.hidden * pieces)

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.algorithms import build
-from unisono.gpu.compile import Kernel, Launch, compiled, launcher
+from unisono.gpu.compile import Kernel
 from unisono.gpu.defaults import launch_shape
 from unisono.gpu.kernels import ITEMSIZES, KernelCalls
+from unisono.gpu.launching import Launch
 from unisono.gpu.row_text import row_kernel, row_kernel_name, row_module
 from unisono.program import lower
 
@@ -49,5 +50,5 @@ def prepare_rows(kernels: KernelCalls, call: RowCall, header: int, aligned: bool
     part = -(-call.agreed // n) * call.width
     shape = launch_shape(part, itemsize, n, kernels.multiprocessors)  # the words lie at the end of the last slot
     tile = shape.tile if n <= 2 else min(shape.tile, _TILE_NBYTES // itemsize)
-    made = compiled(Kernel(name, text, call.dtype, tile, shape.warps, call.width % 16 == 0, aligned))
-    return launcher(made, shape.blocks, kernels.last(header, call.rows, call.capacity, call.width))
+    made = Kernel(name, text, call.dtype, tile, shape.warps, call.width % 16 == 0, aligned)
+    return kernels.launch(made, shape.blocks, header, call.rows, call.capacity, call.width)

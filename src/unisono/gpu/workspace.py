@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from unisono.gpu.layout import COUNTERS, NBYTES, RECORD_WORDS
+from unisono.gpu.layout import COUNTERS, RECORD_WORDS, workspace_nbytes
 
 __all__ = ["FAILURES", "Failure", "Workspace", "symmetric_workspace"]
 
@@ -45,7 +45,7 @@ class Workspace:
         self.failed[3] = 3
 
 
-def symmetric_workspace(group_name: Any, device: torch.device) -> Workspace:
+def symmetric_workspace(group_name: Any, device: torch.device, world_size: int) -> Workspace:
     """The workspace of a rank whose peers map it: torch's symmetric memory among the ranks of a C++ group.
 
     Collective over that group. NVLink multicast is not used.
@@ -53,7 +53,7 @@ def symmetric_workspace(group_name: Any, device: torch.device) -> Workspace:
     import torch.distributed._symmetric_memory as symmetric
 
     with torch.cuda.device(device):
-        memory = symmetric.empty(NBYTES, dtype=torch.uint8, device=device)
+        memory = symmetric.empty(workspace_nbytes(world_size), dtype=torch.uint8, device=device)
         handle = symmetric.rendezvous(memory, group_name)
         memory.zero_()
         torch.cuda.synchronize(device)
