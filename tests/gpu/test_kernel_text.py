@@ -118,13 +118,14 @@ def tensors(schedule: Schedule, count: int, seed: int, in_place: bool, dtype: to
     return xs, outs, wanted
 
 
-def walk(device: Device, schedule: Schedule, form: Form, chance: random.Random, dtype: torch.dtype) -> tuple[Any, ...]:
+def walk(device: Device, schedule: Schedule, form: Form, placement: str, chance: random.Random) -> tuple[Any, ...]:
     """A call for `Device.run`, and its outputs with what they must be."""
+    dtype = chance.choice((torch.bfloat16, torch.float32, torch.int64))
     count = chance.choice((1, 15, 16, 17, 48, 100)) * (1 if schedule.collective.pieces == 1 else 2)
     part = -(-count // schedule.collective.pieces)
     blocks = chance.randrange(1, 4) if form.loop else 1 + part // TILE
     xs, outs, wanted = tensors(schedule, count, chance.randrange(1 << 30), chance.random() < 0.5, dtype)
-    names = [kernel_name(program, form) for program in programs(schedule)]
+    names = [kernel_name(program, form) for program in programs(schedule, placement)]
     acc = torch.float32 if dtype == torch.bfloat16 else dtype
     return (names, xs, outs, count, blocks, TILE, acc), outs, wanted
 
@@ -137,10 +138,8 @@ def play(n: int, schedules: Sequence[tuple[Schedule, Form, str]], calls: int, se
     device.waits = waits
     rows, checks = [], []
     for _ in range(calls):
-        schedule, form, _placement = chance.choice(list(schedules))
-        row, outs, wanted = walk(
-            device, schedule, form, chance, chance.choice((torch.bfloat16, torch.float32, torch.int64))
-        )
+        schedule, form, placement = chance.choice(list(schedules))
+        row, outs, wanted = walk(device, schedule, form, placement, chance)
         rows.append(row)
         checks += [(out, want) for out, want in zip(outs, wanted, strict=True) if want is not None]
     device.run(rows)
