@@ -297,7 +297,7 @@ def test_a_member_skips_new_group(who: int, then: str) -> None:
             # The one and either of the others are a cycle; the third is in it too, or reads what the one died of.
             job.result(who, 10).says(kind, *facts)
             assert sorted(fault.kind for fault in faults)[0] == kind
-            assert all("these ranks wait for each other" in fault.text for fault in faults)
+            assert all("these ranks wait for each other" in fault.text for fault in faults), faults
             return
     for fault in faults:
         fault.says(kind, f"rank {who}", *facts)

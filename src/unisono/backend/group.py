@@ -22,7 +22,7 @@ from unisono.backend.stores import keep_inherited
 from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError, UsageError, first_line
 from unisono.runtime.collectives import CollectiveQueue
 from unisono.runtime.messages import MessageQueue
-from unisono.runtime.task import reentry_error
+from unisono.runtime.task import copy_error, reentry_error
 from unisono.transport.board import Board
 from unisono.transport.layout import ABSENT, AFFINITY, EXIT_NOTE, JOINED, LEFT, NAME, PID, STATE
 from unisono.transport.process import Identity, affinity_mark
@@ -30,7 +30,7 @@ from unisono.transport.segment import Founder, Segment, attach, create
 from unisono.transport.shared_heap import announce
 from unisono.units import name_ranks
 from unisono.watch.device_guard import DeviceGuard
-from unisono.watch.exit_notes import exit_note, lost
+from unisono.watch.exit_notes import exit_note, lost, read_exit_note
 from unisono.watch.monitor import GroupMonitor
 from unisono.watch.status_page import close_own_page, own_page
 
@@ -92,6 +92,7 @@ class Group:
 
     def join(self, op: str = "") -> None:
         """Maps the segment if that is still to be done, for call ``op``; raises if the group is closed."""
+        global _last_failure
         if self._joining._is_owned():  # type: ignore[attr-defined]
             raise reentry_error("a call", self.label)
         with self._joining:
@@ -99,6 +100,9 @@ class Group:
                 try:
                     with self._members.able():
                         self._join(op)
+                except UnisonoError as error:
+                    _last_failure = copy_error(error)  # those that wait for this rank read why it does not join
+                    raise
                 finally:
                     if self._closed:
                         self._members.release()
@@ -320,9 +324,8 @@ class Group:
     def _leave_unjoined(self, words: str) -> None:
         """Leaves a group in which this rank can make no call, so that peers neither wait nor keep memory for it."""
         if self._members.counted and self._segment is None:
-            self._members.cannot_join(
-                words
-            )  # first: the memory may be made at any time, by a rank that then reads this
+            left = read_exit_note(words)  # published first: the memory may be made at any time, by a rank that reads it
+            self._members.cannot_join(left.words, left.cause)
         # Suppressed: the group's memory, or the store, is gone, or elsewhere, and so are those who would read of it.
         with suppress(UnisonoError, OSError, SeveralHosts):
             segment = self._segment or attach(self._store, self.rank, self.size, 0.0, self._members)

@@ -6,20 +6,18 @@ Ranks whose first call is still to come must find it: messages sent to them may 
 import os
 
 from unisono.backend.member_registry import MemberRegistry
-from unisono.transport.layout import ABSENT, LEFT, PID, STATE
+from unisono.transport.layout import ABSENT, PID
 from unisono.transport.segment import Segment
 
 __all__ = ["close_joined", "disown", "keep"]
 
-_left_open: list[tuple[int, Segment]] = []
+_left_open: list[tuple[int, Segment, set[int]]] = []  # with the ranks that were gone before they joined
 
 
 def keep(fd: int, segment: Segment, members: MemberRegistry) -> None:
     """Keeps the descriptor open until no rank needs it; those that are gone already will never join."""
-    for rank in range(segment.layout.world_size):
-        if segment.state(rank) == ABSENT and members.gone(rank).words:
-            segment.longs[segment.field(rank, STATE)] = LEFT
-    _left_open.append((fd, segment))
+    absent = [rank for rank in range(segment.layout.world_size) if segment.state(rank) == ABSENT]
+    _left_open.append((fd, segment, {rank for rank in absent if members.gone(rank).words}))
 
 
 def close_joined(alone: bool) -> None:
@@ -27,16 +25,17 @@ def close_joined(alone: bool) -> None:
 
     That is when every rank has joined, or when none has: a later rank reads from the default group who has left.
     """
-    for fd, segment in list(_left_open):
+    for kept in list(_left_open):
+        fd, segment, gone = kept
         ranks = range(segment.layout.world_size)
         unused = alone and not any(segment.longs[segment.field(rank, PID)] for rank in ranks)
-        if unused or all(segment.state(rank) != ABSENT for rank in ranks):
-            _left_open.remove((fd, segment))
+        if unused or all(segment.state(rank) != ABSENT for rank in set(ranks) - gone):
+            _left_open.remove(kept)
             os.close(fd)
 
 
 def disown() -> None:
     """In a forked child: closes its copies of the descriptors."""
-    for fd, _ in _left_open:
+    for fd, *_ in _left_open:
         os.close(fd)
     _left_open.clear()

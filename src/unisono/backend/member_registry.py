@@ -34,7 +34,7 @@ from unisono.transport.layout import ABSENT, EXIT_NOTE, JOINED, LEFT, PID, Layou
 from unisono.transport.process import Identity, alive, fate, ticks
 from unisono.transport.segment import Segment, StoreLike
 from unisono.units import show_nbytes
-from unisono.watch.exit_notes import lost, read_exit_note
+from unisono.watch.exit_notes import exit_note, lost, read_exit_note
 from unisono.watch.peer_state import REPLACED
 from unisono.watch.status_page import own_page
 
@@ -60,7 +60,7 @@ def default_memory() -> Segment | None:
 
 
 class _Note(NamedTuple):
-    """A process's announcement as a rank at ``moment`` (`ticks`); ``reason``: why it does not join, if so.
+    """A process's announcement as a rank at ``moment`` (`ticks`); ``reason``: an exit note, if it does not join.
 
     ``place``: its `Host` as text, nothing if that is not known.
     """
@@ -71,6 +71,11 @@ class _Note(NamedTuple):
     hostname: str
     reason: str
     moment: int
+
+    def loss(self, who: str) -> Loss:
+        """Of the rank ``who``, if it does not join; else empty."""
+        words, cause, _ = read_exit_note(self.reason)
+        return Loss(f"{who} {words}", cause) if self.reason else Loss("")
 
     @property
     def who(self) -> Identity:
@@ -166,20 +171,19 @@ class MemberRegistry:
             self.cannot_join(words)
             raise UnisonoError(f"rank {self._global_ranks[self._rank]} {words}") from error
 
-    def cannot_join(self, reason: str) -> None:
-        """Publishes that this rank does not join, for ``reason``, a verb phrase."""
+    def cannot_join(self, reason: str, cause: str = "") -> None:
+        """Publishes that this rank does not join, for ``reason``, a verb phrase; ``cause``: of another rank's fault."""
         try:
             me, place = Identity.mine(), Host.mine().to_text()
         except OSError:
             me, place = Identity(os.getpid(), 0), ""
         with suppress(PeerLostError, OSError):  # then no rank waits
-            self._announce(reason, me, place)
+            self._announce(exit_note(reason, cause), me, place)
 
     def barred(self, pid: int) -> UsageError:
         """Publishes, and returns the error, that this rank may not open the first one's memory, process ``pid``."""
-        return self._refusal(
-            f"may not open the shared memory of rank {self._global_ranks[0]} (pid {pid}): {barred(pid)}"
-        )
+        first = self._global_ranks[0]
+        return self._refusal(f"may not open the shared memory of rank {first} (pid {pid}): {barred(pid)}")
 
     def _refusal(self, words: str) -> UsageError:
         """Publishes, and returns the error, that this rank ``words`` and so does not join."""
@@ -209,9 +213,8 @@ class MemberRegistry:
     def nonce(self) -> str:
         """A nonce for the memory of a group whose hosts are known, equal on all of them."""
         world = default_memory()
-        return hashlib.blake2b(
-            f"{world.nonce if world else ''}/{self.store.prefix}".encode(), digest_size=8
-        ).hexdigest()
+        key = f"{world.nonce if world else ''}/{self.store.prefix}"
+        return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
 
     def release(self) -> None:
         """Drops the stores when the group is left; later groups do not look up ranks here."""
@@ -240,8 +243,7 @@ class MemberRegistry:
         """The loss of group rank ``rank``: it published so, ended, or left the default group; else empty."""
         note = self._note(rank)
         if note is not None and not note.here():
-            name = self._global_ranks[rank]
-            return Loss(f"rank {name} (pid {note.pid} on {note.hostname}) {note.reason}" if note.reason else "")
+            return note.loss(f"rank {self._global_ranks[rank]} (pid {note.pid} on {note.hostname})")
         who = self.identity(rank)
         return self._gone(rank, who, note)._replace(who=who) if who.pid else Loss("")
 
@@ -253,7 +255,7 @@ class MemberRegistry:
             state, left = world.state(name), read_exit_note(world.text(name, EXIT_NOTE))
         start = f"rank {name} (pid {who.pid} on {socket.gethostname()})"
         if note is not None and note.reason:
-            return Loss(f"{start} {note.reason}")
+            return note.loss(start)
         if dead:
             return Loss(f"{start} is dead{'; it ' + left.words if left.words else ': ' + fate(who)}", left.cause)
         if state == LEFT:
@@ -309,9 +311,8 @@ class MemberRegistry:
         if self.store.check([f"claimed/{self._rank}/{nonce}"]) and self._silent_for_long():
             logging.getLogger("unisono").warning(
                 "%s: another process, on another host, has joined as rank %d. Give every process its own rank; this "
-                "one waits for the job to be started again",
-                *(self._me(), self._rank),
-            )
+                "one waits for the job to be started again", self._me(), self._rank,
+            )  # fmt: skip
 
     def _silent_for_long(self) -> bool:
         """True once, `ABSENT_SECONDS` after a default group began to be made."""

@@ -164,8 +164,8 @@ class CallQueue(ABC):
     def _abort(self, error: UnisonoError) -> None:
         """Fails the queue for good, and publishes that to the peers unless it has left them. Lock held."""
         if not self._closed:
+            self.monitor.gave_up(error)  # first: it completes the error's cause
             self.failed = copy_error(error)
-            self.monitor.gave_up(error)
         self._fail_all(error)
 
     def finish(self, task: Task, timeout: float | None = None, held: bool = True) -> None:

@@ -78,7 +78,8 @@ class GroupMonitor:
 
     def gave_up(self, error: UnisonoError) -> None:
         """Publishes an exit note: no call of this rank can follow in the group."""
-        note = exit_note(first_line(error), error.cause or idle_ranks(str(error)))
+        error.cause = error.cause or idle_ranks(str(error))  # it is published again when this process ends
+        note = exit_note(first_line(error), error.cause)
         self._segment.set_text(self._rank, EXIT_NOTE, note)
         self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
         if self._segment.elsewhere is not None:
