@@ -51,6 +51,7 @@ def ping_pong(rank: int, world_size: int, meeting: str) -> tuple[int, list[int],
     assert over.wait(20)
     dist.barrier()
     sent = segments_sent(found.sockets.values()) - before
+    dist.barrier()  # the end of one closes the sockets of both
     mesh.close(time.monotonic() + 5.0, False, [])
     return sent, came, list(found.sockets)
 
