@@ -79,8 +79,8 @@ class Events:
     def lost(self, what: str, losses: Sequence[Loss]) -> PeerLostError:
         return PeerLostError(f"{what}: {losses[0].words}")
 
-    def lateness(self, ranks: Sequence[int]) -> str:
-        return f"\n  {list(ranks)} late"
+    def late(self, what: str, missing: Sequence[int]) -> CollectiveTimeout:
+        return CollectiveTimeout(f"{what}\n  {list(missing)} late")
 
 
 @pytest.fixture

@@ -104,9 +104,9 @@ class Table:
         """The global rank of a rank."""
         return self._names[self._members[rank]]
 
-    def lateness(self, ranks: Sequence[int]) -> str:
-        """A line per rank: what it does now."""
-        return self._peers.lateness([self._members[rank] for rank in ranks])
+    def late(self, what: str, missing: Sequence[int]) -> CollectiveTimeout:
+        """The error of what ``missing`` ranks keep from ending, with what each does now."""
+        return self._peers.late(what, [self._members[rank] for rank in missing])
 
     def frozen(self, ranks: Sequence[int]) -> frozenset[int]:
         """Those of these ranks that are stopped."""
@@ -302,9 +302,10 @@ class Survivors:
         came = {*self._came, self._table.rank} - set(missing)
         others = ", ".join(str(self._table.name(rank)) for rank in self.ranks if rank in came)
         who = f"{name_ranks(names)} {'lives' if len(names) == 1 else 'live'}"
-        return CollectiveTimeout(
+        return self._table.late(
             f"{self._what()} {what}: {who} and {how} (came: {others}); every rank that lives must call it, or "
-            f"be left out: shrink(ranks_to_exclude={list(missing)}){self._table.lateness(missing)}"
+            f"be left out: shrink(ranks_to_exclude={list(missing)})",
+            missing,
         )
 
     def _check_size(self) -> None:

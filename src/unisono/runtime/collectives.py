@@ -350,9 +350,9 @@ class CollectiveQueue(CallQueue):
         if board.full():  # they arrived in the meantime
             return
         if gone:
-            self._fail_lost_peer(task, self.monitor.lost(self.explain(task, "can not end", briefly=True), gone))
+            self._fail_lost_peer(task, self.monitor.lost(self.explain(task, "can not end"), gone))
         elif words := task.overdue():
-            self._fail(task, CollectiveTimeout(self.explain(task, words)))
+            self._fail(task, self._late(task, words))
 
     def _needs(self, task: Task) -> list[Identity]:
         """The missing processes that have not issued the call at the head of the queue.
@@ -363,20 +363,18 @@ class CollectiveQueue(CallQueue):
         missing = [r for r in board.missing() if board.segment.issued(r) < number]
         return [who for rank in missing if (who := board.segment.process(rank)) != Identity.mine()]
 
-    def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
+    def explain(self, task: Task, what: str, placed: bool = True) -> str:
         """Describes a call that did not end; see `CallQueue`."""
-        board = self._board
-        missing = board.missing()
-        absent = [self._global_ranks[r] for r in missing]
-        here = [n for n in self._global_ranks if n not in absent]
+        absent = [self._global_ranks[r] for r in self._board.missing()]
         number = self._number_of(task)
         late = f"{name_ranks(absent)} missing" if absent else "all ranks are there"
         place = (placed and task.place()) or ","
-        text = f"{task.call.describe(self._global_ranks)}, call no. {number} of {self._label}{place} {what}: {late}"
-        if briefly:
-            return text
-        arrived = f" (arrived: {', '.join(map(str, here)) or 'none'})"
-        return text + arrived + self.monitor.lateness(missing)
+        return f"{task.call.describe(self._global_ranks)}, call no. {number} of {self._label}{place} {what}: {late}"
+
+    def _late(self, task: Task, what: str) -> CollectiveTimeout:
+        missing = self._board.missing()
+        here = ", ".join(str(name) for rank, name in enumerate(self._global_ranks) if rank not in missing)
+        return self.monitor.late(f"{self.explain(task, what)} (arrived: {here or 'none'})", missing)
 
     def _fail(self, task: Task, error: UnisonoError) -> None:
         self.monitor.failed(error)

@@ -61,8 +61,7 @@ class MessageQueue(CallQueue):
     ) -> Message:
         """Moves a message to or from ``peer`` in one run of a loop, if the queue is free and the peer is there.
 
-        Else, and if only a part has moved by then, it is under way like any other: in the ``background``, or until it
-        is done.
+        Else, or if only a part has moved by then, it is under way: in the ``background``, or until it is done.
         """
         sleeps = prepared.call.op == "recv" and not background and timeout > 2 * _SLEEP
         end = time.monotonic() + _SLEEP * sleeps
@@ -309,10 +308,9 @@ class MessageQueue(CallQueue):
                 inbox.current.refused = False  # the rest will never come
         for message in self._under_way():
             if gone := losses.get(id(message)):
-                error = self.monitor.lost(self.explain(message, "can not end", briefly=True), gone)
-                self._fail_lost_peer(message, error)
+                self._fail_lost_peer(message, self.monitor.lost(self.explain(message, "can not end"), gone))
             elif words := message.overdue():
-                self._fail(message, CollectiveTimeout(self.explain(message, words)))
+                self._fail(message, self._late(message, words))
 
     def _losses(self, message: Message) -> list[Loss]:
         """Why the peer will never do its part, or nothing; for any source, if all the others are gone."""
@@ -344,19 +342,21 @@ class MessageQueue(CallQueue):
         """Fails a message: torch's send and recv wait for a Work of their own, so no other wait follows."""
         self._fail(task, error)
 
-    def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
+    def explain(self, task: Task, what: str, placed: bool = True) -> str:
         """A message that did not get through; see `CallQueue`."""
         assert isinstance(task, Message)
-        pending, peers = self._pending, self._pending.peers(task)
+        pending, place = self._pending, task.place() if placed else ""
         peer = "any rank" if task.peer is None else f"rank {self._global_ranks[task.peer]}"
-        way = f"to {peer}" if task.sends else f"from {peer}"
-        text = (
-            f"{task.call.describe()} {way} (tag {task.tag}, {self._label}){task.place() if placed else ''} {what}: "
-            f"{pending.progress(task)} of {task.prepared.nbytes} bytes moved"
+        others = [] if task.sends else pending.unclaimed(pending.peers(task), self._global_ranks, in_ring=False)
+        there = f", while {listed(others)} {'are' if len(others) > 1 else 'is'} there" if others else ""
+        return (
+            f"{task.call.describe()} {'to' if task.sends else 'from'} {peer} (tag {task.tag}, {self._label}){place} "
+            f"{what}: {pending.progress(task)} of {task.prepared.nbytes} bytes moved{there}"
         )
-        if not task.sends and (others := pending.unclaimed(peers, self._global_ranks, in_ring=False)):
-            text += f", while {listed(others)} {'are' if len(others) > 1 else 'is'} there"
-        return text if briefly else text + self.monitor.lateness(peers)
+
+    def _late(self, task: Task, what: str) -> CollectiveTimeout:
+        assert isinstance(task, Message)
+        return self.monitor.late(self.explain(task, what), self._pending.peers(task))
 
     def lost(self) -> list[str]:
         """Words on messages to this rank that it has never received, and on its own to ranks that have left before.

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from unisono.errors import PeerLostError, UnisonoError
+from unisono.errors import CollectiveTimeout, PeerLostError, UnisonoError
 from unisono.runtime.call_site import Site
 from unisono.transport.process import Identity
 
@@ -73,4 +73,4 @@ class Monitor(Protocol):
     def loss(self, rank: int) -> Loss | None: ...  # noqa: D102  # why it will never come
     def losses(self, missing: Sequence[int]) -> list[Loss]: ...  # noqa: D102  # why a call of all ranks never ends
     def lost(self, what: str, losses: Sequence[Loss]) -> PeerLostError: ...  # noqa: D102
-    def lateness(self, ranks: Sequence[int]) -> str: ...  # noqa: D102  # a line for each: what it does instead
+    def late(self, what: str, missing: Sequence[int]) -> CollectiveTimeout: ...  # noqa: D102  # what these do instead

@@ -222,16 +222,17 @@ class Network:
         for channel in self.messages.values():
             channel.send(_NEWS, parts)
 
-    def activities(self, ranks: Sequence[int], patience: float, placed: bool = False) -> dict[int, str]:
-        """What ranks of other hosts do now, in the words of a rank of their host; empty for one of which none comes.
+    def activities(self, ranks: Sequence[int], patience: float) -> dict[int, tuple[str, str, str]]:
+        """What ranks of other hosts have done, do now, and failed in, in the words of a rank of their host.
 
-        ``placed``: behind what each has completed.
+        Of ranks on other hosts that answer within ``patience`` seconds.
         """
         asked = [rank for rank in ranks if rank in self]
         peers = sorted({peer for rank in asked for peer in self.hosts.hosts[self.hosts.of[rank]]})
-        answers = self.questions.ask_all(peers, "activity", json.dumps([asked, placed]).encode(), patience)
+        answers = self.questions.ask_all(peers, "activity", json.dumps(asked).encode(), patience)
         found = [json.loads(answer) for answer in answers.values() if answer]
-        return {rank: max((words.get(str(rank), "") for words in found), key=len, default="") for rank in asked}
+        by_rank = {rank: [words[str(rank)] for words in found if str(rank) in words] for rank in asked}
+        return {rank: max(words, key=lambda parts: sum(map(len, parts))) for rank, words in by_rank.items() if words}
 
     def process(self, rank: int) -> Identity:
         """The process of a rank of another host."""

@@ -231,8 +231,7 @@ class CallQueue(ABC):
                 if limit is not None:
                     left = limit - time.monotonic()
                     if left <= 0:
-                        what = f"did not end within the timeout of {timeout:g} s of this wait"
-                        error = CollectiveTimeout(self.explain(task, what))
+                        error = self._late(task, f"did not end within the timeout of {timeout:g} s of this wait")
                         self.monitor.failed(error)
                         return error
                     interval = min(interval, left)
@@ -277,7 +276,7 @@ class CallQueue(ABC):
         if task.site is None:  # a synchronous call is made where it waits: recorded now, for later records
             task.site = here
             self._locate(task, here)
-        return self.monitor.waits(partial(self.explain, task, "waits", briefly=True, placed=False), here)
+        return self.monitor.waits(partial(self.explain, task, "waits", placed=False), here)
 
     def _on_interrupt(self, task: Task, error: UnisonoError, held: bool) -> None:
         """Aborts the queue if the wait for ``task`` was interrupted and no Work of it is ``held``. Lock held."""
@@ -289,8 +288,12 @@ class CallQueue(ABC):
         """The processes whose further calls ``task`` certainly needs to end. Lock held."""
 
     @abstractmethod
-    def explain(self, task: Task, what: str, briefly: bool = False, placed: bool = True) -> str:
-        """Describes a call that did not end: its site if ``placed``, those of missing ranks unless ``briefly``."""
+    def explain(self, task: Task, what: str, placed: bool = True) -> str:
+        """Describes a call that did not end, with its site if ``placed``."""
+
+    @abstractmethod
+    def _late(self, task: Task, what: str) -> CollectiveTimeout:
+        """The error of a call that did not end in time: the same, and what the ranks do that it waits for."""
 
     def poll(self, task: Task) -> bool:
         """Progresses the queue without waiting, unless the worker does; returns whether ``task`` is done."""
@@ -305,8 +308,7 @@ class CallQueue(ABC):
     def listen(self, task: Task, listener: Callable[[Task], None]) -> None:
         """Calls ``listener(task)`` once the call is done, from the thread that completes it."""
         with self._marking:
-            waits = not task.done
-            if waits:
+            if waits := not task.done:
                 task.listeners.append(listener)
         if not waits:
             listener(task)

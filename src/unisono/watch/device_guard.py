@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from time import monotonic, sleep
 from zlib import crc32
 
-from unisono.errors import CollectiveTimeout, MismatchError
+from unisono.errors import MismatchError
 from unisono.runtime.call import SIGNATURE, Call, Site, call_site, site_text
 from unisono.runtime.header import Header, read_header
 from unisono.runtime.monitor import Monitor
@@ -131,7 +131,7 @@ class DeviceGuard:
             absent = [self._global_ranks[peer] for peer in missing]
             arrived = ", ".join(str(name) for name in self._global_ranks if name not in absent)
             text = f"{what} did not end within {timeout:g} s: {name_ranks(absent)} missing (arrived: {arrived})"
-            raise CollectiveTimeout(text + self._monitor.lateness(missing))
+            raise self._monitor.late(text, missing)
 
     # Headers in shared memory: before each, a word with its number and the checksum of all up to it
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import torch
 
-from unisono.errors import CollectiveTimeout, MismatchError
+from unisono.errors import MismatchError
 from unisono.runtime.call import name_of_dtype
 from unisono.runtime.header import DTYPES
 from unisono.runtime.monitor import Monitor
@@ -141,10 +141,8 @@ class MessageGuard:
             since = end.times[max(0, len(end.times) - 1 - (end.issued - first))]
             if time.monotonic() - since > timeout:
                 other = "recv" if end.op == "send" else "send"
-                raise CollectiveTimeout(
-                    f"{what} did not end within {timeout:g} s: rank {self._global_ranks[end.peer]} has made no such "
-                    f"{other}{self._monitor.lateness([end.peer])}"
-                )
+                absent = f"rank {self._global_ranks[end.peer]} has made no such {other}"
+                raise self._monitor.late(f"{what} did not end within {timeout:g} s: {absent}", [end.peer])
 
     def _direction(self, end: _End) -> str:
         return f"{'to' if end.op == 'send' else 'from'} rank {self._global_ranks[end.peer]}"

@@ -19,7 +19,7 @@ from unisono.watch.deadlock import LongWait
 from unisono.watch.exit_notes import exit_note, lost
 from unisono.watch.flight import CollectiveRecord, MessageRecord, save_after
 from unisono.watch.guard import compare_words, disagreement
-from unisono.watch.peer_state import PeerState, idle_ranks
+from unisono.watch.peer_state import PeerState
 from unisono.watch.status_page import own_page
 
 __all__ = ["GroupMonitor"]
@@ -35,7 +35,7 @@ class GroupMonitor:
         self._board, self._segment, self._rank = board, board.segment, board.rank
         self._global_ranks, self._label, self._own_page = global_ranks, label, own_page()
         peers = self._peers = PeerState(board.segment, global_ranks)
-        self.loss, self.losses, self.lateness, self.lost = peers.loss, peers.losses, peers.lateness, lost
+        self.loss, self.losses, self.late, self.lost = peers.loss, peers.losses, peers.late, lost
         self._network: Network | None = None
         nonce = board.segment.nonce
         self.calls = CollectiveRecord(label, global_ranks, board.rank, _counts(board), nonce)
@@ -78,7 +78,6 @@ class GroupMonitor:
 
     def gave_up(self, error: UnisonoError) -> None:
         """Publishes an exit note: no call of this rank can follow in the group."""
-        error.cause = error.cause or idle_ranks(str(error))  # it is published again when this process ends
         note = exit_note(first_line(error), error.cause)
         self._segment.set_text(self._rank, EXIT_NOTE, note)
         self._segment.longs[self._segment.field(self._rank, STATE)] = GAVE_UP
@@ -100,13 +99,9 @@ class GroupMonitor:
         network.questions.answers["activity"] = self._activities
 
     def _activities(self, ranks: bytes) -> bytes:
-        """What ranks of this host do now, in words."""
-        named, placed = json.loads(ranks)
-        asked = [rank for rank in named if rank not in (self._segment.elsewhere or ())]
-        found = self._peers.activities(asked)
-        if placed:
-            found = {rank: self._peers.late(rank, found[rank]) for rank in asked}
-        return json.dumps(found).encode()
+        """The lateness of ranks of this host."""
+        here = [rank for rank in json.loads(ranks) if rank not in (self._segment.elsewhere or ())]
+        return json.dumps(self._peers.lateness(here)).encode()
 
 
 def _counts(board: Board) -> Callable[[], tuple[int, int, int]]:

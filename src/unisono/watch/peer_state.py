@@ -3,7 +3,9 @@
 import socket
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from unisono.errors import CollectiveTimeout
 from unisono.runtime.call_site import from_here
 from unisono.runtime.header import read_header
 from unisono.runtime.monitor import Loss
@@ -23,13 +25,31 @@ from unisono.transport.segment import Elsewhere, Segment
 from unisono.watch.exit_notes import read_exit_note
 from unisono.watch.status_page import own_page
 
-__all__ = ["REPLACED", "PeerState", "idle_ranks", "now"]
+__all__ = ["REPLACED", "Lateness", "PeerState", "now"]
 
 _PATIENCE = 0.3  # s of waiting for the stacks of ranks that are late
 _OVER_HOSTS = 4  # times the patience of one host
 REPLACED = "has replaced itself by another program (exec)"
 _STOPPED, _NO_ANSWER = "it is stopped (by a signal or in a debugger)", "it does not answer"
-_FAILED = "; the last of its messages that failed: "
+
+
+class Lateness(NamedTuple):
+    """Of a rank that is late: what it has ``done`` in a group, what it does now, its last message that ``failed``."""
+
+    done: str
+    doing: str
+    failed: str
+
+    @property
+    def line(self) -> str:
+        """All of it."""
+        failed = f"; the last of its messages that failed: {self.failed}" if self.failed else ""
+        return f"{self.done}; {self.doing}{failed}" if self.doing else self.done
+
+    @property
+    def cause(self) -> str:
+        """The same without the message, if the rank does nothing, and so may never come; else empty."""
+        return f"{self.done}; {self.doing}" if self.doing.startswith((_STOPPED, _NO_ANSWER)) else ""
 
 
 class PeerState:
@@ -124,22 +144,29 @@ class PeerState:
             return None
         return Loss(f"{self._who(rank)} is dead: {fate(who)}; it had come to this call", who=who)
 
-    def lateness(self, missing: Sequence[int]) -> str:
-        """A line per missing rank: what it completed last in this group, when, and what it does now."""
-        doing = self.activities([rank for rank in missing if self._segment.identity(rank).pid])
-        lines: dict[int, str] = {}
+    def late(self, what: str, missing: Sequence[int]) -> CollectiveTimeout:
+        """The error of a call that ``missing`` ranks keep from ending (``what`` says which), with a line on each.
+
+        Its cause is those of them that do nothing.
+        """
+        found = self.lateness([rank for rank in missing if self._far(rank) is None])
         if (elsewhere := self._segment.elsewhere) is not None:
-            lines = elsewhere.activities(missing, _OVER_HOSTS * _PATIENCE, placed=True)
-            doing |= {rank: "" for rank in missing if rank in elsewhere}
-            missing = [*missing, *self._stopped_proxies(elsewhere, missing)]
-            doing |= {rank: now(self._segment.identity(rank), "") for rank in missing if rank not in doing}
-        return "".join(f"\n  {lines.get(rank) or self.late(rank, doing.get(rank))}" for rank in missing)
+            far = [rank for rank in missing if rank in elsewhere]
+            found |= {rank: self._lateness(rank, _NO_ANSWER) for rank in far}
+            answers = elsewhere.activities(far, _OVER_HOSTS * _PATIENCE)
+            found |= {rank: Lateness(*answer) for rank, answer in answers.items()}
+            missing = [*missing, *(proxies := self._stopped_proxies(elsewhere, missing))]
+            found |= {rank: self._lateness(rank, _STOPPED) for rank in proxies}
+        error = CollectiveTimeout(what + "".join(f"\n  {found[rank].line}" for rank in missing))
+        error.cause = "; ".join(found[rank].cause for rank in missing if found[rank].cause)
+        return error
 
     def frozen(self, ranks: Sequence[int]) -> set[int]:
         """Those of these ranks that are stopped, as far as they, or the ranks of their hosts, answer in time."""
         elsewhere = self._segment.elsewhere
         far = elsewhere.activities(ranks, _PATIENCE) if elsewhere is not None else {}
-        return {rank for rank in ranks if far.get(rank) == _STOPPED or stopped(self._segment.identity(rank))}
+        found = {rank for rank, answer in far.items() if Lateness(*answer).doing == _STOPPED}
+        return found | {rank for rank in ranks if stopped(self._segment.identity(rank))}
 
     def _stopped_proxies(self, elsewhere: Elsewhere, missing: Sequence[int]) -> list[int]:
         """The ranks of this host that are stopped, and lay down what other hosts send: to missing ones, or to any."""
@@ -148,18 +175,18 @@ class PeerState:
         proxies = {proxy for rank in missing if rank in elsewhere for proxy in elsewhere.proxies(rank)}
         return [rank for rank in sorted(proxies - set(missing)) if stopped(self._segment.identity(rank))]
 
-    def activities(self, ranks: Sequence[int]) -> dict[int, str]:
-        """The present activities of ranks of this host, in words."""
-        every = {rank: self._segment.identity(rank) for rank in ranks}
-        asked = {rank: who for rank, who in every.items() if not stopped(who)}
+    def lateness(self, ranks: Sequence[int]) -> dict[int, Lateness]:
+        """The lateness of ranks of this host."""
+        found = {
+            rank: Lateness(f"rank {self.global_ranks[rank]} has never joined this group", "", "") for rank in ranks
+        }
+        joined = {rank: who for rank in ranks if (who := self._segment.identity(rank)).pid}
+        asked = {rank: who for rank, who in joined.items() if not stopped(who)}
         answers = dict(zip(asked, own_page().stacks_of(list(asked.values()), _PATIENCE), strict=True))
-        return {rank: now(who, answers.get(rank, "")) for rank, who in every.items()}
+        return found | {rank: self._lateness(rank, now(who, answers.get(rank, ""))) for rank, who in joined.items()}
 
-    def late(self, rank: int, doing: str | None) -> str:
-        """A line on a rank that is late, in this group; ``doing``: what it does now, None if it has never joined."""
+    def _lateness(self, rank: int, doing: str) -> Lateness:
         segment = self._segment
-        if doing is None:
-            return f"rank {self.global_ranks[rank]} has never joined this group"
         done = segment.longs[segment.field(rank, COMPLETED)]
         if done:
             at, since = segment.longs[segment.field(rank, HEADER)], segment.longs[segment.field(rank, COMPLETED_AT)]
@@ -170,15 +197,7 @@ class PeerState:
         else:
             joined = "" if segment.state(rank) != ABSENT else ", nor joined it"
             words = f"has not completed a call in this group{joined}"
-        failure = segment.text(rank, MESSAGE_ERROR)
-        failed = f"{_FAILED}{failure}" if failure else ""
-        return f"{self._who(rank)} {words}; {doing or _NO_ANSWER}{failed}"
-
-
-def idle_ranks(text: str) -> str:
-    """Of an error over ranks that are late (`PeerState.lateness`), what it says of those that do nothing: the cause."""
-    lines = [line.strip().partition(_FAILED)[0] for line in text.splitlines()[1:]]
-    return "; ".join(line for line in lines if f"; {_STOPPED}" in line or f"; {_NO_ANSWER}" in line)
+        return Lateness(f"{self._who(rank)} {words}", doing, segment.text(rank, MESSAGE_ERROR))
 
 
 def now(who: Identity, answer: str) -> str:
