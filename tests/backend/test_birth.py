@@ -59,7 +59,8 @@ def test_ranks_of_one_machine_share_its_cores() -> None:
     for rank, boot in enumerate(["a", "b", "a", "a", "b"]):
         with patch.object(Host, "mine", lambda boot=boot: Host(boot, rank, 0, 0)):  # noqa: B023
             birth.publish_self(store, rank)
-    assert [birth.ranks_here(store, rank, range(5), "g") for rank in (0, 1)] == [[0, 2, 3], [1, 4]]
+    born = birth.births(store, range(5), "g")
+    assert [birth.ranks_here(born, rank) for rank in (0, 1)] == [[0, 2, 3], [1, 4]]
 
 
 def test_a_build_is_no_version() -> None:
@@ -170,7 +171,6 @@ def test_the_first_rank_waits_until_all_have_read(left: bool, monkeypatch: pytes
         seen.append(store.add("birth/read/n", 1))
 
     monkeypatch.setattr(birth.time, "sleep", sleep)
-    birth.publish_self(store, 0)
-    birth.local_store(store, 3, 4, "n", None, lambda: left)
-    birth.local_store(store, 0, 4, "n", None, lambda: left)
+    birth.local_store(store, 3, 4, "n", "", None, lambda: left)
+    birth.local_store(store, 0, 4, "n", "", None, lambda: left)
     assert seen == ([3] if left else [3, 4])  # of ranks that read while this one waits

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from unisono.backend.stores import JobStore
 from unisono.errors import MismatchError, PeerLostError, UsageError
@@ -18,11 +19,19 @@ from unisono.transport.memory_store import MemoryStore
 from unisono.transport.segment import StoreLike
 from unisono.units import name_ranks
 
-__all__ = ["check_versions", "claimed_twice", "fail_together", "local_store", "publish_self", "ranks_here", "versions"]
+__all__ = ["Birth", "births", "claimed_twice", "fail_together", "local_store", "publish_self", "ranks_here", "versions"]
 
 _PACKAGES = ("unisono", "torch")
 _READING = 5.0  # s
 _FAILING = 1.0  # s
+
+
+class Birth(NamedTuple):
+    """What a rank publishes of itself: its `versions`, the kernel it runs on, the address of the store it has made."""
+
+    versions: dict[str, str]
+    boot: str
+    address: str
 
 
 def versions() -> dict[str, str]:
@@ -54,32 +63,37 @@ def publish_self(store: StoreLike, rank: int, serves: bool = False) -> MemorySto
     Returns the store in memory that it makes for all if it ``serves``, should they be on one host.
     """
     local = MemoryStore.create() if serves else None
-    store.set(f"birth/{rank}", json.dumps([versions(), Host.mine().boot, local.address if local else ""]))
+    store.set(f"birth/{rank}", json.dumps(Birth(versions(), Host.mine().boot, local.address if local else "")))
     return local
 
 
-def ranks_here(
-    store: StoreLike, rank: int, global_ranks: Sequence[int], label: str, compared: bool = False
-) -> list[int]:
-    """The group ranks on this rank's machine, once all have joined: containers of one kernel share its cores.
+def births(store: StoreLike, global_ranks: Sequence[int], label: str) -> list[Birth]:
+    """What all ranks have published of themselves; raises `MismatchError`, on every rank, if their versions differ."""
+    found = [Birth(*json.loads(store.get(f"birth/{each}"))) for each in range(len(global_ranks))]
+    _compare([each.versions for each in found], global_ranks, label)
+    return found
 
-    Raises `MismatchError` as `check_versions` does, unless these were ``compared`` before.
-    """
-    published = _published(store, len(global_ranks))
-    if not compared:
-        _compare([each for each, *_ in published], global_ranks, label)
-    return [each for each, (_, boot, _) in enumerate(published) if boot == published[rank][1]]
+
+def ranks_here(born: Sequence[Birth], rank: int) -> list[int]:
+    """The group ranks on the machine of ``rank``: containers of one kernel share its cores."""
+    return [each for each, birth in enumerate(born) if birth.boot == born[rank].boot]
 
 
 def local_store(
-    store: StoreLike, rank: int, size: int, nonce: str, local: MemoryStore | None, left: Callable[[], bool]
+    store: StoreLike,
+    rank: int,
+    size: int,
+    nonce: str,
+    address: str,
+    local: MemoryStore | None,
+    left: Callable[[], bool],
 ) -> MemoryStore | None:
     """The store in memory that the first rank has made for the ranks of one host, ``local`` there; None if it has not.
 
-    All have joined the group ``nonce``. Returns on the first rank, whose process may serve ``store``, once all have
-    read there, or after some seconds, one if a rank has ``left``: it may leave at once, and that store with it.
+    All have joined the group ``nonce`` and read the first rank's ``address``. Returns on the first rank, whose process
+    may serve ``store``, once all have come here, or after some seconds, one if a rank has ``left``: it may leave at
+    once, and that store with it.
     """
-    address = json.loads(store.get("birth/0"))[2]
     if local is None and address:
         local = MemoryStore.open(address)
     key, start = f"birth/read/{nonce}", time.monotonic()
@@ -90,28 +104,19 @@ def local_store(
     return local
 
 
-def fail_together(store: StoreLike, rank: int, size: int) -> None:
+def fail_together(came: JobStore, rank: int, size: int) -> None:
     """Publishes that this rank has failed to make a default group, and why was published before.
 
-    Returns on the first rank, whose process may serve the store, once all that have come have failed too, or after a
-    second: they are to read its reason there.
+    ``came``: the `announcements` of the group. Returns on the first rank, whose process may serve the store, once all
+    that have come have failed too, or after a second: they are to read its reason there.
     """
-    failed, came = JobStore(store, "unisono/failed"), JobStore(store, "unisono/whole default/named/default")
+    failed = came.under("failed")
     with suppress(PeerLostError, OSError):  # then no rank reads
         failed.set(str(rank), "")
         others = [key for key in map(str, range(size)) if came.check([key])]
         deadline = time.monotonic() + _FAILING
         while rank == 0 and time.monotonic() < deadline and not all(failed.check([key]) for key in others):
             time.sleep(0.01)
-
-
-def check_versions(store: StoreLike, global_ranks: Sequence[int], label: str) -> None:
-    """Raises `MismatchError`, on every rank, if the versions of some differ; all have published themselves."""
-    _compare([each for each, *_ in _published(store, len(global_ranks))], global_ranks, label)
-
-
-def _published(store: StoreLike, size: int) -> list[tuple[dict[str, str], str, str]]:
-    return [json.loads(store.get(f"birth/{each}")) for each in range(size)]
 
 
 def _compare(found: Sequence[dict[str, str]], global_ranks: Sequence[int], label: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from unisono.backend import exit_hooks, left_open
-from unisono.backend.birth import claimed_twice, local_store, publish_self, ranks_here
+from unisono.backend.birth import births, claimed_twice, local_store, publish_self, ranks_here
 from unisono.backend.data_ops import DataOps
 from unisono.backend.fast_path import FastPath
 from unisono.backend.first_call import FirstCall
@@ -205,12 +205,12 @@ class Group:
             with self._members.able():
                 local = publish_self(self._store, self.rank, serves=self.rank == 0 and not self._members.counted)
                 self.join()
-                known = self._over_hosts.known
-                self.ranks_here = ranks_here(self._store, self.rank, self.global_ranks, self.label, known)
-                if (segment := self.segment) is not None and not known:
+                born = births(self._store, self.global_ranks, self.label)
+                self.ranks_here = ranks_here(born, self.rank)
+                if (segment := self.segment) is not None and not self._over_hosts.known:
                     ranks = range(self.size)
                     segment.store = local_store(
-                        self._store, self.rank, self.size, self.nonce, local,
+                        self._store, self.rank, self.size, self.nonce, born[0].address, local,
                         left=lambda: any(segment.state(rank) == LEFT for rank in ranks),
                     )  # fmt: skip
         except BaseException as error:

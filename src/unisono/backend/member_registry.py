@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from unisono.backend.birth import claimed_twice
 from unisono.backend.rendezvous_watch import ABSENT_SECONDS, log_absent
-from unisono.backend.stores import JobStore
+from unisono.backend.stores import JobStore, announcements
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.runtime.monitor import Loss
 from unisono.transport.host import Host, HostMap, barred, unseen
@@ -132,7 +132,7 @@ class MemberRegistry:
         self.key = f"{epoch} {label if not counted else list(global_ranks)} {number}"
         """Names the group, alike on all ranks."""
         _made[epoch, tuple(global_ranks)] += counted
-        self._epoch = JobStore(store, f"unisono/{epoch}")
+        self._announcements = announcements(store, epoch, label)
         self.store = JobStore(store, f"unisono/{epoch}/group/{'-'.join(map(str, global_ranks))}/{number}")
         """The store of this group's ranks."""
         self.hosts: HostMap | None = None
@@ -146,7 +146,7 @@ class MemberRegistry:
         # In this order: who reads a name without a process takes it for another group's.
         with self.able():
             note = self._announce("", Identity.mine(), Host.mine().to_text())
-            self._epoch.set(f"named/{label}/{global_ranks[rank]}", json.dumps([self._global_ranks, note]))
+            self._announcements.set(str(global_ranks[rank]), json.dumps([self._global_ranks, note]))
 
     def _announce(self, reason: str, me: Identity, place: str) -> _Note:
         note = _Note(me.pid, me.started, place, socket.gethostname(), reason, ticks())
@@ -221,7 +221,7 @@ class MemberRegistry:
         global _default
         if _default is self:
             _default = None
-        self._epoch.release()
+        self._announcements.release()
         self.store.release()
 
     def identity(self, rank: int) -> Identity:
@@ -385,7 +385,7 @@ class MemberRegistry:
 
     def _named(self, name: int) -> tuple[list[int], _Note] | None:
         """The group that global rank ``name`` made under this one's name since the job was started, if any."""
-        found = self._read(self._epoch, f"named/{self._label}/{name}")
+        found = self._read(self._announcements, str(name))
         note = _fresh(found[1]) if found else None
         return (found[0], note) if found and note else None
 

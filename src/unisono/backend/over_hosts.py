@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from unisono.backend.birth import check_versions, claimed_twice
+from unisono.backend.birth import births, claimed_twice
 from unisono.backend.member_registry import MemberRegistry
 from unisono.backend.stores import JobStore
 from unisono.errors import CollectiveTimeout, UsageError
@@ -102,7 +102,7 @@ class OverHosts:
             self._members.check_reasons()
             time.sleep(_PAUSE)
         if not self._members.counted:
-            check_versions(self._members.store, self._global_ranks, self._label)
+            births(self._members.store, self._global_ranks, self._label)
         places = [Place(*json.loads(store.get(str(rank)))) for rank in range(size)]
         self._birth = nonce
         self.hosts = self._members.hosts = HostMap(places, self._rank)

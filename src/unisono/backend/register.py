@@ -56,7 +56,7 @@ def _group(options: Any, choices: Any, default: bool) -> Any:
     from unisono.backend.birth import fail_together
     from unisono.backend.group import Group
     from unisono.backend.member_registry import MemberRegistry, default_memory
-    from unisono.backend.stores import shared_store
+    from unisono.backend.stores import announcements, shared_store
     from unisono.errors import UnisonoError, UsageError
 
     rank, global_ranks = options.group_rank, list(options.global_ranks_in_group)
@@ -92,7 +92,7 @@ def _group(options: Any, choices: Any, default: bool) -> Any:
             group.wait_for_all()
     except (UnisonoError, OSError):
         if default:
-            fail_together(store, rank, len(global_ranks))
+            fail_together(announcements(store, epoch, name), rank, len(global_ranks))
         raise
     return group
 

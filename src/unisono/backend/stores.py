@@ -20,7 +20,7 @@ from unisono.transport.keepalive import keep_alive, sockets
 from unisono.transport.listening import listeners
 from unisono.transport.segment import StoreLike
 
-__all__ = ["JobStore", "chain_of", "keep_inherited", "shared_store"]
+__all__ = ["JobStore", "announcements", "chain_of", "keep_inherited", "shared_store"]
 
 _met: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
@@ -112,6 +112,11 @@ class JobStore:
     def release(self) -> None:
         """Drops the reference to the store, so that it can end, and its server with it."""
         self._store = None
+
+
+def announcements(store: StoreLike, epoch: str, label: str) -> JobStore:
+    """Where each global rank announces the group that it makes as ``label``; see `MemberRegistry` for the words."""
+    return JobStore(store, f"unisono/{epoch}/named/{label}")
 
 
 def _gone(error: Exception) -> PeerLostError | OSError:
