@@ -47,6 +47,14 @@ def test_text_reads_back(entry: AlgorithmInfo) -> None:
     assert read
 
 
+def test_equal_schedules_keep_their_names() -> None:
+    """Ring and recursive doubling do the same over 2 ranks."""
+    names = ("ring", "recursive_doubling")
+    one, other = (build(name, "all_gather", 2) for name in names)
+    assert one == other
+    assert tuple(lower(schedule, 0).schedule for schedule in (one, other, one, other)) == names * 2
+
+
 def test_a_line_that_cannot_be_read_is_named() -> None:
     text = lower(build("ring", "all_reduce", 2), 0).to_text()
     with pytest.raises(UsageError, match="line 1: expected 'program NAME"):

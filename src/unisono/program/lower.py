@@ -35,7 +35,6 @@ class Unfit(UsageError):
     """The schedule cannot be placed like that; `staged` and `messages` always fit."""
 
 
-@lru_cache(maxsize=512)
 def lower(schedule: Schedule, rank: int, placement: str = "staged", deterministic: bool = False) -> Program:
     """The program of ``rank``; cached.
 
@@ -43,6 +42,12 @@ def lower(schedule: Schedule, rank: int, placement: str = "staged", deterministi
     where nothing is summed. Raises `Unfit` if the placement does not suit the schedule, UsageError for an unknown
     placement or rank and for a schedule that needs a switch or is a redistribution, ScheduleError as `traffic` does.
     """
+    return _lowered(schedule, schedule.name, rank, placement, deterministic)
+
+
+@lru_cache(maxsize=512)
+def _lowered(schedule: Schedule, name: str, rank: int, placement: str, deterministic: bool) -> Program:
+    """The same; ``name``: of the schedule, since equal schedules may have different ones."""
     check_known("placement", placement, PLACEMENTS)
     _check(schedule, rank)
     made = _Lowering(schedule, rank, deterministic)
