@@ -213,9 +213,7 @@ class CollectiveQueue(CallQueue):
         self._accept()
         while queue:
             self._go_on(queue[0], None, spin)
-            if self.async_progress or (
-                queue and queue[0].begun
-            ):  # other threads wait for the queue, or for the call just done
+            if self.async_progress or (queue and queue[0].begun):  # others wait for the queue, or the call just done
                 return
             self._accept()
 
@@ -309,15 +307,16 @@ class CollectiveQueue(CallQueue):
 
         It arrived at the last meeting, but released its tensor before all had read it.
         """
+        if losses := self._given_up():
+            what = f"{call.describe(self._global_ranks)}, call no. {self.calls + 1} of {self._label},"
+            raise self.monitor.lost(f"{what} has no result to be trusted", losses)
+
+    def _given_up(self) -> list[Loss]:
+        """The losses of ranks that have given up the call at the head of the queue."""
         number, field = self.calls + 1, self._segment.field
         gone = [rank for rank in range(self._board.size) if self._longs[field(rank, ABORTED)] == number]
-        if gone:
-            what = (
-                f"{call.describe(self._global_ranks)}, call no. {number} of {self._label}, has no result to be trusted"
-            )
-            words = "gave the call up while its tensor was in use"
-            losses = [self.monitor.loss(rank) or Loss(f"rank {self._global_ranks[rank]} {words}") for rank in gone]
-            raise self.monitor.lost(what, losses)
+        words = "gave the call up while its tensor was in use"
+        return [self.monitor.loss(rank) or Loss(f"rank {self._global_ranks[rank]} {words}") for rank in gone]
 
     def _meeting(self) -> Callable[[], bool]:
         """A function that arrives at a meeting of no call, and returns whether it is complete; called until it is."""
@@ -346,13 +345,16 @@ class CollectiveQueue(CallQueue):
         if not self._queue:
             return
         task, board = self._queue[0], self._board
-        gone = self.monitor.losses(board.missing())
+        missing = board.missing()
+        gone = self.monitor.losses(missing) or ([] if missing else self._given_up())
         if board.full():  # they arrived in the meantime
             return
         if gone:
             self._fail_lost_peer(task, self.monitor.lost(self.explain(task, "can not end"), gone))
         elif words := task.overdue():
             self._fail(task, self._late(task, words))
+            if self._control.arrived and not board.full():  # who comes later must not complete it
+                board.arrive(board.position[0], count=-1)
 
     def _needs(self, task: Task) -> list[Identity]:
         """The missing processes that have not issued the call at the head of the queue.
