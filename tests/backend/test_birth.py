@@ -5,6 +5,8 @@ import os
 import re
 import socket
 import sys
+import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
@@ -139,6 +141,38 @@ def test_a_rank_that_waits_in_torchs_rendezvous_is_not_missing() -> None:
     assert len(first) == len(second) == 1, (first, second)
     assert ": rank 2 did not come to rank 0's store at MASTER_ADDR localhost" in first[0]
     assert ": rank 2 did not come within 2 s" in second[0]
+
+
+def has_no_folder(rank: int, world_size: int, folder: Path) -> tuple[Fault, list[str]]:
+    """In vain; then the folder comes once a line has come."""
+    lines = logged()
+
+    def meet(seconds: float) -> None:
+        dist.init_process_group(
+            "unisono", f"file://{folder}/meeting", timedelta(seconds=seconds), world_size=world_size, rank=rank
+        )
+
+    def make() -> None:
+        while not lines:
+            time.sleep(0.01)
+        folder.mkdir()
+
+    in_vain = attempt(lambda: meet(0.1))
+    threading.Thread(target=make, daemon=True).start()
+    with patch.object(rendezvous_watch, "ABSENT_SECONDS", 0.2):
+        meet(20.0)
+    return in_vain, lines
+
+
+def test_a_meeting_in_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    """torch's FileStore would wait for it for minutes, without a word."""
+    folder = tmp_path / "folder"
+    with Job(has_no_folder, 1, folder, group=False) as job:
+        ((in_vain, lines),) = job.results()
+    missing = f"^{folder}, the folder of init_method file://{folder}/meeting, does not exist on .*: "
+    in_vain.says("CollectiveTimeout", f"{missing}it did not come within 0.1 s")
+    assert len(lines) == 1
+    assert re.match(f"{missing}make it, where all ranks see it", lines[0])
 
 
 def has_world_size(rank: int, _: int, port: int) -> None:

@@ -74,7 +74,7 @@ PATCHED = {
 }
 
 
-AT_TORCH = ["env://", "launcher://"]  # the switch is read when a rank without a number comes: test_launchers.py
+AT_TORCH = ["env://", "file://", "launcher://"]  # launchers asks when a rank without a number comes: test_launchers.py
 UNKNOWN = "objects,pickles"
 APPLIED = {
     None: list(PATCHED),

@@ -11,7 +11,8 @@ and this when the backend is registered, for it decides where the first group me
     launchers        torch.distributed's env:// rendezvous, where it would fail: RANK is unset, and there are the
                      variables of mpiexec or srun. Any backend is served. torch has a public way to add a scheme, and
                      launcher:// is there too, but none to add to what init_process_group does without one. For
-                     unisono's groups a line in the log says who is missing where ranks wait for each other
+                     unisono's groups a line in the log says who is missing where ranks wait for each other, and
+                     that the folder of a file:// rendezvous is
 
 ``UNISONO_PATCHES`` names those that are applied, separated by commas, or is ``none``; unset or empty, all are. Groups
 of other backends go through torch's own code, as before. A name that a program has imported before its first group
@@ -317,8 +318,8 @@ def serve_launchers() -> None:
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of that name
     rendezvous.register_rendezvous_handler("launcher", _launcher_handler)
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})
-    if "env" in handlers:
-        handlers["env"] = _env_handler(handlers["env"])
+    for scheme in handlers.keys() & {"env", "file"}:
+        handlers[scheme] = _handler(handlers[scheme])
 
 
 def _launcher_handler(url: str, timeout: Any = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
@@ -327,14 +328,18 @@ def _launcher_handler(url: str, timeout: Any = None, **_: Any) -> Iterator[tuple
     return by_scheme(url, timeout)
 
 
-def _env_handler(original: _Function) -> _Function:
+def _handler(original: _Function) -> _Function:
     @functools.wraps(original)
     def handler(url: str, timeout: Any = None, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
-        from unisono.backend.rendezvous_watch import for_our_group, watched
+        from unisono.backend.rendezvous_watch import await_folder, for_our_group, watched
 
         ours = for_our_group()
         given = kwargs if timeout is None else {"timeout": timeout, **kwargs}
         met: Iterator[tuple[Any, int, int]] = original(url, **given)
+        if url.startswith("file:"):
+            if ours:
+                await_folder(url, timeout)
+            return met
         if "RANK" not in os.environ and "rank=" not in url and _wanted(_LAUNCHERS):
             from unisono.backend.launchers import launched, rendezvous
 

@@ -5,6 +5,7 @@ may be started one after the other.
 """
 
 import logging
+import math
 import os
 import socket
 import sys
@@ -14,11 +15,12 @@ import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
-from unisono.errors import first_line
+from unisono.errors import CollectiveTimeout, first_line
 from unisono.units import name_ranks
 
-__all__ = ["ABSENT_SECONDS", "for_our_group", "log_absent", "watched"]
+__all__ = ["ABSENT_SECONDS", "await_folder", "for_our_group", "log_absent", "watched"]
 
 ABSENT_SECONDS = 8.0
 _CONNECT_SECONDS, _PAUSE = 1.5, 0.5
@@ -52,6 +54,26 @@ def watched(met: Iterator[tuple[Any, int, int]]) -> Iterator[tuple[Any, int, int
     store.set(_key(rank), socket.gethostname())  # rank 0 may still wait, in torch
     yield store, rank, world_size
     yield from met
+
+
+def await_folder(url: str, timeout: timedelta | None) -> None:
+    """Returns once the folder of a ``file://`` rendezvous exists; raises `CollectiveTimeout`.
+
+    torch's FileStore waits for it too, but for minutes, whatever the timeout, with Python's lock held: deaf to Ctrl-C.
+    """
+    path, begun, logged = urlsplit(url).path, time.monotonic(), False
+    limit = timeout.total_seconds() if timeout is not None else math.inf
+    missing = (
+        f"{os.path.dirname(path)}, the folder of init_method file://{path}, does not exist on {socket.gethostname()}"
+    )
+    while not os.path.isdir(os.path.dirname(path) or "/"):
+        waited = time.monotonic() - begun
+        if waited > limit:
+            raise CollectiveTimeout(f"{missing}: it did not come within {limit:g} s")
+        if waited > ABSENT_SECONDS and not logged:
+            logged = True
+            _log.warning("%s: make it, where all ranks see it. This rank waits for it", missing)
+        time.sleep(0.02)
 
 
 def log_absent(me: str, absent: Sequence[int], seconds: float) -> None:
