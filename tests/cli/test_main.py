@@ -53,7 +53,7 @@ def test_an_unknown_command_is_one_line() -> None:
 
 def test_an_unknown_option_says_where_options_are_explained() -> None:
     assert CliRunner().invoke(main.app, ["--versio"]).stderr.endswith(" See `unisono --help`.\n")
-    assert CliRunner().invoke(main.app, ["list", "--fast"]).stderr.endswith(" See `unisono list --help`.\n")
+    assert CliRunner().invoke(main.app, ["list", "--fast"]).stderr.endswith("--fast. See `unisono list --help`.\n")
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in main.COMMANDS)])

@@ -83,7 +83,9 @@ class _OneLineErrors(TyperGroup):
             describe = getattr(error, "format_message", None)  # what every error of the option parser carries
             if describe is None:
                 raise
-            raise SystemExit(_complain(describe().strip() + _remedy(error))) from None
+            words = describe().strip()
+            stop = "" if words.endswith((".", "?")) else "."
+            raise SystemExit(_complain(f"{words}{stop}{_remedy(error)}")) from None
         raise SystemExit(result if isinstance(result, int) else 0)
 
 

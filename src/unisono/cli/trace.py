@@ -62,11 +62,10 @@ def trace(
     """
     if (source is None) == (not command):
         raise UsageError("give a program to run after --, or --from DIR with what UNISONO_TRACE=DIR has collected")
+    launches = read(source) if source is not None else []
     with file_errors(f"make the directory {out}"):
         out.mkdir(parents=True, exist_ok=True)
     if not command:
-        assert source is not None
-        launches = read(source)
         _clear(out)
         _report_all(launches, out, bound)
         return
