@@ -1,10 +1,12 @@
 """What commands that write files share."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from unisono.cli.common import check_writable
+from unisono.cli import common
+from unisono.cli.common import check_writable, echo_words
 from unisono.errors import UsageError
 
 
@@ -30,3 +32,22 @@ def test_ranks_may_try_the_same_place_at_once(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Path, "unlink", second)
     check_writable(tmp_path / "curve.png", "the plot")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_words_are_broken_where_a_terminal_is_narrower(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(common, "is_terminal", lambda stream: terminal)
+    monkeypatch.setattr(common, "get_terminal_size", lambda: os.terminal_size((20, 24)))
+    lines = ["# a comment of more than one line", "    ring takes 24.5 µs, 1.2 times as long", "short"]
+    echo_words("\n".join(lines))
+    broken = [
+        "# a comment of more",
+        "#   than one line",
+        "    ring takes 24.5",
+        "      µs, 1.2 times",
+        "      as long",
+        "short",
+    ]
+    assert capsys.readouterr().out.splitlines() == (broken if terminal else lines)

@@ -28,7 +28,7 @@ from unisono.bench.settings import (
     Settings,
 )
 from unisono.bench.table import Table, describe_rates, footer, preamble
-from unisono.cli.common import FOUND_EXIT, INTERRUPT_EXIT, check_writable, echo, is_terminal, listed
+from unisono.cli.common import FOUND_EXIT, INTERRUPT_EXIT, check_writable, echo, echo_words, is_terminal, listed
 from unisono.cli.predicted import predicted_lines
 from unisono.errors import UsageError
 from unisono.gpu.devices import count_gpus, describe_gpus
@@ -238,7 +238,7 @@ def _run(settings: Settings, rank: int | None, json: Path | None, plot: Path | N
             result.save(json)
     predictable = not settings.asynchronous and settings.memory != "shared" and settings.device == "cpu"
     for text in [*footer(result), *(predicted_lines(result.rows, settings.ranks) if predictable else [])]:
-        echo(text)
+        echo_words(text)
     conclude(result, json, plot, save_plot, code)
 
 
@@ -288,7 +288,7 @@ class _Screen:
 
     def __enter__(self) -> Self:
         for text in preamble(self.result, self.settings):
-            echo(text)
+            echo_words(text)
         self.bar.start()
         return self
 
@@ -299,7 +299,7 @@ class _Screen:
         """Takes in what the ranks have found; a line is shown once all contenders have their row."""
         if isinstance(news, Rates):
             self.result.rates = news
-            echo(describe_rates(news))
+            echo_words(describe_rates(news))
             return
         self.result.rows.append(news)
         self.pending.append(news)

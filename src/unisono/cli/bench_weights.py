@@ -16,7 +16,7 @@ from unisono.bench.weights import (
     save_weights_plot,
 )
 from unisono.cli.bench import conclude
-from unisono.cli.common import INTERRUPT_EXIT, check_writable, echo, listed
+from unisono.cli.common import INTERRUPT_EXIT, check_writable, echo, echo_words, listed
 from unisono.errors import UsageError
 
 __all__ = ["bench_weights"]
@@ -61,8 +61,9 @@ def bench_weights(
 
 def _run(settings: WeightSettings, json: Path | None, plot: Path | None) -> None:
     result, pending = Result(vars(settings), this_machine()), list[Row]()
-    for text in header(settings, result.machine):
-        echo(text)
+    *words, heading = header(settings, result.machine)
+    echo_words("\n".join(words))
+    echo(heading)
 
     def report(row: Row) -> None:
         result.rows.append(row)

@@ -2,7 +2,9 @@
 
 import os
 import sys
+import textwrap
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
@@ -15,6 +17,7 @@ __all__ = [
     "USAGE_EXIT",
     "check_writable",
     "echo",
+    "echo_words",
     "is_terminal",
     "listed",
     "read_source",
@@ -89,6 +92,15 @@ def echo(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(problem, BrokenPipeError):
             raise
+
+
+def echo_words(text: str) -> None:
+    """Write lines of words as `echo` does, broken between words where a terminal is narrower."""
+    width = get_terminal_size().columns if is_terminal(sys.stdout) else 0
+    for line in text.splitlines() if width else [text]:
+        start = line[: len(line) - len(line.lstrip("# "))]  # of a comment, or of a line that is set in
+        fits = not width or len(line) <= width
+        echo(line if fits else textwrap.fill(line, width, subsequent_indent=f"{start}  ", break_on_hyphens=False))
 
 
 def write(path: Path, content: str) -> None:

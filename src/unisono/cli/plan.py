@@ -9,7 +9,7 @@ from rich.table import Table
 from unisono.algorithms.pipelines import PIPELINE, SCHEDULES, build_pipeline
 from unisono.bench.settings import DEVICES
 from unisono.cli import options
-from unisono.cli.common import echo, show
+from unisono.cli.common import echo, echo_words, show
 from unisono.cli.programs import DEFAULT_NOTES, default_table, describe_default, show_gpu_table
 from unisono.cli.schedules import pipeline_costs, refuse, topology_of
 from unisono.cli.simulate import compare_pipelines
@@ -102,15 +102,15 @@ def plan(
     where = topology_of(topology or "shared_memory", _RANKS if ranks is None and not known else ranks, hosts)
     selector = Selector(collective, where, table)
     if nbytes is not None or collective == "barrier":
-        echo(_indented(explain(selector.choose(parse_nbytes(nbytes or "0")))))
+        echo_words(_indented(explain(selector.choose(parse_nbytes(nbytes or "0")))))
     if collective != "barrier":
         choices = selector.table()
         echo("" if nbytes is not None else selector.topology.describe())
         show(Console(highlight=False), _table(choices))
-        echo(ranges(choices, selector.crossovers(choices)))
+        echo_words(ranges(choices, selector.crossovers(choices)))
     left_out = selector.choose(0).left_out
     if left_out:
-        echo("not considered: " + ", ".join(f"{name} ({why})" for name, why in left_out))
+        echo_words("not considered: " + ", ".join(f"{name} ({why})" for name, why in left_out))
 
 
 def _gpu_defaults(collective: str | None, ranks: int | None) -> None:
@@ -165,7 +165,7 @@ def _defaults(
     if collective is not None:
         check_known("collective", collective, COLLECTIVES)
     if collective is not None and (nbytes is not None or collective == "barrier"):
-        echo(_indented(describe_default(collective, nbytes, _RANKS if ranks is None else ranks, oversubscribed)))
+        echo_words(_indented(describe_default(collective, nbytes, _RANKS if ranks is None else ranks, oversubscribed)))
         return
     missing = "--bytes" if collective else "COLLECTIVE"
     given = {"--bytes": nbytes, "--ranks": ranks, "--oversubscribed": oversubscribed}

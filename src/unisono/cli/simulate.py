@@ -9,7 +9,7 @@ from rich.table import Table
 
 from unisono.algorithms.pipelines import SCHEDULES, bubble_formula
 from unisono.cli import options
-from unisono.cli.common import echo, listed, show
+from unisono.cli.common import echo, echo_words, listed, show
 from unisono.cli.programs import MOST_RANKS, Placed, place_over_hosts
 from unisono.cli.schedules import Asked, find_on, pipeline_costs, refuse
 from unisono.errors import UsageError
@@ -143,7 +143,7 @@ def _report(line: Timeline, executed: float | None, limit: int) -> None:
     echo(f"{line.schedule.name} {c.name}{size} over {c.world_size} ranks: {show_seconds(line.time)}")
     echo(f"algbw {line.algbw / 1e9:.3g} GB/s, busbw {line.busbw / 1e9:.3g} GB/s")
     echo(f"{line.schedule.num_steps} steps, {line.traffic.num_messages} messages, {moved or 'nothing'} in all")
-    echo(_constants(line.topology))
+    echo_words(_constants(line.topology))
     if executed is not None:
         echo(f"as ranks execute it there, by what was measured: {show_seconds(executed)}")
     if limit:
@@ -192,12 +192,12 @@ def _compare(runs: Sequence[Timeline]) -> None:
             _ratio(fast, last_eager),
         )
     show(Console(highlight=False), table)
-    echo(_constants(last.topology))
-    echo(
+    echo_words(_constants(last.topology))
+    echo_words(
         "time: both ends of a message are busy while it starts up. eager: they are not; latency adds up along the path."
     )
     if {r.schedule.name for r in runs} >= {"ring", "double_tree"} and c.world_size >= 1024:
-        echo(f"For comparison: {_ANNOUNCED}.")
+        echo_words(f"For comparison: {_ANNOUNCED}.")
 
 
 def _ratio(time: float, other: float) -> str:

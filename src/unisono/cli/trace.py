@@ -16,7 +16,7 @@ import typer
 from unisono.bench.launch import launch
 from unisono.bench.result import Rates, Row
 from unisono.bench.settings import Settings
-from unisono.cli.common import echo
+from unisono.cli.common import echo, echo_words
 from unisono.errors import UsageError, file_errors
 from unisono.launch import ends_handled
 from unisono.trace import COMPUTE, FOLDER
@@ -169,8 +169,8 @@ def _report(records: list[RankRecord], out: Path, rates: Rates | None) -> None:
         write_trace(trace_file, records)
         page_file.write_text(report_page(summary, trace_file.name, words), encoding="utf-8")
     for line in summary.words():
-        echo(line)
-    echo(f"wrote {trace_file} (for https://ui.perfetto.dev) and {page_file}")
+        echo_words(line)
+    echo_words(f"wrote {trace_file} (for https://ui.perfetto.dev) and {page_file}")
 
 
 def _bound(rates: Rates | None) -> Bound:
