@@ -127,6 +127,11 @@ def expected(case: Case, rank: int) -> Tensors:
     return []
 
 
+def joined(tensors: Tensors) -> torch.Tensor | None:
+    """The blocks in one tensor, None for none."""
+    return torch.cat(tensors) if tensors else None
+
+
 def problems(case: Case, rank: int, run: Runner) -> list[str]:
     """What is wrong after a run: results that differ, inputs that were touched."""
     sources, wanted = given(case, rank), expected(case, rank)

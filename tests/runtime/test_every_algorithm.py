@@ -5,28 +5,26 @@ from itertools import chain
 
 import pytest
 
-from runtime.cases import FACTOR, REDUCING, Case, Tensors, every_case, problems
+from runtime.cases import FACTOR, REDUCING, Case, Tensors, every_case, joined, problems
 from unisono.runtime.run import run_over
 from unisono.schedule import Schedule
 from unisono.transport.loopback import Loopback, run_loopback
 
-VARIANTS = [{"numel": 13}, {"numel": 2, "uneven": True, "chunks": 4}]
+VARIANTS = [{"numel": 13}, {"numel": 2, "chunks": 4}]
 
 
 def over(transport: Loopback, cases: list[Case]) -> list[str]:
     """Run all cases as one rank."""
 
     def one(case: Case, schedule: Schedule, sources: Tensors, results: Tensors) -> None:
-        run_over(
-            schedule,
-            sources,
-            transport,
-            results,
-            op=case.op,
-            factor=FACTOR,
-            sizes=case.sizes,
-            deterministic=case.deterministic,
-        )
+        options = {"op": case.op, "factor": FACTOR, "deterministic": case.deterministic}
+        given, got = joined(sources), joined(results)
+        run_over(schedule, given, transport, got, **options)  # type: ignore[arg-type]
+        for blocks, whole in ((sources, given), (results, got)):
+            for block, part in zip(
+                blocks, () if whole is None else whole.split(case.numel or 1), strict=bool(case.numel)
+            ):
+                block.copy_(part)
 
     return [line for case in cases for line in problems(case, transport.rank, one)]
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import unisono
 from ranks import ranks
-from runtime.cases import REDUCING, Case, Tensors, expected, given
+from runtime.cases import REDUCING, Case, Tensors, expected, given, joined
 from unisono.algorithms import AlgorithmInfo, build, list_algorithms, register_algorithm, registry
 from unisono.errors import UsageError
 from unisono.runtime.run import run_over
@@ -127,12 +127,10 @@ def over_messages(transport: Loopback, plan: tuple[Line, ...]) -> list[str]:
     """Digests of what a rank gets over a transport, in rank order where anything is summed."""
     found = []
     for text, case, _ in plan:
-        results = [torch.empty_like(t) for t in expected(case, transport.rank)]
-        exact = case.collective in REDUCING
-        run_over(
-            Schedule.from_text(text), given(case, transport.rank), transport, results, op=case.op, deterministic=exact
-        )
-        found.append(digest(results))
+        got = joined([torch.empty_like(t) for t in expected(case, transport.rank)])
+        source, exact = joined(given(case, transport.rank)), case.collective in REDUCING
+        run_over(Schedule.from_text(text), source, transport, got, op=case.op, deterministic=exact)
+        found.append(digest([] if got is None else [got]))
     return found
 
 

@@ -9,7 +9,7 @@ Where partial sums travel, what is not the user's memory, and every message, hol
 float8 go as float32 (complex32 as complex64) and are rounded once, two (four) times the bytes and no accuracy lost. In
 a deterministic program contributions travel apart, in the user's dtype.
 
-Rows become slices of flat tensors once per program and sizes (`_share`), neighbours that are treated alike as one.
+Rows become slices of flat tensors once per program and size (`_share`), neighbours that are treated alike as one.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,13 @@ from unisono.transport.base import Transport
 __all__ = ["chunk_spans", "execute"]
 
 Tensors = Sequence[torch.Tensor]
+_MEMORY = ("in", "out", "temp", "recvbuf")
+"""The spaces, in the order of their tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Elements start .. stop-1 of a tensor, by its number: inputs, outputs, temporary memory, receive buffers."""
+    """Elements start .. stop-1 of a tensor, by its number: see `_MEMORY`."""
 
     tensor: int
     start: int
@@ -87,23 +89,23 @@ class _Share:
 def execute(
     program: Program,
     transport: Transport,
-    sources: Tensors,
-    results: Tensors,
-    sizes: Sequence[int],
+    source: torch.Tensor | None,
+    result: torch.Tensor | None,
     combine: Reducer | None = None,
 ) -> None:
     """Runs a program lowered to messages.
 
-    ``sources`` and ``results``: flat tensors of one dtype, one per block that the rank has and shall have (a block of
-    ``program.blocks_in``, ``blocks_out``), or one that holds them one after the other. ``sizes``: elements of every
-    block. ``combine``: for collectives that sum. Raises what the transport raises; the results are then undefined.
+    ``source`` and ``result``: flat tensors of one dtype, of the blocks that the rank has and shall have
+    (``program.blocks_in``, ``blocks_out``), all of one size, in order; None for none. ``combine``: for collectives that
+    sum. Raises what the transport raises; the result is then undefined.
     """
-    share = _share(program, tuple(sizes), len(sources), len(results))
-    some = next(iter((*sources, *results)))
+    some, blocks = (source, program.blocks_in) if source is not None else (result, program.blocks_out)
+    assert some is not None
+    share = _share(program, some.numel() // len(blocks[program.rank]))
     wide = combine.wide if combine is not None and program.partial else None
     carried = wide or some.dtype
     scratch = [torch.empty(numel, dtype=carried, device=some.device) for numel in (share.temp, share.recvbuf)]
-    memory = [*sources, *results, *scratch]
+    memory = [operand if operand is not None else some[:0] for operand in (source, result)] + scratch
     for step in share.steps:
         sends = [(message.peer, _outgoing(message, memory, carried)) for message in step.sends]
         receives = [(message.peer, _incoming(message, memory, carried)) for message in step.receives]
@@ -164,23 +166,19 @@ def chunk_spans(size: int, pieces: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=512)
-def _share(program: Program, sizes: tuple[int, ...], inputs: int, outputs: int) -> _Share:
-    """The program in elements, its input and output in so many tensors."""
-    return _Compiling(program, sizes, inputs, outputs).share()
+def _share(program: Program, block: int) -> _Share:
+    """The program in elements, of which every block has so many."""
+    return _Compiling(program, block).share()
 
 
 class _Compiling:
     """One share in the making."""
 
-    def __init__(self, program: Program, sizes: tuple[int, ...], inputs: int, outputs: int) -> None:
-        self.program, self.pieces = program, program.collective.pieces
-        self.chunks = [span for size in sizes for span in chunk_spans(size, self.pieces)]
-        self.temp_at, self.recvbuf_at = inputs + outputs, inputs + outputs + 1
+    def __init__(self, program: Program, block: int) -> None:
+        self.program, self.pieces, self.block = program, program.collective.pieces, block
+        self.chunks = chunk_spans(block, self.pieces)
         rank = program.rank
-        self.blocks = {
-            "in": _places(program.blocks_in[rank], sizes, 0, inputs),
-            "out": _places(program.blocks_out[rank], sizes, inputs, outputs),
-        }
+        self.blocks = {"in": program.blocks_in[rank], "out": program.blocks_out[rank]}
         self.found: dict[Place, _Span] = {}  # temporary memory and receive buffers, as far as they have been given out
         self.temp = 0
 
@@ -206,7 +204,7 @@ class _Compiling:
                 sends.setdefault(row.peer, []).append(self._span(row.parts[0], row.chunk))
             elif row.kind == "recv":
                 span = self._span(row.to[0], row.chunk, recvbuf)
-                recvbuf += span.numel if span.tensor == self.recvbuf_at else 0
+                recvbuf += span.numel if _MEMORY[span.tensor] == "recvbuf" else 0
                 receives.setdefault(row.peer, []).append(span)
             else:
                 parts = tuple(self._span(part, row.chunk) for part in row.parts)
@@ -216,24 +214,16 @@ class _Compiling:
 
     def _span(self, place: Place, chunk: int, recvbuf: int = 0) -> _Span:
         """The memory of a chunk; ``recvbuf``: the offset of the next new buffer."""
-        start, stop = self.chunks[chunk]
+        start, stop = self.chunks[chunk % self.pieces]
+        tensor = _MEMORY.index(place.space)
         if place.space in self.blocks:
-            tensor, first = self.blocks[place.space][place.index // self.pieces]
+            first = self.blocks[place.space].index(place.index // self.pieces) * self.block
             return _Span(tensor, first + start, first + stop)
         if place not in self.found:
-            if place.space == "recvbuf":
-                self.found[place] = _Span(self.recvbuf_at, recvbuf, recvbuf + stop - start)
-            else:
-                self.found[place] = _Span(self.temp_at, self.temp, self.temp + stop - start)
-                self.temp += stop - start
+            at = recvbuf if place.space == "recvbuf" else self.temp
+            self.found[place] = _Span(tensor, at, at + stop - start)
+            self.temp += stop - start if place.space == "temp" else 0
         return self.found[place]
-
-
-def _places(blocks: Sequence[int], sizes: Sequence[int], first: int, tensors: int) -> dict[int, tuple[int, int]]:
-    """Of each block of an operand: its tensor, and its first element there."""
-    if tensors > 1:
-        return {block: (first + k, 0) for k, block in enumerate(blocks)}
-    return {block: (first, sum(sizes[b] for b in blocks[:k])) for k, block in enumerate(blocks)}
 
 
 def _messages(by_peer: dict[int, list[_Span]]) -> tuple[_Message, ...]:

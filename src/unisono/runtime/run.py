@@ -16,7 +16,7 @@ from unisono.program import Program, lower
 from unisono.runtime.call import name_of_dtype
 from unisono.runtime.claim import Claim, agree, digest
 from unisono.runtime.over_transport import execute
-from unisono.runtime.reduce import Reducer, op_and_factor, reducer
+from unisono.runtime.reduce import op_and_factor, reducer
 from unisono.schedule import Collective, PipelineSchedule, Schedule
 from unisono.transport.base import Transport
 from unisono.transport.loopback import run_loopback
@@ -194,44 +194,24 @@ def _result_shape(c: Collective, shape: list[int]) -> list[int]:
 
 def run_over(
     schedule: Schedule,
-    tensor: torch.Tensor | Tensors | None,
+    tensor: torch.Tensor | None,
     transport: Transport,
-    output: torch.Tensor | Tensors | None = None,
+    output: torch.Tensor | None = None,
     *,
     op: str = "SUM",
     factor: float = 1.0,
-    sizes: Sequence[int] | None = None,
     deterministic: bool = False,
 ) -> None:
-    """Runs this rank's share of a schedule over a transport, the general form of `run`: blocks may be lists and uneven.
+    """Runs this rank's share of a schedule over a transport: `run` without the comparison of what the ranks give.
 
     Every rank of the transport calls it with the same schedule and options. all_reduce, broadcast and reduce work on
-    `tensor` in place (reduce changes the root's alone), or fill `output`. The others read `tensor` and fill `output`;
-    what is one block per rank is a tensor that holds the blocks one after the other, or a sequence of tensors (give
-    None for nothing):
+    `tensor` in place (reduce changes the root's alone), or fill `output`. The others read `tensor` and fill `output`,
+    with as many elements as in the table of `run`, or None for nothing. Tensors are contiguous and of one dtype, and do
+    not overlap otherwise.
 
-        collective       tensor                     output
-        all_reduce       the whole                  the whole
-        reduce           the whole                  the whole at the root
-        broadcast        the whole at the root      the whole
-        reduce_scatter   a block per rank           its own block
-        all_gather       its own block              a block per rank
-        gather           its own block              a block per rank at the root
-        scatter          a block per rank           its own block
-                         at the root
-        all_to_all       a block per rank (to)      a block per rank (from)
-        barrier          None                       None
-
-    Tensors are contiguous, of any dtype and shape; `tensor` and `output` must not overlap otherwise. Inputs are kept.
-
-    `op` is a reduce op of torch by name, `factor` that of PREMUL_SUM. `sizes`: elements of every block where they are
-    not equal: n of them; n * n for all_to_all, by source, then destination. `deterministic`: one order of summation
-    (program/unreduced.py).
-
-    Raises UsageError if the schedule does not fit the transport or the tensors, and what the transport raises. Ranks
-    compare nothing: `run` does.
+    Raises UsageError if the schedule does not fit the transport or the tensors, and what the transport raises.
     """
-    options: dict[str, Any] = {"op": op, "factor": factor, "sizes": sizes, "deterministic": deterministic}
+    options: dict[str, Any] = {"op": op, "factor": factor, "deterministic": deterministic}
     _ready(schedule, transport.rank, transport.world_size, tensor, output, **options)(transport)
 
 
@@ -239,11 +219,10 @@ def _ready(
     schedule: Schedule,
     rank: int,
     world_size: int,
-    tensor: torch.Tensor | Tensors | None,
-    output: torch.Tensor | Tensors | None = None,
+    tensor: torch.Tensor | None,
+    output: torch.Tensor | None = None,
     op: str = "SUM",
     factor: float = 1.0,
-    sizes: Sequence[int] | None = None,
     deterministic: bool = False,
 ) -> _Share:
     """This rank's share of `run_over` once its arguments are checked; raises UsageError before anything is moved."""
@@ -252,87 +231,51 @@ def _ready(
         raise UsageError(f"{schedule.name} {c.name} is made for {c.world_size} ranks, not for {world_size}")
     share = lower(schedule, rank, "messages", deterministic)
     if c.name == "barrier":
-        tensor, op, sizes = torch.zeros(c.num_chunks, dtype=torch.uint8), "BOR", None
+        tensor, op = torch.zeros(c.num_chunks, dtype=torch.uint8), "BOR"
         output = tensor
-    if sizes is not None:
-        _check_sizes(c, sizes)
     if c.name in _IN_PLACE and output is None:
         output = tensor
-    into, out = share.blocks_in[share.rank], share.blocks_out[share.rank]
-    sources, given = _flat(share, "tensor", tensor, into, sizes)
-    results, wanted = _flat(share, "output", output, out, sizes)
-    if sizes is None:
-        sizes = _equal_blocks(c, given or wanted)
-    _check(share, "source", given, into, sizes)
-    _check(share, "result", wanted, out, sizes)
-    _check_kinds(share, [*sources, *results])
-    sources, combine = _arithmetic(c, sources, op, factor)
-    return lambda transport: execute(share, transport, sources, results, sizes, combine)
+    source, result = _flat(share, "tensor", tensor), _flat(share, "output", output)
+    _check_alike(share, source, result)
+    combine = None
+    if c.reduces:
+        assert source is not None  # every rank contributes
+        combine = reducer(source.dtype, op, factor)
+        if op == "PREMUL_SUM":  # a SUM of multiplied inputs
+            source, combine = combine.prepared(source), reducer(combine.dtype, "SUM")
+    return lambda transport: execute(share, transport, source, result, combine)
 
 
-def _arithmetic(
-    c: Collective, sources: list[torch.Tensor], op: str, factor: float
-) -> tuple[list[torch.Tensor], Reducer | None]:
-    """The tensor and the op of the sum; PREMUL_SUM is a SUM of multiplied inputs."""
-    if not c.reduces:
-        return sources, None
-    combine = reducer(sources[0].dtype, op, factor)
-    if op != "PREMUL_SUM":
-        return sources, combine
-    return [combine.prepared(source) for source in sources], reducer(combine.dtype, "SUM")
+def _blocks(share: Program, what: str) -> int:
+    """How many blocks this rank's operand has."""
+    return len((share.blocks_in if what == "tensor" else share.blocks_out)[share.rank])
 
 
-def _equal_blocks(c: Collective, known: Sequence[int]) -> tuple[int, ...]:
-    """Sizes of all blocks, of which these are known, if they are equal."""
-    if len(set(known)) > 1:
-        raise UsageError(f"{c.name}: blocks of {list(known)} elements are not equal; give the sizes of all blocks")
-    return (known[0] if known else 0,) * (c.num_chunks // c.pieces)
-
-
-def _check_sizes(c: Collective, sizes: Sequence[int]) -> None:
-    blocks = c.num_chunks // c.pieces
-    if len(sizes) != blocks or min(sizes) < 0:
-        raise UsageError(
-            f"{c.name} over {c.world_size} ranks has {blocks} blocks, got {len(sizes)} sizes: {list(sizes)}"
-        )
-
-
-def _flat(
-    share: Program, what: str, given: torch.Tensor | Tensors | None, wanted: Sequence[int], sizes: Sequence[int] | None
-) -> tuple[list[torch.Tensor], list[int]]:
-    """An operand as flat tensors, one for all blocks or one for each, and the elements of each block."""
-    if not wanted:
-        return [], []
+def _flat(share: Program, what: str, given: torch.Tensor | None) -> torch.Tensor | None:
+    """An operand as a flat tensor of equal blocks, None where this rank has none."""
+    if not (count := _blocks(share, what)):
+        return None
     if given is None:
         raise UsageError(f"{share.name}: rank {share.rank} needs its {what}, got None")
-    tensors = [given] if isinstance(given, torch.Tensor) else list(given)
-    if not all(t.is_contiguous() for t in tensors):
+    if not given.is_contiguous():
         raise UsageError(f"{share.name}: the {what} of rank {share.rank} is not contiguous; give {what}.contiguous()")
-    flat = [t.detach().view(-1) for t in tensors]
-    if len(flat) != 1 or len(wanted) == 1:
-        return flat, [t.numel() for t in flat]
-    equal = flat[0].numel() // len(wanted)
-    parts = [equal if sizes is None else sizes[block] for block in wanted]
-    if sum(parts) != flat[0].numel():
-        blocks = f"blocks of {parts} elements" if sizes is not None else f"{len(wanted)} equal blocks"
-        raise UsageError(f"{share.name}: the {what} of rank {share.rank} has {flat[0].numel()} elements, not {blocks}")
-    return flat, parts
+    if given.numel() % count:
+        raise UsageError(
+            f"{share.name}: the {what} of rank {share.rank} has {given.numel()} elements, not {count} equal blocks"
+        )
+    return given.detach().view(-1)
 
 
-def _check(share: Program, what: str, given: Sequence[int], wanted: Sequence[int], sizes: Sequence[int]) -> None:
-    """One block for each that is wanted, of the given size."""
-    if len(given) != len(wanted):
-        raise UsageError(f"{share.name}: rank {share.rank} has {len(wanted)} {what}s, got {len(given)}")
-    for block, numel in zip(wanted, given, strict=True):
-        if numel != sizes[block]:
-            raise UsageError(
-                f"{share.name}: {what} {block} of rank {share.rank} has {numel} elements, expected {sizes[block]}"
-            )
-
-
-def _check_kinds(share: Program, tensors: Tensors) -> None:
-    """One dtype and one device for all that a rank gives and gets."""
-    kinds = list(dict.fromkeys(f"{name_of_dtype(t.dtype)} on {t.device}" for t in tensors))
+def _check_alike(share: Program, source: torch.Tensor | None, result: torch.Tensor | None) -> None:
+    """Blocks of one size, one dtype and one device for what a rank gives and gets."""
+    if source is None or result is None:
+        return
+    wanted = source.numel() // _blocks(share, "tensor") * _blocks(share, "output")
+    if result.numel() != wanted:
+        raise UsageError(
+            f"{share.name}: the output of rank {share.rank} has {result.numel()} elements, expected {wanted}"
+        )
+    kinds = list(dict.fromkeys(f"{name_of_dtype(t.dtype)} on {t.device}" for t in (source, result)))
     if len(kinds) > 1:
         raise UsageError(
             f"{share.name}: the tensor and the output of rank {share.rank} are {' and '.join(kinds)}: give one dtype "
