@@ -46,17 +46,20 @@ def segment() -> str:
     rows = [
         ("identity", 0, "1", 40, GREY, "rank 0, once", "magic number, world size, layout version, nonce"),
         ("records", layout.records, f"{n}", layout.RECORD, BLUE, "its rank", "process, state, calls issued, completed"),
-        ("texts", layout.texts, f"{n} × 3", layout.TEXT, BLUE, "its rank", "call as text, exit note, failed message"),
+        ("texts", layout.texts, f"{layout.TEXTS // layout.TEXT} × {n}", layout.TEXT, BLUE, "its rank",
+         "call, exit note, failed message, who survives"),
         ("outboxes", layout.outboxes, f"{n}", layout.OUTBOX, BLUE, "its rank", "what it has staged for other hosts"),
-        ("counters", layout.counters, f"{layout.COUNTERS}", 64, AMBER, "all, atomically", "arrivals at a meeting"),
+        ("counters", layout.counters, "2", layout.COUNTER_LINES, AMBER, "all, atomically",
+         "arrivals at even and odd meetings; tiny data"),
         ("bells", layout.bells, f"{n}", 64, AMBER, "all, atomically", "wake a rank that waits for messages"),
         ("headers", layout.headers, f"2 × {n}", layout.header, BLUE, "its rank", "what the call is: op, dtype, shape"),
         ("handles", layout.handles, f"2 × {n}", 64, BLUE, "its rank", "where its tensor lies, if peers may read it"),
         ("ring controls", layout.ring_controls, f"{n} × {n}", layout.RING_CONTROL, GREEN, "both ends", "bytes in, out"),
         ("rings", layout.rings, f"{n} × {n}", layout.ring, GREEN, "the sender", "send and recv: heads and payloads"),
         ("staging", layout.stages, f"2 × {n}", layout.area, BLUE, "its rank *", "data of collectives"),
-        ("GPU headers", layout.device_headers, f"64 × {n}", layout.header, BLUE, "its rank", "its last calls on GPUs"),
-    ]
+        ("GPU headers", layout.device_headers, f"{layout.DEVICE_CALLS} × {n}", layout.header, BLUE, "its rank",
+         "its last calls on GPUs"),
+    ]  # fmt: skip
     columns = (16, 104, 236, 292, 360, 468)
     heads = ("offset", "region", "entries", "each", "written by", "what it holds")
     parts = [text(x, 58, head, "soft") for x, head in zip(columns, heads, strict=True)]
