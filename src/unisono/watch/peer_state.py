@@ -154,6 +154,11 @@ class PeerState:
             far = [rank for rank in missing if rank in elsewhere]
             found |= {rank: self._lateness(rank, _NO_ANSWER) for rank in far}
             answers = elsewhere.activities(far, _OVER_HOSTS * _PATIENCE)
+            # A rank that has given the call up meanwhile may have left before it was asked: its note says over whom.
+            left = {rank: loss for rank in far if rank not in answers and (loss := self.loss(rank)) is not None}
+            found |= {
+                rank: Lateness(f"{loss.words}: {loss.cause}", "", "") for rank, loss in left.items() if loss.cause
+            }
             found |= {rank: Lateness(*answer) for rank, answer in answers.items()}
             missing = [*missing, *(proxies := self._stopped_proxies(elsewhere, missing))]
             found |= {rank: self._lateness(rank, _STOPPED) for rank in proxies}
