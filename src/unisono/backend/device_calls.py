@@ -13,6 +13,7 @@ import torch
 from unisono.backend.cuda_calls import KNOWN_AGAIN, call_of, devices_of, kernel_form, key_of, operation_of, strided
 from unisono.backend.device_lists import flat_call
 from unisono.backend.device_messages import MESSAGES, DeviceMessages
+from unisono.backend.device_stalls import Stalls
 from unisono.backend.device_start import made
 from unisono.backend.device_work import LastStream, LaunchedWork, raw_stream
 from unisono.backend.group import Group
@@ -25,6 +26,7 @@ from unisono.gpu.kernels import KernelCalls
 from unisono.gpu.launching import Launch
 from unisono.runtime.call import Call
 from unisono.runtime.task import copy_error
+from unisono.watch.device_order import order_word
 
 __all__ = ["DeviceCalls", "Kind", "LaunchedWork"]
 
@@ -50,6 +52,7 @@ class DeviceCalls:
         self._inner: Inner | None = None
         self.kernels: KernelCalls | None = None
         self.messages: DeviceMessages | None = None
+        self._stalls: Stalls | None = None
         self._launches: dict[Any, Callable[[int, int, int], None] | None] = {}
         self._kinds: dict[Any, Kind] = {}
         self.index = _NONE
@@ -73,6 +76,7 @@ class DeviceCalls:
             self._inner, self.kernels, self.messages = parts.inner, parts.kernels, parts.messages
             if parts.kernels is not None:
                 self._failed = parts.kernels.workspace.failed
+            self._stalls = Stalls(self._group.device_guard, parts.inner)
             self.index = self.device.index
             threading.Thread(target=_watch, args=(weakref.ref(self), self._closed), daemon=True).start()
             return parts.inner
@@ -95,12 +99,16 @@ class DeviceCalls:
             return None
         if output is not source and not output.is_contiguous():
             return None
+        launch, call, header = kind
         with self._lock:
-            if kind[0] is not None:
+            if launch is not None:
                 return self._launched(kind, source_at, output_at, output, options.asyncOp)
-            self._issued(*kind[1:])
-        assert self._inner is not None
-        return self._inner.call(name, *arguments)
+            try:
+                self._group.device_guard.issued(call, header)
+            except UnisonoError as error:
+                self._fail(error)
+                raise
+        return self._inner.call(name, *arguments)  # type: ignore[union-attr]
 
     def _known(self, name: str, arguments: Sequence[Any], call: Call, launch: Launch | None) -> Kind:
         """A kind of call, from now on known again; ``launch``: None if NCCL carries it."""
@@ -123,10 +131,11 @@ class DeviceCalls:
 
     def _next(self, call: Call, header: bytes) -> int:
         """The current stream, in order after the last one, for a call whose header kernels compare. Lock held."""
-        self._group.device_guard.issued(call, header, compare=False)
         stream = raw_stream(self.index)
         if stream != self._last.stream:
             self._last.follow(stream, self.device)
+        order = 0 if self._last.captured else order_word(stream)
+        self._group.device_guard.issued(call, header, False, order)
         return stream
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
@@ -305,6 +314,8 @@ class DeviceCalls:
         """The error of a kernel that gave up over ``peer``: what comparing finds, or else what is known."""
         try:
             self._group.device_guard.compare()
+            if self._stalls is not None:
+                self._stalls.check(self._group.timeout)
             if self.messages is not None:
                 self.messages.check(0.9 * self._group.timeout)
         except UnisonoError as error:
@@ -335,6 +346,8 @@ class DeviceCalls:
                 guard.check(self._group.timeout)
                 if self.messages is not None:
                     self.messages.check(self._group.timeout)
+                if self._stalls is not None:
+                    self._stalls.check(self._group.timeout)
                 if self.kernels is not None and (failure := self.kernels.workspace.failure()):
                     raise self._explained(failure.peer)
             except UnisonoError as error:
@@ -352,6 +365,8 @@ class DeviceCalls:
                 self._inner.close(self._aborting is None)
             if self.messages is not None:
                 self.messages.close()
+            if self._stalls is not None:
+                self._stalls.close()
             self._inner = self.kernels = self.messages = None
             self._launches.clear()
             self._kinds.clear()

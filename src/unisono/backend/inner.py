@@ -1,5 +1,6 @@
 """The inner group of one of torch's backends that carries what unisono leaves to it: NCCL for CUDA tensors, or Gloo."""
 
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -58,6 +59,14 @@ class Inner:
                     found: Callable[..., Any] = getattr(owner, known)
                     return self._methods.setdefault(name, found)
         raise UsageError(f"{self.backend.name()} of this torch has no {name}")
+
+    def unfinished(self) -> bool:
+        """True if NCCL's flight recorder knows of a call that has not ended."""
+        dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
+        found = json.loads(dump(includeCollectives=True, onlyActive=False)) if dump is not None else {}
+        numbers = {str(row["pg_id"]) for row in found.get("entries", ()) if row["process_group"][0] == self.name}
+        known = [found["pg_status"][number] for number in numbers]
+        return any(int(one["last_completed_collective"]) < int(one["last_enqueued_collective"]) for one in known)
 
     def abort(self) -> None:
         """Ends the calls under way."""

@@ -140,9 +140,14 @@ class Layout:
         return self.stages + 2 * self.world_size * self.area
 
     @cached_property
+    def device_orders(self) -> int:
+        """As many words: the places of those calls in the order of all calls on GPUs of their process."""
+        return self.device_numbers + 8 * self.DEVICE_CALLS * self.world_size
+
+    @cached_property
     def device_headers(self) -> int:
         """Per rank ``DEVICE_CALLS`` headers of calls on GPUs, used in turn."""
-        return _up(self.device_numbers + 8 * self.DEVICE_CALLS * self.world_size, LINE)
+        return _up(self.device_orders + 8 * self.DEVICE_CALLS * self.world_size, LINE)
 
     @cached_property
     def device_messages(self) -> int:

@@ -24,6 +24,7 @@ from unisono.transport.board import Board
 from unisono.transport.futex import acquire, release
 from unisono.transport.layout import DEVICE_ISSUED
 from unisono.units import name_ranks
+from unisono.watch.device_order import Issued
 from unisono.watch.guard import table
 from unisono.watch.message_guard import MessageGuard
 
@@ -44,10 +45,12 @@ class DeviceGuard:
         layout = board.segment.layout
         self._depth, self._header = layout.DEVICE_CALLS, layout.header
         self._first_word, self._headers_at = layout.device_numbers // 8, layout.device_headers
+        self._first_order = layout.device_orders // 8
         self._peers = [rank for rank in range(board.size) if rank != board.rank]
         self._issued_at = {peer: board.segment.field(peer, DEVICE_ISSUED) for peer in range(board.size)}
         self._compared = dict.fromkeys(self._peers, 0)
-        self._all_issued = [(peer, self._issued_at[peer]) for peer in self._peers]
+        self._places = [(peer, self._issued_at[peer], self._word(peer, 0)) for peer in self._peers]
+        self._in_pieces = 0  # the last call of pieces, of which the checksum does not know
         self._mine: deque[tuple[int, Call, bytes, float]] = deque(maxlen=self._depth)
         self._sum = 0
         if isinstance(network := board.segment.elsewhere, Network):
@@ -60,20 +63,29 @@ class DeviceGuard:
         """What `issued` publishes of a call."""
         return call.header(self._board.size, self._header - _SUMS.size)
 
-    def issued(self, call: Call, header: bytes, compare: bool = True) -> None:
+    def issued(self, call: Call, header: bytes, compare: bool = True, order: int = 0) -> None:
         """Publishes a call's `header` and compares it. Raises `MismatchError` if a peer's of that number differs.
 
-        ``compare``: False where kernels compare it themselves, which costs the host nothing.
+        ``compare``: False where kernels compare it themselves, which costs the host nothing. ``order``: of a call that
+        waits for all ranks on a stream, its `device_order.order_word`.
         """
         total = self._sum = crc32(call.signature, self._sum)
         number = self.number = self.number + 1
         data = header + _pack_sum(total)
         self._mine.append((number, call, data, monotonic()))
-        self._publish(self._rank, number, data, total)
+        self._publish(self._rank, number, data, total, order)
         if self._segment.elsewhere is not None:
             self._segment.elsewhere.publish_header(number, data)
-        if compare:
-            self.compare()
+        if call.sends or call.expects:
+            self._in_pieces = number
+        if not compare:
+            return
+        longs, compared, place = self._segment.longs, self._compared, number % self._depth
+        for peer, issued_at, words in self._places:
+            if longs[words + place] == number & _LOW | total << 32 and compared[peer] >= self._in_pieces:
+                compared[peer] = number  # and with it all before, which the checksum is of
+            elif longs[issued_at] > compared[peer]:
+                self.compare()
 
     @property
     def last_call(self) -> Call | None:
@@ -83,9 +95,9 @@ class DeviceGuard:
     def compare(self) -> None:
         """Compares all headers that have come since; raises `MismatchError`."""
         longs, compared, mine = self._segment.longs, self._compared, self.number
-        for peer, word in self._all_issued:
-            last, done = longs[word], compared[peer]
-            if last > done:
+        for peer, issued_at, _ in self._places:
+            last, done = longs[issued_at], compared[peer]
+            if last > done < mine:
                 last = min(last, mine)
                 self._compare(peer, max(done + 1, mine - self._depth + 1), last)
                 compared[peer] = last
@@ -95,17 +107,15 @@ class DeviceGuard:
 
         Of two calls with equal numbers and equal checksums only the pieces can differ.
         """
-        longs = self._segment.longs
+        longs, depth, mine, end = self._segment.longs, self._depth, self._mine, self.number + 1
         for number in range(first, last + 1):
-            own = self._own(number)
-            if own is None:
-                continue
-            word, pieces = self._word(peer, number), own[1].sends or own[1].expects
-            if not pieces and longs[word] == longs[self._word(self._rank, number)]:
+            _, call, data, _ = mine[number - end]
+            place = self._first_word + number % depth
+            if longs[place + peer * depth] == longs[place + self._rank * depth] and not (call.sends or call.expects):
                 continue
             theirs = self._read(peer, number)
-            if theirs is not None and theirs != own[2] and not self._agree(peer, own[2], theirs):
-                raise MismatchError(self._words(number, own[1]))
+            if theirs is not None and theirs != data and not self._agree(peer, data, theirs):
+                raise MismatchError(self._words(number, call))
 
     def check(self, timeout: float) -> None:
         """Raises `PeerLostError` for a lost peer that has not issued what this rank has, `CollectiveTimeout` for a late
@@ -133,15 +143,41 @@ class DeviceGuard:
             text = f"{what} did not end within {timeout:g} s: {name_ranks(absent)} missing (arrived: {arrived})"
             raise self._monitor.late(text, missing)
 
+    def published(self) -> tuple[int, ...]:
+        """The number of the last call of each rank."""
+        return tuple(self._published(rank) for rank in range(self._board.size))
+
+    def orders(self) -> list[Issued]:
+        """The last calls that this rank and a peer have both issued, in the orders of the two."""
+        found = []
+        for number, call, _, _ in list(self._mine):
+            mine = self._order(self._rank, number)
+            for peer in self._peers if mine else ():
+                if theirs := self._order(peer, number):
+                    words = f"{call.describe(self._global_ranks)}, call no. {number} of {self._label}"
+                    found.append(Issued(self, words, self._global_ranks[peer], mine, theirs))
+        return found
+
+    def _order(self, rank: int, number: int) -> int:
+        """The `order_word` of a rank's call; 0 if it has none, has not come, or is not there any more."""
+        word, longs = self._word(rank, number), self._segment.longs
+        if longs[word] & _LOW != number & _LOW:
+            return 0
+        acquire()
+        order = int(longs[word - self._first_word + self._first_order])
+        acquire()
+        return order if longs[word] & _LOW == number & _LOW else 0
+
     # Headers in shared memory: before each, a word with its number and the checksum of all up to it
 
-    def _publish(self, rank: int, number: int, data: bytes, total: int) -> None:
+    def _publish(self, rank: int, number: int, data: bytes, total: int, order: int = 0) -> None:
         """Lays down the header of a rank's call ``number``, which ends with ``total``, the checksum."""
         segment, place = self._segment, rank * self._depth + number % self._depth
         longs, word, at = segment.longs, self._first_word + place, self._headers_at + place * self._header
         longs[word] = 0
         release()
         segment.raw[at : at + self._header] = data
+        longs[self._first_order + place] = order
         release()
         longs[word] = number & _LOW | total << 32
         longs[self._issued_at[rank]] = number
