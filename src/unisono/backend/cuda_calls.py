@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions
+from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions, ReduceOptions
 
 from unisono.backend.options import Options
 from unisono.backend.tensors import PLAIN, check_memory, overlap
@@ -186,6 +186,13 @@ def _broadcast_form(tensors: Any, opts: Any = None, *_: Any) -> Any:
     return opts.rootRank, tensor, tensor, opts
 
 
+def _reduce_form(tensors: Any, opts: Any = None, *_: Any) -> Any:
+    if type(opts) is not ReduceOptions:
+        return None
+    tensor = tensors[0]
+    return (hash(opts.reduceOp), opts.rootRank), tensor, tensor, opts
+
+
 def _reduce_scatter_form(output: Any, tensor: Any, opts: Any = None) -> Any:
     return (hash(opts.reduceOp), tensor, output, opts) if opts is not None else None
 
@@ -203,12 +210,13 @@ def _all_to_all_form(output: Any, tensor: Any, out_splits: Any, in_splits: Any, 
 KNOWN_AGAIN: dict[str, Callable[..., Any]] = {
     "allreduce": _all_reduce_form,
     "broadcast": _broadcast_form,
+    "reduce": _reduce_form,
     "reduce_scatter_single": _reduce_scatter_form,
     "all_gather_single": _all_gather_form,
     "all_to_all_single": _all_to_all_form,
 }
-"""By method: the reduce op's code or the root, the input, the output, the options of a call, by which a kind of call is
-known again; None for a form that never is."""
+"""By method: the reduce op's code, the root or both, the input, the output, the options of a call, by which a kind of
+call is known again; None for a form that never is."""
 
 
 def key_of(

@@ -1,6 +1,7 @@
 """The Works of calls on GPUs: `wait` orders the current stream after the call, and nothing waits on the host."""
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -46,12 +47,12 @@ class LastStream:
     """The stream that kernels of a group were launched on last: they must not overlap, for they share a workspace."""
 
     def __init__(self) -> None:
-        self.stream, self._captured = -1, False  # its handle, and whether it was captured then
+        self.stream, self.captured = -1, False  # its handle, and whether it was captured then
 
     def follow(self, stream: int, device: torch.device | None) -> None:
         """Orders the current stream of the device, ``stream``, after it."""
-        last, captured, capturing = self.stream, self._captured, torch.cuda.is_current_stream_capturing()
-        self.stream, self._captured = stream, capturing
+        last, captured, capturing = self.stream, self.captured, torch.cuda.is_current_stream_capturing()
+        self.stream, self.captured = stream, capturing
         if last >= 0 and captured == capturing:  # a graph is ordered by the stream that it is replayed on
             torch.cuda.current_stream(device).wait_stream(external_stream(last, device))
 
@@ -95,11 +96,19 @@ class _DeviceWork(Work):
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Complete at once, in the order of streams: who reads it goes on after the call."""
-        future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._device])
+        """Complete at once, in the order of streams: who reads it goes on after the call.
+
+        DDP's reducer, which asks from a thread without frames of Python, reads it on the stream that is ordered here:
+        it is given a tensor as C++ has it, since what Python sets is pickled in search of tensors, here and there.
+        """
         self.wait()
-        future.set_result(self._outputs)
-        return future
+        future: Any
+        if len(self._outputs) == 1 and sys._getframe().f_back is None:
+            future = torch._C.fork(self._outputs.__getitem__, 0)
+        else:
+            future = torch.futures.Future(devices=[self._device])
+            future.set_result(self._outputs)
+        return future  # type: ignore[no-any-return]
 
 
 class LaunchedWork(_DeviceWork):
