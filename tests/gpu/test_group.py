@@ -173,6 +173,28 @@ def test_mistakes_are_one_line(group: Any) -> None:
         dist.all_reduce(gpu(4))
 
 
+def test_overloads_of_methods(group: Any) -> None:
+    x = gpu(6)
+    want, into = x.clone(), torch.empty_like(x)
+    for work in (
+        group.allreduce([x]),
+        group.allreduce(x, dist.ReduceOp.SUM),
+        group.allreduce([x], op=dist.ReduceOp.MAX),
+        group.broadcast(x, 0),
+        group.broadcast(x, root=0),
+        group.reduce(x, 0, dist.ReduceOp.SUM),
+        group.allgather([[into]], [x]),
+        group.reduce_scatter(into, [into]),
+        group._allgather_base(into, x),
+        group.alltoall_base(into, x, [], []),
+    ):
+        assert work.wait()
+    assert torch.equal(x, want)
+    assert torch.equal(into, want)
+    with pytest.raises(UsageError, match="2 tensors where a rank has one"):
+        group.allreduce([x, x])
+
+
 def test_freed_memory_is_refused(group: Any) -> None:
     x = gpu(100)
     dist.all_reduce(x)

@@ -18,9 +18,11 @@ from torch._C._distributed_c10d import PrefixStore
 from unisono.backend.caller_frame import keep_from_dynamo
 from unisono.backend.cuda_calls import CANONICAL, KNOWN_AGAIN, devices_of
 from unisono.backend.device_calls import DeviceCalls
+from unisono.backend.device_messages import MESSAGES
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
 from unisono.backend.norm_calls import NormCalls
+from unisono.backend.overloads import with_options
 from unisono.backend.process_group import UnisonoProcessGroup
 from unisono.backend.row_calls import RowCalls
 from unisono.errors import UsageError
@@ -123,7 +125,7 @@ class TwoDeviceGroup(UnisonoProcessGroup):
 
 def _routed(name: str, cpu: Callable[..., Any]) -> Callable[..., Any]:
     """The method ``name`` of both devices."""
-    canonical, names = CANONICAL.get(name, name), list(inspect.signature(cpu).parameters)[1:]
+    canonical, signature = CANONICAL.get(name, name), inspect.signature(cpu)
     known = KNOWN_AGAIN.get(canonical)
 
     def method(self: TwoDeviceGroup, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +138,16 @@ def _routed(name: str, cpu: Callable[..., Any]) -> Callable[..., Any]:
             if self._on_cpu == "gloo" and devices:
                 return self._cpu_inner().call(canonical, *args, **kwargs)
             return cpu(self, *args, **kwargs)
-        arguments = [*args, *(kwargs[word] for word in names[len(args) :] if word in kwargs)]
+        bound = signature.bind(self, *args, **kwargs)
+        arguments = list(bound.arguments.values())[1:]
+        if canonical in MESSAGES or hasattr(arguments[-1], "asyncOp"):
+            return self._cuda.call(canonical, arguments)
+        bound.apply_defaults()
+        del bound.arguments["self"]
+        try:
+            arguments = with_options(canonical, bound.arguments)
+        except UsageError as error:
+            return self._cuda.refuse(canonical, error, next(device for device in devices if device.type == "cuda"))
         return self._cuda.call(canonical, arguments)
 
     method.__name__ = name

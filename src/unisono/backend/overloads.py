@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import (
     AllgatherOptions,
+    AllreduceCoalescedOptions,
     AllreduceOptions,
+    AllToAllOptions,
     BroadcastOptions,
     GatherOptions,
     ReduceOptions,
@@ -32,6 +34,7 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "timed",
+    "with_options",
 ]
 
 _OPTIONS = ("asyncOp", "reduceOp", "rootRank", "timeout")
@@ -110,3 +113,30 @@ def scatter(outputs: Any, inputs: Any, opts: Any, timeout: Any, root: Any) -> Fo
     """``(output, inputs, root, timeout)``."""
     opts = options(ScatterOptions, opts, opts if root is None else root, timeout=timeout)
     return one(outputs), _per_rank(inputs), opts
+
+
+_FORMS: dict[str, Any] = {
+    "allreduce": all_reduce, "reduce": reduce, "reduce_scatter": reduce_scatter, "broadcast": broadcast,
+    "allgather": all_gather, "gather": gather, "scatter": scatter,
+}  # fmt: skip
+_KINDS = {
+    "allreduce_coalesced": AllreduceCoalescedOptions, "reduce_scatter_single": ReduceScatterOptions,
+    "reduce_scatter_single_coalesced": ReduceScatterOptions, "all_gather_single": AllgatherOptions,
+    "all_gather_single_coalesced": AllgatherOptions, "allgather_coalesced": AllgatherOptions,
+    "alltoall": AllToAllOptions, "all_to_all_single": AllToAllOptions,
+}  # fmt: skip
+
+
+def with_options(name: str, given: dict[str, Any]) -> list[Any]:
+    """The arguments of a method, ``given`` by name, as torch.distributed's functions give them: options last.
+
+    Raises `UsageError` as `one`.
+    """
+    if name in _FORMS:
+        return list(_FORMS[name](**given))
+    timeout = given.pop("timeout", None)
+    return (
+        [*list(given.values())[:-1], timed(_KINDS[name], given["opts"], timeout)]
+        if name in _KINDS
+        else [*given.values()]
+    )
