@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import (
 
 import unisono
 from ranks import ranks
+from unisono.backend import device_calls, device_work
 from unisono.backend.cuda_calls import KNOWN_AGAIN
 from unisono.backend.device_calls import DeviceCalls
 from unisono.backend.device_lists import FlatCall, flat_call
@@ -161,7 +162,8 @@ def test_lists_of_the_root_that_do_not_fit() -> None:
 
 
 def stand_in(group: Any, launched: list[str]) -> Any:
-    """The calls on GPUs of a group of one rank, whose kernels copy, and whose NCCL is noted."""
+    """The calls on GPUs of a group of one rank, whose kernels copy, and whose NCCL is noted; the stream is always 0."""
+    device_calls.raw_stream = device_work.raw_stream = lambda index: 0
     calls: Any = DeviceCalls(group, None, timedelta(seconds=5), True, torch.device("cpu"))
 
     def prepare(shape: Any, header: int, aligned: bool) -> Any:

@@ -66,6 +66,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     for module in (device_messages, device_work):
         monkeypatch.setattr(module, "new_event", found.event)
         monkeypatch.setattr(module, "current_stream", lambda device: current)
+    monkeypatch.setattr(device_work, "raw_stream", lambda index: 0)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
     return found
 

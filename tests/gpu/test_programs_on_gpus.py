@@ -137,9 +137,41 @@ def context_parallel(rank: int, folder: Path) -> Steps:
         yield loss.item()
 
 
+def checkpoints(rank: int, folder: Path) -> Steps:
+    """FSDP2, saved while it trains on, and loaded into a model of other weights, which then has the same losses."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def state() -> dict[str, Any]:
+        return dict(zip(("weights", "moments"), get_state_dict(model, optimizer), strict=True))
+
+    mesh = init_device_mesh(DEVICE, (2,))
+    model = fully_shard(mlp(), mesh=mesh)
+    optimizer = adam(model)
+    yield from trained(model, optimizer, rank)
+    dcp.save(state(), checkpoint_id=folder / "at once")
+    own = dist.new_group()  # its calls come from another thread, beside those of the training
+    saving = dcp.async_save(state(), checkpoint_id=folder / "beside", process_group=own)
+    went_on = list(trained(model, optimizer, rank))
+    saving.result()
+    for kept in ("at once", "beside"):
+        other = mlp()
+        nn.init.ones_(other[0].weight)
+        model = fully_shard(other, mesh=mesh)
+        optimizer = adam(model)
+        found = state()
+        dcp.load(found, checkpoint_id=folder / kept)
+        set_state_dict(model, optimizer, model_state_dict=found["weights"], optim_state_dict=found["moments"])
+        again = list(trained(model, optimizer, rank))
+        assert again == went_on, f"{kept}: {again[:3]} for {went_on[:3]}"
+    yield from went_on
+
+
 PROGRAMS: list[Callable[[int, Path], Steps]] = [
     hsdp, zero, compiled_data_parallel, compiled_tensor_parallel, one_forward_one_backward, zero_bubble_v,
-    context_parallel,
+    context_parallel, checkpoints,
 ]  # fmt: skip
 
 
@@ -148,9 +180,9 @@ def by_both(rank: int, path: Path, result: Any, program: Callable[[int, Path], S
     if DEVICE == "cuda":
         torch.cuda.set_device(rank)
     found = []
-    for backend in ("unisono", "nccl" if DEVICE == "cuda" else "gloo"):
-        dist.init_process_group(backend, init_method=f"file://{path}/{backend}", rank=rank, world_size=2)
-        found.append(list(program(rank, path / f"kept by {backend}")))
+    for name, backend in (("ours", "unisono"), ("theirs", "cpu:gloo,cuda:nccl" if DEVICE == "cuda" else "gloo")):
+        dist.init_process_group(backend, init_method=f"file://{path}/meeting of {name}", rank=rank, world_size=2)
+        found.append(list(program(rank, path / f"kept by {name}")))
         torch._dynamo.reset()
         dist.destroy_process_group()
     result.put(found)

@@ -2,11 +2,13 @@
 
     python tests/torch_suite/driver.py --backend unisono --world-size 3
     python tests/torch_suite/driver.py --backend gloo --world-size 4 --only test_broadcast
+    python tests/torch_suite/driver.py --device cuda --world-size 2
 
 The suite decides by the *name* of the backend what to run, so a backend with a new name is shown a third of it. The
-driver therefore tells the suite that it runs on gloo (``BACKEND=gloo``), initialises every group with the backend
-asked for, and opens what the suite reserves for the name of MPI or for eight ranks. It changes the suite only; the
-backend is not touched. Ranks are forked from this process instead of spawned, which is ten times faster.
+driver therefore tells the suite that it runs on gloo (``BACKEND=gloo``), on GPUs on nccl, initialises every group with
+the backend asked for, and opens what the suite reserves for the name of MPI or for eight ranks. It changes the suite
+only; the backend is not touched. Ranks are forked from this process instead of spawned, which is ten times faster; on
+GPUs, which the suite asks for when it is imported, from a server that has imported torch.
 
 Standard output has one line per test, ``passed NAME``, ``failed NAME`` or ``skipped NAME: REASON``; the tracebacks of
 failed tests go to standard error. Exit code 0 whatever the tests gave: the caller compares the lines.
@@ -20,6 +22,7 @@ import gc
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import sys
 import tempfile
 import time
@@ -27,6 +30,7 @@ import types
 import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -67,10 +71,14 @@ class Report(unittest.TestResult):
         print(outcome, test.id().rsplit(".", 1)[-1] + rest.replace("\n", " "), flush=True)
 
 
-def prepare_environment(world_size: int, scratch: str) -> None:
+NAMED = {"cpu": "gloo", "cuda": "nccl"}
+"""The backend that the suite is told of, by the device of its tensors."""
+
+
+def prepare_environment(world_size: int, scratch: str, device: str) -> None:
     """Sets what the suite reads when it is imported."""
     os.environ.update(
-        BACKEND="gloo",
+        BACKEND=NAMED[device],
         WORLD_SIZE=str(world_size),
         TEMP_DIR=scratch,
         INIT_METHOD=f"file://{scratch}/second_init",
@@ -81,7 +89,7 @@ def prepare_environment(world_size: int, scratch: str) -> None:
     os.mkdir(os.path.join(scratch, "barrier"))
 
 
-def open_gates() -> None:
+def open_gates(gpus: int) -> None:
     """Replaces the suite's skip decorators, before it is imported and applies them."""
     from torch.testing._internal import common_distributed, common_utils
 
@@ -91,24 +99,25 @@ def open_gates() -> None:
         return skip_if(condition and reason not in RESERVED_BY_NAME, reason)
 
     def skip_gpus(count: int, **_: object) -> Callable[[object], object]:
-        return skip_if(True, f"needs {count} GPUs")
+        return skip_if(count > gpus, f"needs {count} GPUs")
 
     for module in (common_utils, common_distributed):
         module.skip_but_pass_in_sandcastle_if = skip_unless_reserved
     # The originals start the ranks first and skip inside them: the same result for 0.3 s a test.
     common_distributed.skip_if_lt_x_gpu = skip_gpus
-    common_distributed.skip_if_no_gpu = skip_if(True, "needs GPUs")
-    common_distributed.skip_if_small_worldsize = lambda test: test
+    common_distributed.skip_if_no_gpu = skip_if(not gpus, "needs GPUs")
+    if int(os.environ["WORLD_SIZE"]) > 2:
+        common_distributed.skip_if_small_worldsize = lambda test: test
 
 
-def use_backend(suite: types.ModuleType, backend: str) -> None:
-    """Lets every group that the suite would make on gloo be made on ``backend``."""
+def use_backend(suite: types.ModuleType, named: str, backend: str) -> None:
+    """Lets every group that the suite would make on the backend ``named`` be made on ``backend``."""
     import torch.distributed as dist
 
     def routed(make: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(make)
         def with_backend(*args: object, **kwargs: object) -> object:
-            if kwargs.get("backend") == "gloo":
+            if kwargs.get("backend") == named:
                 kwargs["backend"] = backend
             return make(*args, **kwargs)
 
@@ -123,13 +132,40 @@ def use_backend(suite: types.ModuleType, backend: str) -> None:
     suite.time = types.SimpleNamespace(time=time.time, sleep=sleep)
 
 
-def test_class(suite: types.ModuleType, backend: str) -> type[unittest.TestCase]:
-    """The suite's test case, started by fork."""
+def rank_process(device: str, backend: str, **started: Any) -> Any:
+    """A process to be started for a rank; ``started``: what the suite would give it."""
+    if device == "cpu":
+        return multiprocessing.get_context("fork").Process(**started)
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["torch._dynamo", "torch.distributed", "unisono.backend.device_group"])
+    started |= {"target": be_rank, "args": (dict(os.environ), device, backend, started["args"])}
+    return server.Process(**started)
+
+
+def be_rank(environment: dict[str, str], device: str, backend: str, given: tuple[Any, ...], **more: Any) -> None:
+    """Runs a test as one rank, in a process that has not imported the suite."""
+    os.environ.update(environment)
+    case: Any = test_class(device, backend)
+    case._run(*given, **more)
+
+
+def test_class(device: str, backend: str) -> type[unittest.TestCase]:
+    """The suite's test case, with processes of `rank_process`; imports the suite."""
+    import torch
+
+    torch.set_num_threads(1)
+    open_gates(torch.cuda.device_count() if device == "cuda" else 0)
+    from torch.testing._internal.distributed import distributed_test as suite
+
+    if backend == "unisono":  # loaded with the first group: here once, not in every rank of every test
+        import unisono.backend.device_group
+        import unisono.backend.process_group  # noqa: F401
+    use_backend(suite, NAMED[device], backend)
 
     class DistributedSuite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc, name-defined]
         def setUp(self) -> None:
             super().setUp()
-            self._start_processes(multiprocessing.get_context("fork").Process)
+            self._start_processes(functools.partial(rank_process, device, backend))
 
         def _join_processes(self, test: Callable[[], None]) -> None:
             # The original polls every 0.1 s; wait for the first failure or the last exit, then let it judge.
@@ -150,10 +186,11 @@ def test_class(suite: types.ModuleType, backend: str) -> type[unittest.TestCase]
     return DistributedSuite
 
 
-def cases(case: type[unittest.TestCase], only: list[str], leave_out: list[str]) -> Iterator[unittest.TestCase]:
+def cases(case: type[unittest.TestCase], options: argparse.Namespace) -> Iterator[unittest.TestCase]:
     """The tests to run, in order of name."""
     for name in unittest.defaultTestLoader.getTestCaseNames(case):
-        if name not in leave_out and (not only or name in only):
+        wanted = not options.only or name in options.only
+        if wanted and name not in options.leave_out and re.match(options.match, name):
             yield case(name)
 
 
@@ -162,24 +199,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="unisono")
     parser.add_argument("--world-size", type=int, default=3)
+    parser.add_argument("--device", choices=NAMED, default="cpu")
     parser.add_argument("--only", nargs="*", default=[], help="names of tests; default: all")
+    parser.add_argument("--match", default="", help="names of tests: a regular expression for their beginning")
     parser.add_argument("--leave-out", nargs="*", default=[], help="names of tests")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        prepare_environment(options.world_size, scratch)
-        import torch
-
-        torch.set_num_threads(1)
-        open_gates()
-        from torch.testing._internal.distributed import distributed_test as suite
-
-        if options.backend == "unisono":  # loaded with the first group: here once, not in every rank of every test
-            import unisono.backend.group
-            import unisono.backend.process_group  # noqa: F401
-        use_backend(suite, options.backend)
-        case = test_class(suite, options.backend)
+        prepare_environment(options.world_size, scratch, options.device)
+        case = test_class(options.device, options.backend)
         gc.freeze()
-        unittest.TestSuite(cases(case, options.only, options.leave_out)).run(Report())
+        unittest.TestSuite(cases(case, options)).run(Report())
 
 
 if __name__ == "__main__":
