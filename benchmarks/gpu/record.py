@@ -39,8 +39,9 @@ This record was made before `reduce` was known again when it is called again, be
 has them, and before `size` of a group stayed in Python. Measured after, at 4 KiB, the host's time in µs, median of 15
 turns of 100 calls: reduce 15.1 (NCCL 27.1); all_reduce by kernels 13.9, by NCCL in unisono's group 35.5, by NCCL 25.1;
 asynchronous 16.7, 39.7, 29.8; gather and scatter by kernels 119 and 110, NCCL 36 and 37. Training steps, NCCL's time
-by unisono's, in two to four runs: small DDP 0.95 to 1.02, small FSDP2 1.00 to 1.01, small TP 0.95 and 1.03, large DDP
-0.98, large FSDP2 0.95 to 0.98; two groups of plain NCCL differed by up to 0.5 % in one run.
+by unisono's, by `training_steps.py` in two runs: small DDP 1.02 and 0.98, small FSDP2 1.00 and 1.005, small TP 0.95 and
+1.03; in one of them large DDP 0.98, large FSDP2 0.97 (large TP was not reached). Two groups of plain NCCL differed by
+0.3 % in one run.
 
 {sections}
 ## How it was measured
