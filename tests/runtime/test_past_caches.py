@@ -13,6 +13,8 @@ from unisono.runtime import words as w
 from unisono.runtime.past_caches import STATE_WORDS, staging_copy
 from unisono.runtime.torch_ops import _PRIMITIVES
 from unisono.torch_names import all_gather_single
+from unisono.transport.layout import Layout
+from unisono.transport.process import cores
 
 KIB = 1 << 10
 
@@ -104,3 +106,42 @@ def forced(rank: int, world_size: int, count: int) -> list[bool]:
 def test_what_goes_past_the_caches_arrives_whole(count: int) -> None:
     for found in ranks(2).run(forced, count):
         assert all(found)
+
+
+def in_turn(rank: int, world_size: int, nbytes: int) -> tuple[list[float], list[int], list[int]]:
+    """What broadcasts one after the other bring; where their data lies then, and where that of one more."""
+    queue: Any = dist.distributed_c10d._get_default_group()._group.collectives  # type: ignore[attr-defined]
+    segment, layout = queue._segment, queue._segment.layout
+    count, brought = 2 * layout.stage // nbytes, []
+
+    def broadcast(value: float) -> None:
+        x = torch.full((nbytes // 4,), value if rank == 0 else 0.0)
+        dist.broadcast(x, 0)
+        brought.extend(x.unique().tolist())
+
+    def places(value: float) -> list[int]:
+        mark, end = torch.tensor([value] * 2).numpy().tobytes(), layout.stages + 2 * world_size * layout.area
+        at = bytes(segment.raw[layout.stages : end]).find(mark)
+        return [at] if at >= 0 else []
+
+    dist.barrier()
+    for call in range(count):
+        broadcast(nbytes + call + 0.5)
+    dist.barrier()
+    found = [at for call in range(count) for at in places(nbytes + call + 0.5)]
+    dist.barrier()
+    broadcast(nbytes - 0.5)
+    dist.barrier()
+    return brought, found, places(nbytes - 0.5)
+
+
+@pytest.mark.parametrize(("nbytes", "turns"), [(256 * KIB, True), (64 * KIB, True), (4 * KIB, False)])
+def test_short_calls_use_windows_of_the_staging_memory_in_turn(nbytes: int, turns: bool) -> None:
+    count = 2 * Layout(2).stage // nbytes
+    for brought, found, last in ranks(2).run(in_turn, nbytes):
+        assert brought == [nbytes + call + 0.5 for call in range(count)] + [nbytes - 0.5]
+        if turns and cores() > 1:
+            assert len(set(found)) == count  # none was overwritten
+            assert last[0] in found  # but by one more call: meetings without data count too
+        else:
+            assert len(found) == 2  # one in each half

@@ -233,11 +233,12 @@ def _walking(p: Primitives) -> Any:
         rows = words(table + 8 * w.SCALARS, count)
         position = words(control[w.POSITION], 1)
         i, k = control[w.ITERATION], control[w.ROW]
+        shift = control[w.FIRST_MEETING] // 2 % call[w.WINDOWS] * call[w.WINDOW]
         while i < pieces + scalars[w.TABLE_LAGS]:
             flip = (((control[w.FIRST_MEETING] + i * scalars[w.TABLE_MEETS]) & 1) + call[w.INLINE]) * size
             while k < count:
                 if rows[k + KIND] != MEET:
-                    k = execute(call, control, bases, rows, k, i, pieces, flip, sample)
+                    k = execute(call, control, bases, rows, k, i, pieces, flip, shift, sample)
                     continue
                 if i < pieces + rows[k + LEFT]:
                     if not meet(control, position[0], patience):
@@ -341,14 +342,14 @@ def _executing(p: Primitives) -> Any:
     stage = staging_copy(p, w.PAST_CACHES)
 
     @p.inner
-    def place(bases: Any, rows: Any, at: int, piece: int, flip: int, stages: int) -> Any:
+    def place(bases: Any, rows: Any, at: int, piece: int, flip: int, shift: int, stages: int) -> Any:
         """The address that three words of a row give."""
-        base = rows[at]
-        return bases[base + (flip if base >= stages else 0)] + rows[at + 1] + piece * rows[at + 2]
+        base, start = rows[at], rows[at + 1] + piece * rows[at + 2]
+        return bases[base + flip] + shift + start if base >= stages else bases[base] + start
 
     @p.inner
     def execute(
-        call: Any, control: Any, bases: Any, rows: Any, k: int, i: int, pieces: int, flip: int, sample: Any
+        call: Any, control: Any, bases: Any, rows: Any, k: int, i: int, pieces: int, flip: int, shift: int, sample: Any
     ) -> Any:
         """Row ``k`` in iteration ``i``; returns where the next one begins."""
         kind, size = rows[k + KIND], control[w.SIZE]
@@ -358,8 +359,8 @@ def _executing(p: Primitives) -> Any:
             nbytes = 0
         if kind != SUM:
             if nbytes > 0:
-                to = place(bases, rows, k + DST, piece, flip, stages)
-                source = place(bases, rows, k + SRC, piece, flip, stages)
+                to = place(bases, rows, k + DST, piece, flip, shift, stages)
+                source = place(bases, rows, k + SRC, piece, flip, shift, stages)
                 if kind == COPY:
                     if rows[k + DST] >= stages and call[w.ONE_WRITER] > 0:
                         stage(control, to, source, nbytes)
@@ -377,7 +378,7 @@ def _executing(p: Primitives) -> Any:
             places = words(control[w.PLACES], 2 * count)
             for j in range(count):
                 at = k + j * WORDS
-                places[j] = place(bases, rows, at + (SRC if j < parts else DST), piece, flip, stages)
+                places[j] = place(bases, rows, at + (SRC if j < parts else DST), piece, flip, shift, stages)
                 places[count + j] = rows[at + LEFT]
             combine(
                 control[w.SCRATCH], places, parts, targets, nbytes, call[w.OP], size if complete else 0, sample

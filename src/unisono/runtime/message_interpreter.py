@@ -20,7 +20,7 @@ from unisono.transport.ring import UNIT
 __all__ = ["message_loops"]
 
 _UNIT, _WORDS, _CONTROL = UNIT, w.JOB_WORDS, w.CONTROL_WORDS
-_PIECE = 64 * 1024  # bytes moved between two notifications of the peer
+_PIECE = 128 * 1024  # bytes moved between two notifications of the peer
 _LONGEST = 50_000_000  # ns
 
 

@@ -20,7 +20,7 @@ import torch
 
 from unisono.program import Unfit, bind, lower
 from unisono.program.bases import INLINE
-from unisono.program.bind import Table
+from unisono.program.bind import LINE, Table
 from unisono.program.defaults import DIRECT_MOVED
 from unisono.program.over_hosts import bind_over_hosts
 from unisono.runtime import words as w
@@ -63,6 +63,8 @@ _AS: dict[tuple[torch.dtype, str], str] = {
 _NEVER, _KEPT_ONLY, _AT_ONCE, _COMPILE = range(4)  # when the loops may be used; see loops.wanted
 _OPS = {"SUM": 0, "PREMUL_SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6, "AVG": 8}
 _NOWHERE = -(1 << 62)
+_IN_TURN = 8 << 10
+"""Bytes of staging memory from which calls use windows of it in turn: what is shorter gains nothing."""
 _SHORT_NBYTES = 16 << 10  # of all blocks: moved in a few microseconds
 
 
@@ -222,7 +224,7 @@ class Prepared:
 
 _BOUND = (
     w.STAGED, w.DIRECT, w.PUSHED, w.TEMP, w.PUBLISHES, w.LARGE, w.IN_BLOCKS, w.OUT_BLOCKS, w.IN_SIZES, w.INLINE,
-    w.SHORT, w.ONE_WRITER,
+    w.SHORT, w.ONE_WRITER, w.WINDOWS, w.WINDOW,
 )  # fmt: skip
 """The words of a call that follow from sizes."""
 
@@ -318,8 +320,20 @@ class Preparer:
             INLINE * (alike and staged.stage_nbytes <= self._board.segment.layout.inline),
             int(alike and sum(nbytes) <= _SHORT_NBYTES),
             int(program.placement == "staged"),
+            *(self._windows(staged) if alike else (1, 0)),
         )
         return bound, (staged, in_sizes, *arrays)
+
+    def _windows(self, staged: Table) -> tuple[int, int]:
+        """How many windows of a half of the staging memory calls of a kind use in turn, and the bytes of one.
+
+        A line that a peer has read is slow to write until it has left the peer's caches: in turn, short calls use as
+        much memory as long ones. All ranks count meetings alike, and a place stays in the half of its parity.
+        """
+        segment, window = self._board.segment, -(-staged.stage_nbytes // LINE) * LINE
+        if staged.program.placement != "staged" or window < _IN_TURN or segment.oversubscribed:
+            return 1, 0
+        return max(1, segment.layout.stage // window), window
 
     def staged(self, kind: Kind, sizes: Sequence[int], rank: int) -> Table:
         """The table of the placement that stages, of this rank or, with all sizes known, of another one."""

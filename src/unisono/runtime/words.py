@@ -14,7 +14,7 @@ __all__ = [
     "PAST_CACHES", "PATH", "PEER_INPUTS", "PEER_OUTPUTS", "PHASE", "PLACES", "POSITION", "PUBLISHES", "PUSHED", "RANK",
     "RECORD", "REFUSED", "REFUSED_AT", "RESETS", "ROOT", "ROW", "SCALARS", "SCRATCH", "SHORT", "SIZE", "SPECULATIVE",
     "SPINS", "STAGED", "STAGE_BASES", "STRIDE", "TABLE", "TABLE_LAGS", "TABLE_MEETS", "TABLE_PIECES", "TABLE_ROWS",
-    "TEMP", "TEMP_BASE", "UNMAPPED", "UNREADY", "WAITS",
+    "TEMP", "TEMP_BASE", "UNMAPPED", "UNREADY", "WAITS", "WINDOW", "WINDOWS",
 ]  # fmt: skip
 
 RANK, SIZE, COUNTERS, HEADERS, HEADER, MEETINGS_BEGUN, ISSUED, COMPLETED, COMPLETED_AT, HEADER_OFFSET = range(10)
@@ -37,8 +37,8 @@ does; where the word lies that is not 0 once a peer has refused a message of thi
 keeps."""
 
 STAGED, DIRECT, PUSHED, HEADER_AT, STRIDE, OP, ROOT, LISTED, TEMP, PUBLISHES, LARGE, SPECULATIVE = range(12)
-IN_BLOCKS, OUT_BLOCKS, IN_SIZES, EXCLUSIVE, COMPLETES, INLINE, SHORT, ONE_WRITER = range(12, 20)
-CALL_WORDS = ONE_WRITER + 1
+IN_BLOCKS, OUT_BLOCKS, IN_SIZES, EXCLUSIVE, COMPLETES, INLINE, SHORT, ONE_WRITER, WINDOWS, WINDOW = range(12, 22)
+CALL_WORDS = WINDOW + 1
 """The words of a prepared call: its tables (0: none); the headers expected of the ranks, and the bytes from one to the
 next, 0 if all have the same (no header: the call is a part of another one); the reduce op; the root, or -1; which of
 input and output are tables of addresses; temporary memory; whether a handle is published, whether a piece of this rank
@@ -46,7 +46,8 @@ is large, and, written by the interpreter, whether the last such call was direct
 of those of the input; whether the output must not share memory with the input for direct access; whether the call is
 complete with this program; how many halves further on in the table of bases its staging memory is, `bases.INLINE` if
 that is in the counters' lines; whether it is so short that compiled loops need not release Python's lock; whether each
-rank alone writes its staging memory, so that copies to it may go past the caches."""
+rank alone writes its staging memory, so that copies to it may go past the caches; how many windows of a half of the
+staging memory such calls use in turn, and the bytes of one."""
 INPUTS, OUTPUTS = 1, 2
 
 TABLE_ROWS, TABLE_PIECES, TABLE_MEETS, TABLE_LAGS = range(4)

@@ -68,7 +68,7 @@ class Layout:
     @cached_property
     def ring(self) -> int:
         """Bytes of one ring (messages from one rank to another)."""
-        return max(64 * KIB, min(512 * KIB, 32 * MIB // self.world_size**2 // (64 * KIB) * (64 * KIB)))
+        return max(64 * KIB, min(2 * MIB, 32 * MIB // self.world_size**2 // (64 * KIB) * (64 * KIB)))
 
     @cached_property
     def stage(self) -> int:
