@@ -10,7 +10,7 @@ import pytest
 from ranks import ranks
 
 SOAK = str(Path(__file__).parents[2] / "benchmarks" / "soak")
-LARGE = (1, 100, 300_000)  # the last does not fit into a ring: its sender waits for the receiver
+LARGE = (1, 100, 900_000)  # the last does not fit into a ring: its sender waits for the receiver
 
 
 def walks(rank: int, world_size: int, *args: Any) -> tuple[int, list[str], str]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ranks import ranks
 
-_RING = 500_000  # elements: more than a ring holds
+_RING = 1_000_000  # elements: more than a ring holds
 LOST = r"a message could not be copied: its tensor's storage has been resized to 0 bytes while the .* was under way"
 
 

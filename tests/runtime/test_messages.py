@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ranks import ranks
 from unisono.runtime.messages import MessageQueue
 
-RING = 512 * 1024  # bytes between two ranks of a group of two
+RING = 2 << 20  # bytes between two ranks of a group of two
 SIZES = (0, 1, 63, 64, 65, 4096, RING - 65, RING - 64, RING - 63, RING, 3 * RING + 1, 5_000_000)
 
 
