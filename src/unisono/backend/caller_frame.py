@@ -13,7 +13,7 @@ from torch._C._dynamo import eval_frame
 
 __all__ = ["keep_from_dynamo", "waited_for"]
 
-_WAITING = frozenset(inspect.unwrap(function).__code__ for function in (dist.send, dist.recv))
+_SEND, _RECV = (inspect.unwrap(function).__code__ for function in (dist.send, dist.recv))
 _DEPTH = 2  # frames of torch's from its send to the backend, at most
 
 
@@ -37,7 +37,8 @@ def waited_for(level: int = 3) -> bool:
     for _ in range(_DEPTH):
         if frame is None:
             return False
-        if frame.f_code in _WAITING:
+        code = frame.f_code
+        if code is _SEND or code is _RECV:  # a set would hash all of its code
             return True
         frame = frame.f_back
     return False

@@ -15,6 +15,9 @@ from unisono.runtime.task import Task
 __all__ = ["DONE", "PendingWork"]
 
 
+_begin = Work.__init__  # found once: it is called for every call that returns a Work
+
+
 def _seconds(timeout: timedelta | None) -> float | None:
     """None for "no limit of its own", which torch writes as zero or a negative time."""
     seconds = timeout.total_seconds() if timeout is not None else 0.0
@@ -30,8 +33,10 @@ def _received(source: int) -> int:
 class FinishedWork(Work):
     """A call that was done before it returned; its ``outputs`` are the result, from rank ``source`` if received."""
 
+    __slots__ = ("_outputs", "_source")
+
     def __init__(self, outputs: list[torch.Tensor], source: int = -1) -> None:
-        super().__init__()
+        _begin(self)
         self._outputs, self._source = outputs, source
 
     def source_rank(self) -> int:
@@ -75,8 +80,10 @@ class PendingWork(Work):
     The future completes with the list of output tensors, or raises the error.
     """
 
+    __slots__ = ("_access", "_task")
+
     def __init__(self, queue: CallQueue, task: Task) -> None:
-        super().__init__()
+        _begin(self)
         self._access, self._task = queue.access, task
 
     def wait(self, timeout: timedelta | None = None) -> bool:

@@ -36,6 +36,8 @@ class PreparedMessage:
     """A kind of message: its call, tag and bytes, and the address of its head, which is one unit of a ring."""
 
     call: Call
+    op: str
+    sends: bool
     tag: int
     nbytes: int
     head: int
@@ -46,7 +48,7 @@ def prepare_message(call: Call, tag: int, nbytes: int) -> PreparedMessage:
     """A message of ``nbytes``, prepared for the loops."""
     head = _HEAD.pack(tag, nbytes, call.numel, _dtype_bytes(call.dtype)).ljust(UNIT, b"\0")
     data = np.frombuffer(head, np.uint8)
-    return PreparedMessage(call, tag, nbytes, int(data.ctypes.data), data)
+    return PreparedMessage(call, call.op, call.op == "send", tag, nbytes, int(data.ctypes.data), data)
 
 
 class Message(Task):
@@ -83,7 +85,7 @@ class Message(Task):
     @property
     def sends(self) -> bool:
         """True if it is a send."""
-        return self.call.op == "send"
+        return self.prepared.sends
 
     def address(self) -> int:
         """The address of its bytes. Raises `UnisonoError` if the tensor has lost its memory since the call."""

@@ -54,7 +54,7 @@ class MessageControl:
         """
         if self._mode:
             self._change_over()
-        return self._loops[message.call.op](self._at, peer, message.head, address, message.nbytes, patience)
+        return self._loops[message.op](self._at, peer, message.head, address, message.nbytes, patience)
 
     def progress_all(self, jobs: Sequence[Job], patience: int) -> tuple[list[Job], int]:
         """Moves messages, one per end of a ring at most, until one of them is done or meets another than it expects, or
@@ -69,7 +69,12 @@ class MessageControl:
             _JOB.pack_into(self._jobs, k * _JOB.size, *job)
         self._loops["progress"](self._at, self._jobs_at, len(jobs), patience)
         found = [_JOB.unpack_from(self._jobs, k * _JOB.size) for k in range(len(jobs))]
-        return found, self._words[w.BELL_SEEN] & 0xFFFFFFFF
+        return found, self.bell_seen
+
+    @property
+    def bell_seen(self) -> int:
+        """The count of this rank's bell before the last poll of the loop that ran last."""
+        return self._words[w.BELL_SEEN] & 0xFFFFFFFF
 
     def sleep_on_bell(self, seen: int, nanoseconds: int) -> None:
         """Sleeps until this rank's bell, whose count was ``seen``, has rung, for ``nanoseconds`` at most."""

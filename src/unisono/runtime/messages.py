@@ -63,31 +63,30 @@ class MessageQueue(CallQueue):
 
         Else, or if only a part has moved by then, it is under way: in the ``background``, or until it is done.
         """
-        sleeps = prepared.call.op == "recv" and not background and timeout > 2 * _SLEEP
-        end = time.monotonic() + _SLEEP * sleeps
-        while True:
-            seen = self._bells[self._rank].value()
-            message = self._run(prepared, peer, tensor, timeout, background)
-            if message is not _NOTHING_MOVED or (left := end - time.monotonic()) <= 0:
-                break
-            self._control.sleep_on_bell(seen, int(1e9 * left))
-        if message is None or message is _NOTHING_MOVED:
-            message = Message(prepared, peer, tensor, [tensor], timeout)
-            self.submit(message, background)
-        elif not message.done:
-            self.leave(message, background)
+        message = self._run(prepared, peer, tensor, timeout, background)
+        if type(message) is int and not background and not prepared.sends and timeout > 2 * _SLEEP:
+            end = time.monotonic() + _SLEEP
+            while type(message) is int and (left := end - time.monotonic()) > 0:
+                self._control.sleep_on_bell(message, int(1e9 * left))
+                message = self._run(prepared, peer, tensor, timeout, background)
+        if isinstance(message, Message):
+            if not message.done:
+                self.leave(message, background)
+            return message
+        message = Message(prepared, peer, tensor, [tensor], timeout)
+        self.submit(message, background)
         return message
 
     def _run(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
-    ) -> Message | None:
-        """Runs a loop for a message until its patience ends; `_NOTHING_MOVED` if the peer moved nothing, None if other
-        messages are ahead.
+    ) -> Message | int | None:
+        """Runs a loop for a message until its patience ends; returns the count of this rank's bell before the last poll
+        if the peer moved nothing, None if other messages are ahead.
         """
         if self.entered():
             self._refuse_reentry(prepared.call)
         self._pending.reach((peer,))
-        sends, inbox = prepared.call.op == "send", self._in[peer]
+        sends, inbox = prepared.sends, self._in[peer]
         with self._lock:
             free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
             if self.failed is not None or not free:
@@ -99,7 +98,7 @@ class MessageQueue(CallQueue):
                 began = time.monotonic_ns()
                 moved = self._control.progress(prepared, peer, tensor.data_ptr(), patience)
                 if moved < 0:
-                    return _NOTHING_MOVED if moved == NOTHING_MOVED else None
+                    return self._control.bell_seen if moved == NOTHING_MOVED else None
                 self._out[peer].heads += sends
                 if moved == prepared.nbytes:
                     self.monitor.moved(prepared.call, peer, prepared.tag, began)
@@ -396,5 +395,5 @@ def _mark() -> Message:
     return message
 
 
-_ENDED, _NOTHING_MOVED = _mark(), _mark()
-"""Stand for every message that was done at once, or of which nothing has moved."""
+_ENDED = _mark()
+"""Stands for every message that was done at once."""

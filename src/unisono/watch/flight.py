@@ -24,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, PeerLostError, UsageError, file_errors
 from unisono.runtime.call_site import Site, is_inner
@@ -156,19 +156,24 @@ class MessageRecord(QueueRecord):
 
     def __init__(self, label: str, global_ranks: Sequence[int], rank: int, memory: str = "") -> None:
         super().__init__(label, global_ranks, rank, memory)
-        self.notes: deque[Note] = deque(maxlen=self.capacity)
+        self._kept: deque[Note | tuple[Any, ...]] = deque(maxlen=self.capacity)  # a tuple is quicker to make
         self._counts: Counter[tuple[str, int, int]] = Counter()
 
     @property
     def overflows(self) -> bool:  # noqa: D102
-        return len(self.notes) >= self.capacity
+        return len(self._kept) >= self.capacity
+
+    @property
+    def notes(self) -> list[Note]:
+        """The last messages."""
+        return [kept if isinstance(kept, Note) else Note(*kept) for kept in list(self._kept)]
 
     def issue(self, call: "Call", peer: int | None, tag: int) -> Note:
         """Takes a message in; ``peer`` is a rank of the group, or None for a receive from any."""
         note = Note(call, time.monotonic_ns(), peer, tag)
         if call.op == "send" and peer is not None:
             note.number = self._next(call.op, peer, tag)
-        self.notes.append(note)
+        self._kept.append(note)
         return note
 
     def end(self, note: Note, source: int) -> None:
@@ -179,7 +184,9 @@ class MessageRecord(QueueRecord):
 
     def moved(self, call: "Call", peer: int, tag: int, when: int) -> None:
         """A message, issued at ``when``, that was moved within its call."""
-        self.notes.append(Note(call, when, peer, tag, None, self._next(call.op, peer, tag), time.monotonic_ns()))
+        key = (call.op, peer, tag)
+        number = self._counts[key] = self._counts[key] + 1
+        self._kept.append((call, when, peer, tag, None, number, time.monotonic_ns()))
 
     def fail(self, note: Note) -> None:
         """A message will never be moved; its number is not given to another."""
@@ -193,7 +200,7 @@ class MessageRecord(QueueRecord):
 
     def entries(self) -> Iterator[Entry]:  # noqa: D102
         mine, counts = self.global_ranks[self.rank], self._counts.copy()
-        for note in list(self.notes):
+        for note in self.notes:
             if note.peer is None or note.peer == self.rank:
                 continue  # a pair of ranks is what the analyzer can follow
             number = note.number
