@@ -8,8 +8,9 @@ all of it to the same places of its own segment, and arrives for the senders. Lo
 (`HostMap.proxy`), so that all connections share it. So a value is summed from the same parts, in the same order,
 wherever the ranks are.
 
-Pieces that overlap (program/slots.py) go in a frame of each rank; their meetings wait for what was sent `Table.late`
-meetings before, and take what they need from a table of steps (staging.py).
+Pieces that overlap (program/slots.py) go in frames of data alone, small ones of all ranks of a host in one, by one
+connection, in order; their meetings wait for what was sent `Table.late` meetings before, and take what they need from a
+table of steps (staging.py).
 
 A frame of a later meeting waits until the receiver stands at that meeting: then all ranks of its host have arrived at
 the one before, and none reads what the frame overwrites.
@@ -28,19 +29,18 @@ from unisono.runtime.in_use import InUse
 from unisono.runtime.network import MEETING, MEETING_DATA, Network
 from unisono.runtime.outbox import LATER, NOTHING, Described, Outboxes, Spans, packed
 from unisono.runtime.prepared import Prepared
-from unisono.runtime.staging import FIRST, Position, Staging, Step, fits_alone
+from unisono.runtime.staging import FIRST, TOGETHER, Position, Staging, Step, fits_alone
 from unisono.runtime.words import WAITS
 from unisono.transport import futex
 from unisono.transport.board import Board
 from unisono.transport.layout import MEETINGS
+from unisono.transport.mesh import Channel
 
 __all__ = ["Crossing"]
 
 _KEPT = 4096
 _PATIENCE = 0.003  # s that a call may wait at its meetings before it becomes a task
 _AHEAD = 8  # frames of overlapping pieces after which one is waited for, with as many more on their way
-_TOGETHER = 128 << 10
-"""Bytes of a frame for all ranks of a host; what is longer goes by the connections of all of them."""
 
 
 class _Plan(NamedTuple):
@@ -73,17 +73,22 @@ class Crossing:
         self._frames = Frames(board, hosts, network.clock)
         others = [host for host in range(len(hosts.hosts)) if host != hosts.mine]
         self._to = {host: network.meetings[hosts.proxy(board.rank, host)] for host in others}
+        self._by_host = {  # by host: where this rank sends what all ranks of its own have together
+            host: network.meetings[hosts.receiver(host, hosts.mine)]
+            for host in others
+            if hosts.receiver(hosts.mine, host) == board.rank
+        }
         self._begun = {peer: board.segment.field(peer, MEETINGS) for peer in hosts.remote}
         self._outboxes = Outboxes(board.segment, board.rank, hosts.local, len(hosts.hosts))
-        self._share = _TOGETHER // max(map(len, hosts.hosts))  # bytes that a rank may have in a host's frame
+        self._share = TOGETHER // max(map(len, hosts.hosts))  # bytes that a rank may have in a host's frame
         self._sent_at = self._passed = -1  # the meetings for which this rank has sent, and that it found complete last
         self._before: Position = (0, -1)  # the meeting that it has sent for, of the call under way
         self._step: Step | None = None  # what that meeting takes, if pieces overlap and it is not the call's first
         self._turn = threading.Condition()
         self._stands_at = self._first = -1  # the meeting whose frames are let in, the first one of its call
         self._landed: set[tuple[int, int]] = set()  # meetings of that call and hosts whose frames have come
-        self._early: dict[int, list[int]] = {}  # by meeting: ranks whose data has come before it
         self._data_landed: dict[int, int] = {}  # by rank: the first meeting whose own frame has come
+        self._early: dict[int, list[int]] = {}  # by meeting: ranks whose data has come before it
         self._awaited: dict[int, Callable[[], None]] = {}  # by rank: what to call when it comes
         self._undecided = False  # whether the call under way may end at its first meeting, as one that differs
         self._leaving = InUse()  # staging memory that is sent from since the last meeting
@@ -168,7 +173,8 @@ class Crossing:
         self._before = now
         before, self._leaving = self._leaving, InUse()
         for host, described in plan.alone:
-            self._to[host].send(MEETING_DATA, self._frames.of_rank(described, meeting, meeting))
+            own = [(self._board.rank, described)]
+            self._to[host].send(MEETING_DATA, self._frames.of_data(own, meeting, meeting))
         for host in plan.beside:
             self._send_data(host, plan.spans[host])
         self._outboxes.publish(meeting, plan.outbox)
@@ -206,18 +212,44 @@ class Crossing:
         return len(spans) <= self._outboxes.most_spans and sum(nbytes for _, nbytes in spans) <= self._share
 
     def _send_step(self, step: Step, meeting: int, first: int, late: int) -> None:
-        """Sends what this rank has for other hosts at a later meeting of overlapping pieces, and arrives there."""
-        noted = bool(step.sends) and (meeting - first) % _AHEAD == 0
-        before = self._leaving
+        """Sends what this rank has for other hosts at a later meeting of overlapping pieces, and arrives there.
+
+        What the ranks of this host have together is sent by one of them for each host, once all have published.
+        """
+        frames = [(self._to[host], [(self._board.rank, described)]) for host, described in step.sends]
+        for_all = [(self._by_host[host], each) for host, each in step.together if host in self._by_host]
+        before, noted = self._leaving, (meeting - first) % _AHEAD == 0 and bool(frames or for_all)
         if noted:
             self._leaving = InUse()
-        for host, described in step.sends:
-            gone = self._leaving.add() if noted else None
-            self._to[host].send(MEETING_DATA, self._frames.of_rank(described, meeting, first, late), gone=gone)
-        if noted:  # a rank that waits for nobody's data may not be far ahead of those who take its own
-            before.afterwards(partial(self._board.arrive, meeting))
+
+        def send(frames: Sequence[tuple[Channel, Sequence[tuple[int, Described]]]]) -> None:
+            for channel, staged in frames:
+                gone = self._leaving.add() if noted else None
+                channel.send(MEETING_DATA, self._frames.of_data(staged, meeting, first, late), gone=gone)
+
+        def finish(wakes: bool = False) -> None:
+            send(for_all)
+            if noted:  # a rank that waits for nobody's data may not be far ahead of those who take its own
+                before.afterwards(partial(self._board.arrive, meeting, wakes))
+            else:
+                self._board.arrive(meeting, wakes)
+
+        def settle() -> bool:
+            if complete := self._outboxes.complete(meeting):
+                finish()
+            return complete
+
+        send(frames)
+        if not step.together:
+            finish()
+            return
+        self._outboxes.publish(meeting, b"")
+        if self._outboxes.complete(meeting):
+            finish(wakes=len(for_all) < len(step.together))
+        elif for_all:
+            self._unsettled = settle
         else:
-            self._board.arrive(meeting)
+            finish()
 
     def _send_data(self, host: int, spans: Spans) -> None:
         self._leaving.add()
@@ -335,19 +367,19 @@ class Crossing:
             then()
 
     def _land_data(self, peer: int, body: memoryview) -> None:
-        """Writes what a rank has sent in a frame of its own."""
-        meeting, first, late, count = self._frames.head_of_rank(body)
+        """Writes a frame of data."""
+        meeting, first, late, count = self._frames.head_of_data(body)
         then: Callable[[], None] | None = None
         with self._turn:
             if not self._lets_in(meeting, first):
                 return
-            self._frames.unpack_of_rank(peer, body, count)
+            ranks = self._frames.unpack_data(peer, body, count)
             if meeting == first:
                 self._data_landed[peer] = meeting
                 then = self._awaited.pop(peer, None)
             elif self._stands_at < meeting + late:
-                self._early.setdefault(meeting + late, []).append(peer)
+                self._early.setdefault(meeting + late, []).extend(ranks)
             else:
-                then = partial(self._arrive_for, [peer], meeting + late)
+                then = partial(self._arrive_for, ranks, meeting + late)
         if then is not None:
             then()

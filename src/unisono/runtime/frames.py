@@ -1,7 +1,7 @@
 """Frames of meetings: what the ranks of a host have for another one at a meeting, packed and, there, unpacked.
 
 A frame of all ranks gives its meeting and the first one of the call, then, rank by rank, header, text, counts of calls,
-and spans of staging memory with the data in them. A frame of one rank alone has data only.
+and spans of staging memory with the data in them. A frame of data alone has, rank by rank, spans with their data.
 """
 
 import struct
@@ -16,7 +16,8 @@ __all__ = ["Frames"]
 
 _HEAD = struct.Struct("<QQII")  # meeting, the call's first; whether ranks that sleep are woken; ranks in the frame
 _RANK = struct.Struct("<IIIIQQ")  # rank; bytes of header and text; spans; calls issued, completed
-_ALONE = struct.Struct("<QQII")  # meeting, the call's first; how much later it is due; spans
+_DATA = struct.Struct("<QQII")  # meeting, the call's first; how much later it is due; ranks in the frame
+_RANK_DATA = struct.Struct("<II")  # rank, spans
 _EMPTY = Described.of([])
 
 
@@ -54,10 +55,14 @@ class Frames:
         parts[0] = _HEAD.pack(meeting, first, wakes, count)
         return parts if count else []
 
-    def of_rank(self, spans: Described, meeting: int, first: int, late: int = 0) -> list[bytes | memoryview]:
-        """The parts of a frame with what this rank alone has staged, due ``late`` meetings later."""
-        head = _ALONE.pack(meeting, first, late, spans.spans)
-        return [head, spans.packed, *(self._view[each] for each in spans.slices)]
+    def of_data(
+        self, staged: Sequence[tuple[int, Described]], meeting: int, first: int, late: int = 0
+    ) -> list[bytes | memoryview]:
+        """The parts of a frame with what some ranks of this host have staged, due ``late`` meetings later."""
+        parts: list[bytes | memoryview] = [_DATA.pack(meeting, first, late, len(staged))]
+        for rank, spans in staged:
+            parts += [_RANK_DATA.pack(rank, spans.spans) + spans.packed, *(self._view[each] for each in spans.slices)]
+        return parts
 
     @staticmethod
     def head(body: memoryview) -> tuple[int, int, int, int]:
@@ -65,18 +70,16 @@ class Frames:
         return _HEAD.unpack_from(body)
 
     @staticmethod
-    def head_of_rank(body: memoryview) -> tuple[int, int, int, int]:
-        """Of a rank's frame: meeting, the call's first, how much later it is due, spans."""
-        return _ALONE.unpack_from(body)
+    def head_of_data(body: memoryview) -> tuple[int, int, int, int]:
+        """Of a frame of data: meeting, the call's first, how much later it is due, ranks in the frame."""
+        return _DATA.unpack_from(body)
 
     def unpack(self, peer: int, body: memoryview, meeting: int, count: int) -> list[int]:
         """Writes a frame of the ranks of ``peer``'s host; returns these ranks."""
         segment, field, at, ranks = self._segment, self._segment.field, _HEAD.size, []
-        host = self._hosts.of[peer]
         for _ in range(count):
             rank, header, text, spans, issued, completed = _RANK.unpack_from(body, at)
-            if not (0 <= rank < self._board.size and self._hosts.of[rank] == host):
-                raise RuntimeError(f"rank {peer} sent something for rank {rank}, which is not on its host")
+            self._check(peer, rank)
             at += _RANK.size
             if header:
                 start, stop = self._board.header_span(meeting & 1, rank)
@@ -92,9 +95,20 @@ class Frames:
             ranks.append(rank)
         return ranks
 
-    def unpack_of_rank(self, peer: int, body: memoryview, count: int) -> None:
-        """Writes a frame of ``peer`` alone."""
-        self._write(peer, body, _ALONE.size, count)
+    def unpack_data(self, peer: int, body: memoryview, count: int) -> list[int]:
+        """Writes a frame of data of ranks of ``peer``'s host; returns these ranks."""
+        at, ranks = _DATA.size, []
+        for _ in range(count):
+            rank, spans = _RANK_DATA.unpack_from(body, at)
+            self._check(peer, rank)
+            at = self._write(rank, body, at + _RANK_DATA.size, spans)
+            ranks.append(rank)
+        return ranks
+
+    def _check(self, peer: int, rank: int) -> None:
+        """Raises `RuntimeError` if ``peer`` does not speak for ``rank``."""
+        if not (0 <= rank < self._board.size and self._hosts.of[rank] == self._hosts.of[peer]):
+            raise RuntimeError(f"rank {peer} sent something for rank {rank}, which is not on its host")
 
     def _write(self, rank: int, body: memoryview, at: int, count: int) -> int:
         """Writes spans, and the data behind them, to staging memory; returns where it ends."""

@@ -102,9 +102,10 @@ class Network:
     # Frames
 
     def _meeting(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:
-        if kind == MEETING and self.hosts.receiver(self.hosts.mine, self.hosts.of[peer]) == self.hosts.rank:
+        receives = self.hosts.receiver(self.hosts.mine, self.hosts.of[peer]) == self.hosts.rank
+        if kind == MEETING and receives:
             self.deliver_meeting(peer, body)
-        elif kind == MEETING_DATA and peer in self.hosts.proxied:
+        elif kind == MEETING_DATA and (receives or peer in self.hosts.proxied):
             self.deliver_data(peer, body)
 
     def _message(self, peer: int, kind: int, body: memoryview, receive: Receive) -> None:

@@ -15,8 +15,10 @@ from unisono.runtime.prepared import Prepared
 from unisono.transport.host import HostMap
 from unisono.transport.segment import Segment
 
-__all__ = ["FIRST", "Position", "Staging", "Step", "fits_alone"]
+__all__ = ["FIRST", "TOGETHER", "Position", "Staging", "Step", "fits_alone"]
 
+TOGETHER = 128 << 10
+"""Bytes of a frame for all ranks of a host; what is longer goes by the connections of all of them."""
 _KEPT = 4096
 _Found = TypeVar("_Found")
 Position = tuple[int, int]
@@ -27,12 +29,14 @@ FIRST: tuple[Position, Position] = (0, -1), (0, 0)
 class Step(NamedTuple):
     """What a meeting of overlapping pieces, after the first one, takes over hosts.
 
-    ``sends``: by host for which this rank has data, its spans.
+    ``sends``: by host for which this rank has data, its spans; ``together``: by host for which all ranks of this one
+    have little, by rank, all their spans, in one frame.
     ``absent``: ranks whose proxy this is and of which nothing is due; ``begun``: those whose data of the first meeting
     is due, in frames of their own.
     """
 
     sends: tuple[tuple[int, Described], ...]
+    together: tuple[tuple[int, tuple[tuple[int, Described], ...]], ...]
     absent: tuple[int, ...]
     begun: tuple[int, ...]
 
@@ -94,10 +98,15 @@ class Staging:
         return _kept(self._steps, (id(table), number, parity), table, make)
 
     def _step(self, prepared: Prepared, number: int, parity: int, fits: Callable[[Spans], bool]) -> Step:
-        table, due, sends, absent, begun = prepared.staged, number - prepared.staged.late, [], [], []
-        for host, spans in enumerate(self.spans(prepared, table, *_part(table, number), parity)):
-            if spans:
-                sends.append((host, Described.of(spans)))
+        due, sends, together, absent, begun = number - prepared.staged.late, [], [], [], []
+        tables = {rank: self.table_of(prepared, rank) for rank in self._hosts.local}
+        found = {rank: self.spans(prepared, each, *_part(each, number), parity) for rank, each in tables.items()}
+        for host in range(len(self._hosts.hosts)):
+            staged = [(rank, Described.of(spans[host])) for rank, spans in found.items() if spans[host]]
+            if 0 < sum(nbytes for spans in found.values() for _, nbytes in spans[host]) <= TOGETHER:
+                together.append((host, tuple(staged)))
+            else:
+                sends += [(host, spans) for rank, spans in staged if rank == self._hosts.rank]
         for peer in self._hosts.proxied:
             spans = []
             if due >= 0:
@@ -107,7 +116,7 @@ class Staging:
                 absent.append(peer)
             elif due == 0:
                 begun.append(peer)
-        return Step(tuple(sends), tuple(absent), tuple(begun))
+        return Step(tuple(sends), tuple(together), tuple(absent), tuple(begun))
 
 
 def _kept(
