@@ -1,6 +1,7 @@
 """Calls of many pieces over hosts, which overlap: their values, and calls that differ among them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import torch.distributed as dist
 from hosts.conftest import Network
 from hosts.test_jobs import on_ranks
 from unisono.errors import MismatchError
+from unisono.runtime.network import MEETING_DATA
+from unisono.transport.mesh import Channel
 
 
 def numbers(numel: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -64,3 +67,28 @@ def differing(rank: int, world_size: int) -> list[str]:
 @pytest.mark.parametrize("function", [sums, uneven, differing])
 def test_calls_of_many_pieces(make_hosts: Callable[..., Network], function: Callable[..., list[str]]) -> None:
     assert on_ranks(make_hosts(), 2, function) == [[]] * 4
+
+
+def frames(rank: int, world_size: int, numel: int) -> int:
+    """The frames of data that this rank sends for an all_reduce, of which each host has 8 pieces at least."""
+    x, send, sent = torch.ones(numel), Channel.send, []
+    dist.all_reduce(x)
+
+    def counted(channel: Channel, kind: int, *parts: Any, **how: Any) -> None:
+        sent.append(kind)
+        send(channel, kind, *parts, **how)
+
+    Channel.send = counted  # type: ignore[method-assign]
+    dist.all_reduce(x)
+    assert bool((x == world_size**2).all())
+    return sent.count(MEETING_DATA)
+
+
+def test_short_pieces_of_a_host_cross_in_one_frame_and_long_ones_by_all_connections(
+    make_hosts: Callable[..., Network],
+) -> None:
+    net = make_hosts()
+    short, long = (on_ranks(net, 2, frames, numel) for numel in (1 << 18, 1 << 23))
+    assert short[0] == short[3] == 0
+    assert short[1] == short[2] >= 8
+    assert long[0] == long[1] == long[2] == long[3] >= 8

@@ -123,5 +123,6 @@ def test_faults_at_random_moments(make_hosts: Callable[..., Network], tmp_path: 
 
 
 @pytest.mark.soak
-def test_a_hundred_faults(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
-    rounds(make_hosts(), tmp_path, 2, 100)
+@pytest.mark.parametrize("seed", range(2, 22))
+def test_a_hundred_faults(make_hosts: Callable[..., Network], tmp_path: Path, seed: int) -> None:
+    rounds(make_hosts(), tmp_path, seed, 5)

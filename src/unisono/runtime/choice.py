@@ -20,7 +20,7 @@ MEASURED = "measured"
 _MEETING, _STAGED = 128 << 10, 1 << 20
 """Over hosts: bytes that a link carries in the time that a meeting takes beside its data, about alike for 1 Gbit/s and
 0.1 ms as for 100 Mbit/s and 10 ms; what a rank stages at once."""
-_PIECE, _BURST = _MEETING // 8, 1.5
+_PIECE, _BURST = _MEETING // 12, 1.5
 """Measured over both links (benchmarks/over_hosts): what a meeting costs among pieces that overlap; how much longer
 bytes take that all cross before any is summed."""
 _OWNED = ("reduce_scatter", "all_gather", "all_to_all")

@@ -228,7 +228,9 @@ class Crossing:
                 channel.send(MEETING_DATA, self._frames.of_data(staged, meeting, first, late), gone=gone)
 
         def finish(wakes: bool = False) -> None:
-            send(for_all)
+            if for_all:
+                futex.acquire()
+                send(for_all)
             if noted:  # a rank that waits for nobody's data may not be far ahead of those who take its own
                 before.afterwards(partial(self._board.arrive, meeting, wakes))
             else:

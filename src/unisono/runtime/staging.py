@@ -18,7 +18,9 @@ from unisono.transport.segment import Segment
 __all__ = ["FIRST", "TOGETHER", "Position", "Staging", "Step", "fits_alone"]
 
 TOGETHER = 128 << 10
-"""Bytes of a frame for all ranks of a host; what is longer goes by the connections of all of them."""
+"""Bytes of a frame for all ranks of a host at a call's first meeting; what is longer goes by the connections of all."""
+_TOGETHER_LATER = 256 << 10
+"""The same at later meetings of overlapping pieces: of connections that share a link one is always behind."""
 _KEPT = 4096
 _Found = TypeVar("_Found")
 Position = tuple[int, int]
@@ -103,7 +105,7 @@ class Staging:
         found = {rank: self.spans(prepared, each, *_part(each, number), parity) for rank, each in tables.items()}
         for host in range(len(self._hosts.hosts)):
             staged = [(rank, Described.of(spans[host])) for rank, spans in found.items() if spans[host]]
-            if 0 < sum(nbytes for spans in found.values() for _, nbytes in spans[host]) <= TOGETHER:
+            if 0 < sum(nbytes for spans in found.values() for _, nbytes in spans[host]) <= _TOGETHER_LATER:
                 together.append((host, tuple(staged)))
             else:
                 sends += [(host, spans) for rank, spans in staged if rank == self._hosts.rank]
