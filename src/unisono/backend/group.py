@@ -82,6 +82,8 @@ class Group:
         self.flush = FLUSH
         """Seconds that sending what is left to other hosts may take when the group is left."""
         self.joined, self._closed = False, ""
+        self.joins_described = False
+        """Whether it is joined as soon as torch has given it its description, not with its first call."""
         self._joining = threading.RLock()
         forget_failure()
         if rank == 0 and not self._over_hosts.known:

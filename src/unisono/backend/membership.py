@@ -51,6 +51,9 @@ class Membership(dist.ProcessGroup):
         super()._set_group_desc(description)
         if not self._group.joined and description != "undefined":  # torch's word for none
             self._group.label += f" ({description})"
+        if self._group.joins_described:
+            self._group.joins_described = False
+            self._group.wait_for_all()
 
     @property
     def group_name(self) -> str:
