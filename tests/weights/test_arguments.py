@@ -30,6 +30,7 @@ BOTH = [
     ({"shard": 5}, "shard=5: expected a mapping of patterns to dims or Shards, such as {'*.up.weight': 0}"),
     ({"shard": {"a": "x"}}, "expected a mapping of patterns to dims or Shards"),
     ({"shard": {5: 0}}, "expected a mapping of patterns to dims or Shards"),
+    ({"shard": {"a": True}}, "expected a mapping of patterns to dims or Shards"),
     ({"group": "x"}, "group='x': expected None, 'self' or a process group"),
 ]
 SENDERS = [
@@ -40,9 +41,17 @@ SENDERS = [
     ({"bucket": 0}, "bucket=0: expected an int of at least 1"),
     ({"lost": None}, "lost=None: expected 'raise' or 'drop'"),
     ({"backend": "nccl"}, "backend='nccl': expected 'gloo', which moves CPU tensors between hosts"),
+    ({"delta": 1}, "delta=1: expected True or False"),
+    ({"checksum": "no"}, "checksum='no': expected True or False"),
+    ({"checksum": None}, "checksum=None: expected True or False"),
     ({"delta": True, "checksum": False}, "delta=True compares checksums: leave checksum=True"),
 ]
-RECEIVERS = [({"name": ""}, "name='': expected a text of 1 to 200 characters")]
+RECEIVERS = [
+    ({"name": ""}, "name='': expected a text of 1 to 200 printable characters"),
+    ({"name": "a\nb"}, "name='a\\nb': expected a text of 1 to 200 printable characters"),
+    ({"mapped": "yes"}, "mapped='yes': expected True or False"),
+    ({"mapped": None}, "mapped=None: expected True or False"),
+]
 
 
 def said(call: Callable[..., Any], *given: Any, **named: Any) -> str:
@@ -141,6 +150,10 @@ def test_calls(distant: bool) -> None:
         for version in (-1, 1.0, "1", True):
             expected = f"version={version!r}: expected an int of at least 0, or None for the next"
             assert said(sender.push, version) == said(receiver.pull, version) == expected
+        for call in (sender.push, receiver.pull):
+            assert said(call, background=1) == "background=1: expected True or False"
+        assert said(receiver.follow, 5) == "on_update=5: expected a function of one argument, or None"
+        assert said(receiver.follow, None, "x") == "on_error='x': expected a function of one argument, or None"
         for late in (receiver.pull, sender.push):
             with pytest.raises(CollectiveTimeout):
                 late(timeout=0)
@@ -150,7 +163,7 @@ def test_calls(distant: bool) -> None:
         assert said(update.wait, "5") == "timeout='5': expected at least 0 seconds"
 
 
-NUMBERS: list[tuple[Callable[[], Any], str]] = [
+VALUES: list[tuple[Any, str]] = [
     (lambda: weights.fuse(["a", "b"], "c", dim="x"), "dim must be an int, got 'x'"),
     (lambda: weights.split("a", ["b"], sizes="x"), "sizes must be ints, got 'x'"),
     (lambda: weights.split("a", ["b", "c"], sizes=[-1, 3]), "sizes=(-1, 3): expected parts of at least 0 elements"),
@@ -160,7 +173,21 @@ NUMBERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: weights.quantize("a", torch.int8, scale="s", dim=1.5), "dim must be an int, got 1.5"),
     (lambda: weights.Shard("x"), "dim of a Shard must be an int, got 'x'"),
     (lambda: weights.Shard(0, parts="x"), "parts of a Shard must be ints, got 'x'"),
+    (lambda: weights.Shard(True), "dim of a Shard must be an int, got True"),
+    (lambda: weights.Shard(0, parts=True), "parts of a Shard must be ints, got True"),
+    (lambda: weights.fuse(None, "a"), "fuse takes a list of patterns, got None"),
+    (lambda: weights.split("a", 5), "split takes a list of names, got 5"),
+    (lambda: weights.quantize("a", [], "s"), "quantize to []: expected one of torch.int8"),
     (lambda: weights.layout({}, group=5), "group=5 is no process group"),
+    (lambda: weights.layout({}, shard=5), "shard=5: expected a mapping of patterns to dims or Shards"),
+    (lambda: weights.layout({}).split("x"), "world_size='x': expected an int of at least 1"),
+    (lambda: weights.layout({}).split(True), "world_size=True: expected an int of at least 1"),
+    (lambda: weights.layout({}).split(2, {"a": "x"}), "expected a mapping of patterns to dims or Shards"),
+    (lambda: weights.layout({}).save(None), "cannot write None"),
+    (lambda: weights.Layout.load(None), "cannot read None"),
+    (lambda: weights.plan(weights.layout({}), None), "a plan is made of layouts, as layout(model) gives, got NoneType"),
+    (lambda: weights.ModuleEngine(5), "module=5: expected a module, or a mapping of names to tensors"),
+    (lambda: weights.ModuleEngine({}, standby="no"), "standby='no': expected True or False"),
     (
         lambda: weights.plan(weights.layout({}), weights.layout({}), bucket=1.5),
         "bucket=1.5: expected an int of",
@@ -168,7 +195,7 @@ NUMBERS: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "text"), NUMBERS)
+@pytest.mark.parametrize(("make", "text"), VALUES)
 def test_a_rule_s_and_a_layout_s(make: Callable[[], Any], text: str) -> None:
     assert text in said(make)
 

@@ -169,7 +169,7 @@ def test_sync(several: bool) -> None:
 
 def refused(rank: int, world_size: int) -> Any:
     found = []
-    for src in (7, [], [0, 1, 2], [0, 0]):
+    for src in (7, [], [0, 1, 2], [0, 0], None, 1.5, True, ["0"]):
         with pytest.raises(UsageError) as error:
             weights.sync({}, src)
         found.append(str(error.value).partition(":")[0])
@@ -178,7 +178,8 @@ def refused(rank: int, world_size: int) -> Any:
 
 def test_sync_refuses_other_ranks() -> None:
     for found in ranks(3).run(refused):
-        assert found == ["src=7", "src=[]", "src=[0, 1, 2] are all ranks of the group", "src=[0, 0]"]
+        given = ["7", "[]", "[0, 1, 2] are all ranks of the group", "[0, 0]", "None", "1.5", "True", "['0']"]
+        assert found == [f"src={each}" for each in given]
 
 
 def test_nobody_comes() -> None:

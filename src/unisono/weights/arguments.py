@@ -1,4 +1,4 @@
-"""Numbers that users pass, checked at once: what does not suit is a `UsageError` of this rank alone."""
+"""Numbers and flags that users pass, checked at once: what does not suit is a `UsageError` of this rank alone."""
 
 from collections.abc import Iterable
 from operator import index
@@ -6,7 +6,7 @@ from typing import Any
 
 from unisono.errors import UsageError
 
-__all__ = ["check_version", "seconds_of", "whole", "whole_number", "wholes"]
+__all__ = ["check_version", "flag", "seconds_of", "whole", "whole_number", "wholes"]
 
 _LONGEST = 1e8  # s, three years: what is longer is as good as for ever, and clocks overflow
 
@@ -16,6 +16,13 @@ def seconds_of(value: Any, name: str = "timeout", zero: bool = True) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and (value > 0 or (zero and value == 0)):
         return min(value, _LONGEST)
     raise UsageError(f"{name}={value!r}: expected {'at least' if zero else 'more than'} 0 seconds")
+
+
+def flag(value: Any, name: str) -> bool:
+    """True or False; nothing else that is as good as one of them, such as "no" or 1."""
+    if isinstance(value, bool):
+        return value
+    raise UsageError(f"{name}={value!r}: expected True or False")
 
 
 def whole_number(value: Any, name: str, least: int) -> int:
@@ -34,9 +41,11 @@ def check_version(value: Any) -> None:
 def whole(value: Any, what: str) -> int:
     """An int. Raises UsageError for anything else."""
     try:
-        return index(value)
+        if not isinstance(value, bool):
+            return index(value)
     except TypeError:
-        raise UsageError(f"{what} must be an int, got {value!r}") from None
+        pass
+    raise UsageError(f"{what} must be an int, got {value!r}")
 
 
 def wholes(values: Any, what: str) -> tuple[int, ...]:

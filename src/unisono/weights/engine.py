@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
+from unisono.weights.arguments import flag
 from unisono.weights.exposed import Exposed
 from unisono.weights.holdings import Holdings, Memory, alone, fresh_like, overlapping
-from unisono.weights.layout import Layout, Sharding
+from unisono.weights.layout import Layout
 from unisono.weights.published import Place
+from unisono.weights.sharding import Sharding
 
 __all__ = ["Engine", "ModuleEngine", "as_engine"]
 
@@ -48,13 +50,15 @@ class ModuleEngine:
     """
 
     def __init__(self, module: nn.Module | Mapping[str, Tensor], *, standby: bool = True, commit: str = "swap") -> None:
-        """Raises `UsageError` for another ``commit``."""
+        """Raises `UsageError` for an argument of another kind."""
+        if not isinstance(module, nn.Module | Mapping):
+            raise UsageError(f"module={module!r}: expected a module, or a mapping of names to tensors")
         if commit not in ("swap", "copy"):
             raise UsageError(f"commit={commit!r}: expected 'swap' or 'copy'")
         self.module = module
         self.standby: dict[str, Tensor] = {}
         """Where the bytes of the next version land, by name: this rank's own parts."""
-        self.in_place = not standby
+        self.in_place = not flag(standby, "standby")
         self.mapped = False
         self.overlapping: list[str] = []
         """Names that may have memory in common, other than ties: what is sent to them has to agree."""

@@ -14,7 +14,8 @@ from unisono.errors import UsageError
 from unisono.transport.shared_heap import BOUNDS
 from unisono.transport.shared_tensor import empty
 from unisono.weights.inspection import inspect, local_tensors, named_tensors
-from unisono.weights.layout import Layout, Sharding
+from unisono.weights.layout import Layout
+from unisono.weights.sharding import Sharding
 
 __all__ = ["Holdings", "Memory", "alone", "fresh_like", "overlapping", "signature_of", "starts_of"]
 

@@ -15,15 +15,12 @@ from unisono.weights.layout import (
     Box,
     Layout,
     Part,
-    Shard,
-    Sharding,
     TensorLayout,
     cut_part,
-    has_dim,
     merge,
-    shards_of,
     whole_part,
 )
+from unisono.weights.sharding import Shard, Sharding, has_dim, shards_of
 from unisono.weights.side import Side
 
 __all__ = ["inspect", "layout", "local_tensors", "named_tensors"]

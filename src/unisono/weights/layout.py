@@ -15,13 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.errors import MismatchError, UsageError
-from unisono.parallel.shards import split_evenly
-from unisono.weights.arguments import whole, wholes
-from unisono.weights.patterns import first_match
+from unisono.weights.arguments import whole_number
+from unisono.weights.sharding import Shape, Shard, Sharding, has_dim, shards_of
 
-__all__ = ["Box", "Layout", "Part", "Shard", "TensorLayout", "dtype_name", "dtype_of", "merge"]
-
-Shape = tuple[int, ...]
+__all__ = ["Box", "Layout", "Part", "TensorLayout", "dtype_name", "dtype_of", "merge"]
 
 
 class Box(NamedTuple):
@@ -33,41 +30,6 @@ class Box(NamedTuple):
 
 
 Part = tuple[Box, ...]
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A cut of dim `dim` over the ranks of a side, like `torch.tensor_split`.
-
-    parts: how many equal blocks lie side by side in `dim`, or their sizes; every block is cut, and each rank holds its
-    share of every one. Raises UsageError if a number is out of range.
-    """
-
-    dim: int
-    parts: int | tuple[int, ...] = 1
-
-    def __post_init__(self) -> None:
-        whole(self.dim, "dim of a Shard")
-        if not isinstance(self.parts, int):
-            object.__setattr__(self, "parts", wholes(self.parts, "parts of a Shard"))
-        sizes = (self.parts,) if isinstance(self.parts, int) else self.parts
-        if not sizes or min(sizes) < (1 if isinstance(self.parts, int) else 0):
-            raise UsageError(f"parts of a Shard must be a count of at least 1 or sizes, got {self.parts!r}")
-
-    def sizes(self, total: int, name: str) -> Shape:
-        """The sizes of the blocks in a dim of `total` elements. Raises UsageError if they do not add up to it."""
-        if isinstance(self.parts, int):
-            if total % self.parts:
-                raise UsageError(f"{name}: dim {self.dim} has {total} elements, not {self.parts} equal blocks")
-            return (total // self.parts,) * self.parts
-        if sum(self.parts) != total:
-            blocks = " + ".join(map(str, self.parts))
-            raise UsageError(f"{name}: dim {self.dim} has {total} elements, but blocks of {blocks}: correct parts=")
-        return self.parts
-
-    def blocks(self, total: int, world_size: int, name: str) -> list[Shape]:
-        """The lengths that each rank holds of every block, a tuple per block."""
-        return [split_evenly(size, world_size) for size in self.sizes(total, name)]
 
 
 @dataclass(frozen=True)
@@ -118,23 +80,6 @@ def shard_parts(shape: Shape, shard: Shard, lengths: Sequence[Sequence[int]]) ->
             start, at = start + sum(block), at + block[rank]
         parts.append(cut_part(shape, dim, runs))
     return tuple(parts)
-
-
-def has_dim(shape: Shape, shard: Shard) -> bool:
-    """True if a tensor of this shape has the dim that a shard cuts."""
-    return -len(shape) <= shard.dim < len(shape)
-
-
-Sharding = Mapping[str, "int | Shard"]
-
-
-def shards_of(names: Sequence[str], shard: Sharding | None) -> dict[str, Shard]:
-    """The declared shard of each name that a pattern matches, the first that does.
-
-    Raises UsageError for a pattern that matches no name.
-    """
-    given = {key: value if isinstance(value, Shard) else Shard(value) for key, value in (shard or {}).items()}
-    return first_match(given, names, "shard")
 
 
 class Layout:
@@ -197,8 +142,9 @@ class Layout:
         """This layout's whole tensors over other ranks: cut where a pattern of `shard` matches, else whole on each.
 
         shard: pattern → dim or Shard; the first pattern that matches counts. A tensor without that dim stays whole.
-        Raises UsageError for a pattern without a match, or blocks that do not add up.
+        Raises UsageError for a number of ranks below 1, a pattern without a match, or blocks that do not add up.
         """
+        whole_number(world_size, "world_size", 1)
         declared, tensors = shards_of(self.names, shard), {}
         for name, tensor in self.tensors.items():
             cut = declared.get(name)
@@ -212,16 +158,16 @@ class Layout:
         """Write the JSON form. Raises UsageError if the file cannot be written."""
         try:
             Path(path).write_text(self.to_text(), encoding="utf-8")
-        except OSError as problem:
-            raise UsageError(f"cannot write {path}: {problem.strerror}") from None
+        except (OSError, TypeError) as problem:
+            raise UsageError(f"cannot write {path}: {getattr(problem, 'strerror', problem)}") from None
 
     @staticmethod
     def load(path: str | Path) -> "Layout":
         """Read what `save` wrote. Raises UsageError if it cannot be read."""
         try:
             return Layout.from_text(Path(path).read_text(encoding="utf-8"))
-        except OSError as problem:
-            raise UsageError(f"cannot read {path}: {problem.strerror}") from None
+        except (OSError, TypeError) as problem:
+            raise UsageError(f"cannot read {path}: {getattr(problem, 'strerror', problem)}") from None
         except (UsageError, UnicodeDecodeError) as problem:
             raise UsageError(f"{path}: {problem}") from None
 

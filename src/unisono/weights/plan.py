@@ -1,6 +1,6 @@
 """Plans: which rank sends which bytes to which, as a pure function of layouts and rules, compiled to a Schedule."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 
 from unisono.drawing import draw
@@ -166,7 +166,7 @@ def plan(
     between what is sent and what is wanted.
     """
     rules = check_rules(rules)
-    layouts = [receivers] if isinstance(receivers, Layout) else list(receivers)
+    layouts = list(receivers) if isinstance(receivers, Iterable) and not isinstance(receivers, Layout) else [receivers]
     for each in (sender, *layouts):
         if not isinstance(each, Layout):
             raise UsageError(f"a plan is made of layouts, as layout(model) gives, got {type(each).__name__}")

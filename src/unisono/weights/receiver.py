@@ -15,15 +15,15 @@ import torch
 
 from unisono.errors import CollectiveTimeout, PeerLostError, UsageError
 from unisono.transport.process import OwnThread
-from unisono.weights.arguments import check_version, seconds_of
+from unisono.weights.arguments import check_version, flag, seconds_of
 from unisono.weights.checksum import show_checksum
 from unisono.weights.joining import Joining
-from unisono.weights.layout import Sharding
 from unisono.weights.participant import Again, SenderLeft
 from unisono.weights.plan import Plan
 from unisono.weights.receiving import Receiving
 from unisono.weights.rules import Rule, rules_to_text
-from unisono.weights.side import Side, check_rules, check_sharding
+from unisono.weights.sharding import Sharding, check_sharding
+from unisono.weights.side import Side, check_rules
 from unisono.weights.update import Report, Update
 from unisono.weights.wire import Broken, Message
 
@@ -60,12 +60,12 @@ class Receiver:
     ) -> None:
         check_sharding(shard)
         seconds, rules_text = seconds_of(timeout, zero=False), rules_to_text(check_rules(rules))
-        if name is not None and (not isinstance(name, str) or not name or len(name) > 200):
-            raise UsageError(f"name={name!r}: expected a text of 1 to 200 characters")
+        if name is not None and (not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable()):
+            raise UsageError(f"name={name!r}: expected a text of 1 to 200 printable characters")
         side = Side(group)
         name, instance = side.of_first((name or _default_name(), secrets.token_hex(8)))
         self._timeout = seconds
-        self._part = Receiving(engine, shard, name, mapped, side.rank)
+        self._part = Receiving(engine, shard, name, flag(mapped, "mapped"), side.rank)
         self._joining = Joining(
             address,
             self._part,
@@ -102,7 +102,7 @@ class Receiver:
         self._check_open()
         check_version(version)
         seconds = self._timeout if timeout is None else seconds_of(timeout)
-        if not background:
+        if not flag(background, "background"):
             self._check_idle("pull")
             if self._follower is threading.current_thread():
                 raise UsageError("pull was called in the thread that follows, which it would wait for: leave it out")
@@ -225,6 +225,9 @@ class Receiver:
         self._check_open()
         if self._follower is not None:
             raise UsageError("this receiver follows already")
+        for name, given in (("on_update", on_update), ("on_error", on_error)):
+            if given is not None and not callable(given):
+                raise UsageError(f"{name}={given!r}: expected a function of one argument, or None")
         self._follower = OwnThread(
             target=_follow, args=(weakref.ref(self), on_update, on_error), name="unisono weights follow", daemon=True
         )

@@ -13,12 +13,12 @@ from unisono.weights.engine import ModuleEngine, as_engine
 from unisono.weights.exposed import Exposed
 from unisono.weights.hold import Holds
 from unisono.weights.holdings import signature_of
-from unisono.weights.layout import Sharding
 from unisono.weights.lineup import left
 from unisono.weights.movement import Movement
 from unisono.weights.participant import Participant, marked
 from unisono.weights.plan import Plan
 from unisono.weights.published import check_mappable
+from unisono.weights.sharding import Sharding
 from unisono.weights.target import Arrival, Landing, Target
 from unisono.weights.terms import Terms
 from unisono.weights.update import Report

@@ -297,14 +297,14 @@ def rename(old: Pattern, new: str) -> Rule:
 
 def fuse(parts: Sequence[Pattern], new: str, dim: int = 0) -> Rule:
     """Tensors joined in this order along `dim`, of any sizes: `fuse(["*.q.weight", "*.k.weight"], "*.qk.weight")`."""
-    if isinstance(parts, str) or len(parts) < 1:
+    if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
         raise UsageError(f"fuse takes a list of patterns, got {parts!r}")
     return _Fuse(tuple(map(checked_pattern, parts)), checked_template(new, parts[0]), whole(dim, "dim"))
 
 
 def split(old: Pattern, new: Sequence[str], dim: int = 0, sizes: Sequence[int] | None = None) -> Rule:
     """A tensor as several along `dim`, in this order: equal parts unless `sizes` (elements of dim) says otherwise."""
-    if isinstance(new, str) or len(new) < 1:
+    if isinstance(new, str) or not isinstance(new, Sequence) or not new:
         raise UsageError(f"split takes a list of names, got {new!r}")
     given = None if sizes is None else wholes(sizes, "sizes")
     if given is not None and min(given, default=0) < 0:
@@ -330,7 +330,7 @@ def quantize(pattern: Pattern, dtype: torch.dtype, scale: str, dim: int | None =
     scale: max|x| / qmax (127, 448, 57344) over all dims but `dim`, which keep size 1, or over all (None: no dims); 1
     where that is 0. int8 is rounded to nearest even and clamped, float8 clamped.
     """
-    if dtype not in QMAX:
+    if not isinstance(dtype, torch.dtype) or dtype not in QMAX:
         raise UsageError(f"quantize to {dtype}: expected one of {', '.join(map(str, QMAX))}")
     return _Quantize(
         checked_pattern(pattern), dtype, checked_template(scale, pattern), None if dim is None else whole(dim, "dim")

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from unisono import errors
 from unisono.errors import UnisonoError, UsageError, kind_and_text
-from unisono.weights.arguments import check_version, seconds_of, whole_number
+from unisono.weights.arguments import check_version, flag, seconds_of, whole_number
 from unisono.weights.checksum import show_checksum
 from unisono.weights.coordinator import Coordinator
 from unisono.weights.holdings import Holdings
-from unisono.weights.layout import Sharding
 from unisono.weights.meeting import Listener, Note, connect, place_at
 from unisono.weights.participant import Again, given_up
 from unisono.weights.plan import Plan
 from unisono.weights.rules import Rule, rules_to_text
 from unisono.weights.sending import Sending
-from unisono.weights.side import Side, check_rules, check_sharding
+from unisono.weights.sharding import Sharding, check_sharding
+from unisono.weights.side import Side, check_rules
 from unisono.weights.update import Report, Update
 from unisono.weights.wire import Broken, Connection, Message, Who
 
@@ -68,7 +68,7 @@ class Sender:
             raise UsageError(
                 f"source={source!r}: expected a module, a mapping of names to tensors, or a callable that returns one"
             )
-        if delta and not checksum:
+        if flag(delta, "delta") and not flag(checksum, "checksum"):
             raise UsageError("delta=True compares checksums: leave checksum=True")
         if backend != "gloo":
             raise UsageError(f"backend={backend!r}: expected 'gloo', which moves CPU tensors between hosts")
@@ -80,7 +80,7 @@ class Sender:
             "rules": rules_to_text(check_rules(rules)),
             "delta": delta,
             "bucket": whole_number(bucket, "bucket", 1),
-            "checksum": checksum,
+            "checksum": flag(checksum, "checksum"),
             "lost": lost,
             "backend": backend,
         }
@@ -157,6 +157,7 @@ class Sender:
         """
         self._check_open()
         check_version(version)
+        flag(background, "background")
         seconds = self._timeout if timeout is None else seconds_of(timeout)
         if self._background is not None:
             self._background._ended.wait()

@@ -13,10 +13,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from unisono import errors
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.weights.holdings import Holdings, fresh_like
-from unisono.weights.layout import Sharding
 from unisono.weights.movement import Movement
 from unisono.weights.participant import Participant
 from unisono.weights.plan import Plan
+from unisono.weights.sharding import Sharding
 from unisono.weights.source import Source as SourceOfMovement
 from unisono.weights.terms import Numbers, Terms
 from unisono.weights.update import Report

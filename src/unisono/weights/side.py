@@ -1,16 +1,14 @@
 """A side: the ranks that make a `Sender` or a `Receiver` together, and what both are given."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
 
 from unisono.errors import UsageError
-from unisono.weights.layout import Shard
 from unisono.weights.rules import Rule
 
-__all__ = ["Side", "check_rules", "check_sharding"]
+__all__ = ["Side", "check_rules"]
 
 
 class Side:
@@ -50,14 +48,3 @@ def check_rules(rules: Any) -> tuple[Rule, ...]:
     if not isinstance(rules, Iterable) or not all(isinstance(rule, Rule) for rule in found):
         raise UsageError(f"rules={rules!r}: expected a list of rules, such as [rename('model.*', '*')]")
     return found
-
-
-def check_sharding(shard: Any) -> None:
-    """None, or a mapping of patterns to dims and `Shard`s."""
-    if shard is None:
-        return
-    if isinstance(shard, Mapping) and all(
-        isinstance(key, str | re.Pattern) and isinstance(dim, int | Shard) for key, dim in shard.items()
-    ):
-        return
-    raise UsageError(f"shard={shard!r}: expected a mapping of patterns to dims or Shards, such as {{'*.up.weight': 0}}")

@@ -1,6 +1,6 @@
 """`sync`: an update within one world. The ranks in `src` are a sender, every other is a replica of its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from unisono.errors import UsageError
-from unisono.weights.layout import Sharding
 from unisono.weights.meeting import KEY
 from unisono.weights.receiver import Receiver
 from unisono.weights.rules import Rule
 from unisono.weights.sender import Sender
+from unisono.weights.sharding import Sharding
 from unisono.weights.side import Side
 from unisono.weights.update import Report
 
@@ -43,9 +43,7 @@ def sync(
     if side.alone:
         raise UsageError("sync needs a process group: call torch.distributed.init_process_group first")
     members = dist.get_process_group_ranks(group)
-    ranks = [src] if isinstance(src, int) else sorted(src)
-    if not ranks or not set(ranks) <= set(members) or len(set(ranks)) < len(ranks):
-        raise UsageError(f"src={src!r}: expected one or several of the global ranks {members}, each once")
+    ranks = _ranks_of(src, members)
     if len(ranks) == len(members):
         raise UsageError(f"src={src!r} are all ranks of the group: nobody is left to receive")
     senders, store = _Senders(group, ranks), HashStore()
@@ -69,6 +67,15 @@ def sync(
     with sender:
         pushed: Report = sender.push(version)
         return pushed
+
+
+def _ranks_of(src: Any, members: list[int]) -> list[int]:
+    """The ranks of `src`, in order. Raises `UsageError` for what are no ranks of the group."""
+    ranks = list(src) if isinstance(src, Iterable) else [src]
+    known = all(isinstance(rank, int) and not isinstance(rank, bool) and rank in members for rank in ranks)
+    if not ranks or not known or len(set(ranks)) < len(ranks):
+        raise UsageError(f"src={src!r}: expected one or several of the global ranks {members}, each once")
+    return sorted(ranks)
 
 
 class _Senders(Side):
