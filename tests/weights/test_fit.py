@@ -47,6 +47,9 @@ MENDED: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = [
     (empty(**{"m.a.w": (2,), "m.b.w": (3,)}), empty(**{"a.w": (2,), "b.w": (3,)})),
     (empty(**{"a.w": (2,), "b.w": (3,)}), empty(**{"m.a.w": (2,), "m.b.w": (3,)})),
     (empty(**{"attention.w": (2,)}), empty(**{"self_attn.w": (2,)})),
+    (empty(**{"0._orig_mod.w": (2,), "1._orig_mod.b": (3,)}), empty(**{"0.w": (2,), "1.b": (3,)})),
+    (empty(**{"p.m.x.q.base.w": (2,), "p.m.x.k.base.w": (3,)}), empty(**{"x.q.w": (2,), "x.k.w": (3,)})),
+    (empty(**{"x.0.w": (2,), "x.1.w": (3,)}), empty(**{"x.w": (2,), "x.1.w": (3,)})),
     (empty(w=(2, 3)), empty(w=(3, 2))),
     (empty(w=(2, 3, 4)), empty(w=(4, 2, 3))),
     ({"w": torch.empty(2)}, {"w": torch.empty(2).bfloat16()}),
@@ -59,7 +62,7 @@ def test_the_rule_that_is_named_mends_it(sent: dict[str, torch.Tensor], wanted: 
     line = told(sent, wanted)[0]
     rule = line.rpartition("; ")[2].partition(" or ")[0]
     names: dict[str, Any] = {name: getattr(w, name) for name in w.__all__} | {"torch": torch}
-    assert fit(layout(sent), layout(wanted), [eval(rule, names)]).names == tuple(wanted)
+    assert fit(layout(sent), layout(wanted), eval(f"[{rule}]", names)).names == tuple(wanted)
 
 
 def test_many_names_are_compared_in_little_time() -> None:

@@ -182,6 +182,25 @@ def test_sync_refuses_other_ranks() -> None:
         assert found == [f"src={each}" for each in given]
 
 
+def one_group_for_both(rank: int, world_size: int, folder: str, sends: int) -> Any:
+    address = f"file://{folder}/meeting"
+    if rank == 0:  # it waits for the other rank of its side
+        side: Any = weights.Sender(address, {}) if sends == 0 else weights.Receiver(address, {})
+        side.close()
+        return ""
+    with pytest.raises(UsageError) as error:
+        weights.Sender(address, {}) if sends == 1 else weights.Receiver(address, {})
+    return str(error.value)
+
+
+@pytest.mark.parametrize("sends", [0, 1])
+def test_both_sides_in_one_group(sends: int, tmp_path: Path) -> None:
+    text = ranks(2).run(one_group_for_both, str(tmp_path), sends)[1]
+    first, second = ("Sender", "Receiver") if sends == 0 else ("Receiver", "Sender")
+    assert text.startswith(f"rank 0 of this group makes a {first}, this rank (1) a {second}: ")
+    assert 'pass group="self"' in text
+
+
 def test_nobody_comes() -> None:
     match = r"0 replicas of 1 joined in .* at tcp://127.0.0.1:\d+: start"
     with weights.Sender("tcp://127.0.0.1:0", {}) as sender, pytest.raises(CollectiveTimeout, match=match):

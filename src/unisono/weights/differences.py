@@ -1,7 +1,7 @@
 """Everything in which a receiver's tensors differ from what is sent, in words, with nearest names and the remedy."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -43,15 +43,22 @@ def show_differences(found: Sequence[Difference], sent: Sequence[str], wanted: S
 
 
 def _partners(short: Sequence[str], long: Sequence[str]) -> dict[str, str]:
-    """Names of `short` that are names of `long` without what stands before a point, and those of `long`."""
+    """Names of `short` that are names of `long` without what a wrapper has added, and those of `long`."""
     known, partners = set(short), dict[str, str]()
     for name in long:
-        rest = name.partition(".")[2]
-        while rest and rest not in known:
-            rest = rest.partition(".")[2]
-        if rest and rest not in partners:
+        rest = next((each for each in _unwrapped(name) if each in known), None)
+        if rest is not None and rest not in partners:
             partners |= {rest: name, name: rest}
     return partners
+
+
+def _unwrapped(name: str) -> Iterator[str]:
+    """A name without its first parts, then without one in the middle too."""
+    parts = name.split(".")
+    yield from (".".join(parts[first:]) for first in range(1, len(parts)))
+    for first, last in ((i, k) for i in range(len(parts) - 2) for k in range(i + 1, len(parts) - 1)):
+        if not parts[last].isdigit():
+            yield ".".join(parts[first:last] + parts[last + 1 :])
 
 
 def _names(found: Sequence[Difference], what: str) -> list[str]:
@@ -66,11 +73,10 @@ def _words(each: Difference, near: Sequence[str]) -> str:
     nearest = f"; nearest: {', '.join(near)}" if near else ""
     match each.what:
         case "missing":
-            rule = f'rename("{near[0]}", "{each.name}")' if near else ""
-            rule = _prefix_rule(near[0], each.name) or rule if near else rule
+            rule = _rename(near[0], each.name) if near else ""
             return f'{_show(each.receiver)} is wanted and not sent{nearest}; {_or(rule)}ignore("{each.name}")'
         case "unexpected":
-            rule = (_prefix_rule(each.name, near[0]) or f'rename("{each.name}", "{near[0]}")') if near else ""
+            rule = _rename(each.name, near[0]) if near else ""
             return f'{_show(each.sender)} is sent and not wanted{nearest}; {_or(rule)}ignore("{each.name}")'
         case "tied":
             return (
@@ -105,11 +111,38 @@ def _permutation(shape: Sequence[int], wanted: Sequence[int]) -> list[int]:
     return dims
 
 
-def _prefix_rule(old: str, new: str) -> str:
-    """The rename that takes a prefix off or puts one on, if that is all in which the names differ."""
+def _rename(old: str, new: str) -> str:
+    return _rules_between(old, new) or f'rename("{old}", "{new}")'
+
+
+def _rules_between(old: str, new: str) -> str:
+    """The renames that take off, or put on, what a wrapper adds to names, if that is all in which two names differ.
+
+    That is a prefix (``module.``), parts in the middle (``_orig_mod``, ``base_layer``), or both.
+    """
+    if new.endswith(f".{old}"):
+        return f'rename("*", "{new[: -len(old)]}*")'
     if old.endswith(f".{new}"):
         return f'rename("{old[: -len(new)]}*", "*")'
-    return f'rename("*", "{new[: -len(old)]}*")' if new.endswith(f".{old}") else ""
+    parts, wanted = old.split("."), new.split(".")
+    for prefix in range(len(parts) - len(wanted) + 1):
+        inner = _inserted(parts[prefix:], wanted)
+        if inner is not None:
+            rules = [f'rename("{".".join(parts[:prefix])}.*", "*")'] * bool(prefix)
+            rules += [f'rename("*.{inner}.*", "*.*")'] * bool(inner)
+            return ", ".join(rules)
+    return ""
+
+
+def _inserted(parts: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """What stands in one place within a name that is otherwise another: "" for nothing, None if more differs."""
+    first = next((i for i, (a, b) in enumerate(zip(parts, wanted, strict=False)) if a != b), len(wanted))
+    count = len(parts) - len(wanted)
+    run = parts[first : first + count]
+    inside = 0 < first < len(wanted) and not any(part.isdigit() for part in run)
+    if list(parts[first + count :]) != list(wanted[first:]) or (count and not inside):
+        return None
+    return ".".join(run)
 
 
 class _Nearest:

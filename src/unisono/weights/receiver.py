@@ -63,7 +63,7 @@ class Receiver:
         if name is not None and (not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable()):
             raise UsageError(f"name={name!r}: expected a text of 1 to 200 printable characters")
         side = Side(group)
-        name, instance = side.of_first((name or _default_name(), secrets.token_hex(8)))
+        name, instance = side.of_first((name or _default_name(), secrets.token_hex(8)), "Receiver")
         self._timeout = seconds
         self._part = Receiving(engine, shard, name, flag(mapped, "mapped"), side.rank)
         self._joining = Joining(

@@ -105,7 +105,7 @@ class Sender:
                 found = (listener.note.to_text(), instance, listener.address)
             except UsageError as problem:
                 error = problem
-        found = side.of_first(found)
+        found = side.of_first(found, "Sender")
         if error is not None:
             raise error
         if found is None:

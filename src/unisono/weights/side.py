@@ -32,14 +32,22 @@ class Side:
             if self.rank < 0:
                 raise UsageError("this process is not in the group: pass one of which it is a member, or 'self'")
 
-    def of_first(self, value: Any) -> Any:
-        """The value of the side's rank 0; collective."""
+    def of_first(self, value: Any, what: str) -> Any:
+        """The value of the side's rank 0; collective. ``what``: that all its ranks are making.
+
+        Raises `UsageError` if rank 0 makes something else: both sides have taken the same group.
+        """
         if self.world_size == 1:
             return value
-        found = [value]
+        found = [what, value]
         first = dist.get_global_rank(self._group, 0) if self._group is not None else 0
         dist.broadcast_object_list(found, src=first, group=self._group)
-        return found[0]
+        if found[0] != what:
+            raise UsageError(
+                f"rank 0 of this group makes a {found[0]}, this rank ({self.rank}) a {what}: all ranks of a group are "
+                'one side; pass group="self", or a group of the ranks of each side'
+            )
+        return found[1]
 
 
 def check_rules(rules: Any) -> tuple[Rule, ...]:

@@ -48,7 +48,7 @@ def sync(
         raise UsageError(f"src={src!r} are all ranks of the group: nobody is left to receive")
     senders, store = _Senders(group, ranks), HashStore()
     if dist.get_rank() not in ranks:
-        met = senders.of_first(None)
+        met = senders.of_first(None, "Sender")
         if met is None:
             raise UsageError(f"rank {ranks[0]} could not begin to send: its own error says why")
         store.set(KEY, met[0])
@@ -87,7 +87,7 @@ class _Senders(Side):
         self.world_size = len(ranks)
         self.rank = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1
 
-    def of_first(self, value: Any) -> Any:
+    def of_first(self, value: Any, what: str) -> Any:
         """The value of the first of them, at all ranks of the group."""
         self._given = True
         found = [value]
@@ -97,4 +97,4 @@ class _Senders(Side):
     def give_up(self) -> None:
         """The others must not wait, if the first has raised before it gave a value."""
         if not self._given:
-            self.of_first(None)
+            self.of_first(None, "Sender")
