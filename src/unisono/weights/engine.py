@@ -43,8 +43,8 @@ class ModuleEngine:
 
     standby: a second copy of the tensors takes a version while the first serves; without it versions are written in
     place, and holds wait for the whole update. commit: ``swap`` exchanges the memory of the two by ``.data``, so that
-    Parameter objects and ties stay; ``copy`` copies, for engines that remember addresses. A tensor that shares its
-    memory with others (but for ties), or leaves gaps in it, is always copied.
+    Parameter objects and ties stay; ``copy`` copies, for engines that remember addresses. A tensor is always copied
+    whose memory has gaps, or is something else's too (but for ties): a view's, a state_dict's, that of FSDP2.
 
     Subclasses may look at, or change, the tensors in `load`: they are those of `standby`.
     """
@@ -155,8 +155,13 @@ class ModuleEngine:
 
     @property
     def free(self) -> set[str]:
-        """The names whose memory is theirs, and their ties', alone."""
+        """The names whose memory is no other's of this model, but for ties."""
         return self._alone
+
+    @property
+    def seen_elsewhere(self) -> set[str]:
+        """Those of them whose memory something else has too, and would keep."""
+        return self._holdings.seen_elsewhere(self._alone - self._ours)
 
     @property
     def live(self) -> dict[str, Tensor]:
@@ -189,10 +194,17 @@ class ModuleEngine:
         if version is None or self.in_place:
             return
         with torch.inference_mode(False), torch.no_grad():
-            copied = set() if self._alone.issuperset(loaded) else set(loaded) - self._alone
+            copied = self._copied(loaded)
             self._exchange([name for name in loaded if name not in copied] if copied else loaded)
             for name in copied:
                 self._holdings.local[name].copy_(self.standby[name])
+
+    def _copied(self, loaded: list[str]) -> set[str]:
+        """Those of the names to which a version is copied, for their memory is not this engine's to exchange."""
+        copied = set() if self._alone.issuperset(loaded) else set(loaded) - self._alone
+        if len(self._ours) < len(self._holdings.local):
+            copied |= self.seen_elsewhere & set(loaded)
+        return copied
 
     def _exchange(self, names: list[str]) -> None:
         """The memory of some tensors and of those tied to them; that which the model came with is given back."""

@@ -1,7 +1,8 @@
 """A source's own tensors, looked at anew only where they have changed: that is asked at every update, of thousands."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain, count
 from operator import is_
@@ -87,6 +88,22 @@ class Holdings:
             low, high = BOUNDS
             self._shared = bool(high) and any(low <= pointer < high for pointer in self.pointers)
         return self._shared
+
+    def seen_elsewhere(self, names: Collection[str]) -> set[str]:
+        """Those of some names whose memory something else has too, which would keep it if it were exchanged.
+
+        A view, a tensor of a state_dict, the flat one by which FSDP2 gathers. Of each storage the users are counted.
+        """
+        storages = {name: tensor.untyped_storage() for name, tensor in self.local.items()}
+        known = Counter(storage._cdata for storage in storages.values())
+        objects = {id(tensor): storages[name]._cdata for name, tensor in self.own.items()}
+        known.update(objects.values())
+        return {
+            name
+            for name in names
+            if torch._C._storage_Use_Count(storages[name]._cdata)
+            > known[storages[name]._cdata] + 1  # its Python object
+        }
 
     def like(self, local: Mapping[str, Tensor]) -> "Holdings":
         """The same, of other memory."""
@@ -210,17 +227,12 @@ def _dense(tensor: Tensor) -> bool:
 
 
 def alone(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> set[str]:
-    """The names whose memory is theirs and their ties' alone, all of it: it may be exchanged."""
-    users: dict[int, set[str]] = {}
-    for name, tensor in tensors.items():
-        users.setdefault(tensor.untyped_storage()._cdata, set()).add(ties.get(name, name))
-    return {
-        name
-        for name, tensor in tensors.items()
-        if len(users[tensor.untyped_storage()._cdata]) == 1
-        and _dense(tensor)
-        and tensor.untyped_storage().nbytes() == tensor.nbytes
-    }
+    """The names whose memory has no gaps, and is none of another name's but for ties.
+
+    It may be exchanged unless something else has it too, as `Holdings.seen_elsewhere` finds.
+    """
+    common = set(overlapping(tensors, ties))
+    return {name for name, tensor in tensors.items() if ties.get(name, name) not in common and _dense(tensor)}
 
 
 def overlapping(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> list[str]:

@@ -46,6 +46,7 @@ def named_tensors(source: Source) -> dict[str, Tensor]:
 
 
 def _of_module(module: nn.Module) -> dict[str, Tensor]:
+    state = module.state_dict(keep_vars=True)  # FSDP2 shards again for it what the last forward has gathered
     own: dict[Any, Tensor] = {}
     for each in module.modules():
         for tensor in (*each._parameters.values(), *each._buffers.values()):
@@ -53,7 +54,7 @@ def _of_module(module: nn.Module) -> dict[str, Tensor]:
                 own[id(tensor)] = tensor
                 own.setdefault(_view_key(tensor), tensor)  # what a hook has detached is still its own
     found = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
+    for name, tensor in state.items():
         if not isinstance(tensor, Tensor) or _is_extra(name):
             continue
         mine = own.get(id(tensor), own.get(_view_key(tensor)))

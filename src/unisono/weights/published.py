@@ -59,7 +59,7 @@ def check_mappable(
         elif tensor.device.type != "cpu":
             problem = f"is on {tensor.device}"
         elif each not in free and tensor.numel():
-            problem = "shares its memory with another tensor, or does not fill it"
+            problem = "shares its memory with another tensor (a view, a state_dict's), or leaves gaps in it"
         if problem:
             raise UsageError(f"replica {name!r} can not be mapped: {each} {problem}; leave mapped=True out")
 

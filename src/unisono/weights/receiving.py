@@ -27,6 +27,7 @@ from unisono.weights.wire import Message, Who
 __all__ = ["Receiving"]
 
 _LOOK = 0.05  # s between two looks at the connection while threads hold
+_QUIET = 1.0  # s that a look at who has a tensor's memory waits for threads that hold
 
 
 class Receiving(Participant):
@@ -82,7 +83,18 @@ class Receiving(Participant):
                 raise UsageError(f"replica {self.name!r} can not be mapped: the sender is on another host")
             assert self._module is not None
             fit, own = movement.plan.fits[lineup.replica], lineup.own
-            check_mappable(self.name, fit, self._target.layout, own, self._module.live, self._module.free)
+            check_mappable(self.name, fit, self._target.layout, own, self._module.live, self._free())
+
+    def _free(self) -> set[str]:
+        """The names whose memory is theirs and their ties' alone, while no thread that holds makes views of it."""
+        module = self._module
+        assert module is not None
+        if module.seen_elsewhere and self.holds_of.begin(time.monotonic() + _QUIET):
+            try:
+                return module.free - module.seen_elsewhere
+            finally:
+                self.holds_of.done()
+        return module.free
 
     def move(self, terms: Terms, announced: Message, bases: list[Any]) -> tuple[dict[str, int], bytes]:
         """Moves the tensors into the engine, and checks them."""

@@ -20,8 +20,8 @@ def share(module: S) -> S:
 
     module: a module, or a mapping of names to tensors. Values, strides and ties are kept, and so are Parameter objects:
     only their memory is another. Replicas of the same host read these tensors where they lie. Where the system refuses
-    such memory the tensors are in ordinary memory, and are sent through buckets as ever; so is a tensor that is a view
-    of memory which is not its own.
+    such memory the tensors are in ordinary memory, and are sent through buckets as ever; so is a tensor whose memory
+    is something else's too: a view's, a state_dict's, that of FSDP2.
 
     Raises `UsageError` if the module is something else.
     """
@@ -30,6 +30,7 @@ def share(module: S) -> S:
     assert holdings.layout is not None
     ties = holdings.layout.ties
     free = alone(holdings.local, ties)
+    free -= holdings.seen_elsewhere(free)
     once = {n: t for n, t in holdings.local.items() if n in free and n not in ties and t.device.type == "cpu"}
     starts, nbytes = starts_of(once)
     with torch.inference_mode(False), torch.no_grad():
