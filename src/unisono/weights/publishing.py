@@ -36,7 +36,7 @@ class Publishing:
         ]  # a replica of each kind of those that are mapped
         self._copies = {number: Copies(movement.plan.fits[number]) for number in self._kinds}
         self._bound: Bound[list[tuple[Window, int, Packer, bool]]] = Bound()
-        self._rounds = divided(windows, movement.oversubscribed)
+        self._rounds = rounds(windows, movement.oversubscribed)
         self._summed: list[Rows] = []
 
     def map(self, source: int, heap: Tensor | None, table: int) -> bool:
@@ -179,11 +179,6 @@ class Publishing:
         """Lets the copies go."""
         for copies in self._copies.values():
             copies.close()
-
-
-def divided(windows: Sequence[Sequence[Window]], oversubscribed: bool) -> list[range]:
-    """The windows between two meetings: all of them where there are more ranks than cores, else as in a movement."""
-    return [range(max(map(len, windows), default=0))] if oversubscribed else rounds(windows)
 
 
 def _published(move: Move, place: PlaceInFile) -> Move:

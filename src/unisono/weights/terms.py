@@ -95,16 +95,19 @@ def half_of(windows: Sequence[Window]) -> int:
 
 
 def rounds(steps: Sequence[Sequence[Window]], oversubscribed: bool = False) -> list[range]:
-    """The steps between two meetings of all ranks: 1, 2, 4, 8, 8, …, 2, 1, so that little is packed or read alone.
+    """The steps between two meetings of all ranks: 1, 3, 4, 4, …, 2, 1, so that little is packed or read alone.
 
-    oversubscribed: there are more ranks than cores, which then hardly do both at once: as few meetings as can be.
+    oversubscribed: there are more ranks than cores, which then hardly do both at once: 4, 8, 8, …, as few meetings as
+    the slots allow, but for the first, until which all other ranks wait.
     Two rounds that follow each other fit into the slots: one is packed while the other is read.
     """
     found: list[range] = []
     first, stop = 0, max(map(len, steps), default=0)
-    even = -(-stop // max(-(-stop // (SLOTS // 2)), 1))
+    growth = (SLOTS // 4, SLOTS // 2) if oversubscribed else (1, 3, 4)
     while first < stop:
-        count = even if oversubscribed else min(2 ** len(found), SLOTS // 2, (stop - first + 1) // 2)
-        found.append(range(first, min(first + count, stop)))
+        count = min(growth[min(len(found), len(growth) - 1)], stop - first)
+        if not oversubscribed:
+            count = min(count, (stop - first + 1) // 2)
+        found.append(range(first, first + count))
         first += count
     return found
