@@ -1,9 +1,11 @@
-"""A trainer on one host and a replica on another: updates through Gloo, with the values and errors of one host."""
+"""A trainer on one host and a replica on another: updates between them, with the values and errors of one host."""
 
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from hosts.conftest import Command, Network
 
@@ -16,9 +18,9 @@ from unisono.errors import UnisonoError
 def model(version):
     return {f"layer.{i}": torch.full((50, 7), 10.0 * version + i) for i in range(4)}
 
-side, address = sys.argv[1:]
+side, address, backend = sys.argv[1:]
 if side == "trainer":
-    with weights.Sender(address, model(0), backend="gloo", timeout=30) as sender:
+    with weights.Sender(address, model(0), backend=backend, timeout=30) as sender:
         for version in (1, 2):
             print("pushed", sender.push(source=model(version)).moved, flush=True)
         print("sums", sorted(sender.checksums().items()), flush=True)
@@ -64,12 +66,13 @@ def printed(text: str, first: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(first)]
 
 
-def test_values_and_errors(make_hosts: Callable[..., Network], tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_values_and_errors(backend: str, make_hosts: Callable[..., Network], tmp_path: Path) -> None:
     net = make_hosts()
     (tmp_path / "program.py").write_text(PROGRAM)
     start = [sys.executable, f"{tmp_path}/program.py"]
-    replica = net.start(1, [*start, "replica", "tcp://10.77.0.1:29600"])
-    trainer = net.start(0, [*start, "trainer", "tcp://10.77.0.1:29600"])
+    replica = net.start(1, [*start, "replica", "tcp://10.77.0.1:29600", backend])
+    trainer = net.start(0, [*start, "trainer", "tcp://10.77.0.1:29600", backend])
     theirs = wait_for(replica, "ready 2")
     net.hosts.kill(1, replica.running.pid)
     code, mine = trainer.end()

@@ -17,17 +17,19 @@ __all__ = ["peer_memory", "private_group"]
 
 
 def private_group(
-    store: Any, rank: int, processes: Sequence[Identity], name: str, seconds: float
+    store: Any, rank: int, processes: Sequence[Identity], name: str, seconds: float, one_host: bool = True
 ) -> UnisonoProcessGroup:
-    """This process as ``rank`` of a group that ``processes`` of one host, by rank, make over ``store``.
+    """This process as ``rank`` of a group that ``processes``, by rank, make over ``store``.
 
-    ``name`` tells the groups of one store apart. Returns once all have joined; calls time out after ``seconds``. Raises
-    as `init_process_group` does, also `PeerLostError` for a process that dies before it has begun to join.
+    ``name`` tells the groups of one store apart. ``one_host``: of one host, where a process that dies before it has
+    begun to join is seen (`PeerLostError`). Returns once all have joined; calls time out after ``seconds``. Raises as
+    `init_process_group` does.
     """
     patches.apply()
     global_ranks = list(range(len(processes)))
     members = MemberRegistry(store, f"private {name}", name, name, global_ranks, rank, counted=False)
-    members.expected = processes
+    if one_host:
+        members.expected = processes
     group = Group(rank, global_ranks, name, seconds, members, from_environment())
     group.wait_for_all()
     return UnisonoProcessGroup(group, store, timedelta(seconds=seconds))

@@ -5,7 +5,6 @@ one fails.
 """
 
 import time
-from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from unisono.backend.private import private_group
 from unisono.errors import MismatchError, UsageError
-from unisono.transport.handshake import make_gloo
 from unisono.transport.memory_store import MemoryStore
+from unisono.weights.apart import check_backend, make_group
 from unisono.weights.fit import Fit, fit
 from unisono.weights.layout import Layout, merge
 from unisono.weights.plan import make_plan
@@ -79,6 +78,7 @@ class Lineup:
         self.here = one_host(self.who)
         self.store: str = message["store"]
         self.bucket: int = message["bucket"]
+        self.backend: str = message["backend"] if self.here else check_backend(message["backend"])
         layouts = _layouts(self.parties, message["texts"])
         fits = _fits(self.parties, layouts)
         forward = "direct" if self.here else "auto"
@@ -138,9 +138,9 @@ def group_here(lineup: Lineup, seconds: float) -> Any:
 
 
 def group_apart(lineup: Lineup, store: Any, seconds: float) -> Any:
-    """The group of a line-up over several hosts, of Gloo."""
+    """The group of a line-up over several hosts, of the sender's backend."""
     prefixed = PrefixStore(f"line-up {lineup.number}", store)
-    return make_gloo(prefixed, lineup.rank, len(lineup.who), timedelta(seconds=seconds))
+    return make_group(lineup.backend, prefixed, lineup.rank, [who.identity for who in lineup.who], seconds)
 
 
 def left(deadline: float) -> float:

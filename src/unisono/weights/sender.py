@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unisono import errors
 from unisono.errors import UnisonoError, UsageError, kind_and_text
+from unisono.weights.apart import check_backend
 from unisono.weights.arguments import check_version, flag, seconds_of, whole_number
 from unisono.weights.checksum import show_checksum
 from unisono.weights.coordinator import Coordinator
@@ -40,7 +41,8 @@ class Sender:
     tensors, or a callable that returns one at each push. rules, shard: see `plan`, `layout`. receivers: how many
     replicas the first push waits for. group: the side's ranks. delta: leave out tensors that the replicas have.
     bucket: bytes that move together, at most. checksum: prove every tensor. lost: "raise", or "drop" for an update that
-    goes on without replicas that die. backend: of the group of ranks on several hosts. timeout: seconds.
+    goes on without replicas that die. backend: of the group of ranks on several hosts, "gloo", "unisono" or one
+    that is registered for CPU tensors. timeout: seconds.
 
     Raises `UsageError` for an argument out of range, and an address that another sender uses.
     """
@@ -70,8 +72,6 @@ class Sender:
             )
         if flag(delta, "delta") and not flag(checksum, "checksum"):
             raise UsageError("delta=True compares checksums: leave checksum=True")
-        if backend != "gloo":
-            raise UsageError(f"backend={backend!r}: expected 'gloo', which moves CPU tensors between hosts")
         receivers, place = whole_number(receivers, "receivers", 0), place_at(address)
         self._timeout, self._source = seconds_of(timeout, zero=False), source
         self._pushing = threading.RLock()
@@ -82,7 +82,7 @@ class Sender:
             "bucket": whole_number(bucket, "bucket", 1),
             "checksum": flag(checksum, "checksum"),
             "lost": lost,
-            "backend": backend,
+            "backend": check_backend(backend),
         }
         self._side = group if isinstance(group, Side) else Side(group)
         self._part = Sending(shard)
