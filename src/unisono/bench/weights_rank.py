@@ -47,6 +47,7 @@ def measure_weights(settings: WeightSettings, rank: int, init_method: str, repor
     dist.init_process_group("unisono", init_method=init_method, rank=rank, world_size=settings.ranks, timeout=limit)
     try:
         walk = _Walk(settings, rank, Path(init_method.removeprefix("file://")).parent)
+        walk.load()
         for case in settings.cases:
             rows = walk.rows(case) if rank < case.ranks else []
             for row in rows if rank == 0 else []:
@@ -63,6 +64,7 @@ class _Walk:
     def __init__(self, settings: WeightSettings, rank: int, folder: Path) -> None:
         self.settings, self.rank, self.folder = settings, rank, folder
         self.meetings = 0  # so far in this case
+        self.case = settings.cases[0]
         self.groups: dict[tuple[str, int, int], Any] = {}
         self.rates: dict[tuple[int, int], Rates] = {}
         self.other_work = torch.zeros(0 if settings.parts else _CACHE // 4)
@@ -76,10 +78,15 @@ class _Walk:
                     made = dist.new_group(list(range(first, end)), backend=backend, timeout=limit)
                     self.groups[backend, first, end] = made
 
+    def load(self) -> None:
+        """One update among all ranks: the modules and loops that it loads are not memory of the first measured one."""
+        with self._update(Case(1, 1, 1, self.settings.ranks - 1), checksum=True):
+            pass
+
     def rows(self, case: Case) -> list[Row]:
         """All contenders of one case, in the settings' order."""
         times: dict[str, list[float]] = {}
-        self.meetings, self.case = 0, case
+        self.meetings, self.case = 1, case
         with ExitStack() as stack:
             calls = {"weights": stack.enter_context(self._update(case, checksum=True))}
             seen = self._seen
