@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unisono.errors import CollectiveTimeout, MismatchError, UnisonoError
+from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError
 from unisono.runtime.call import Call, Site
 from unisono.runtime.call_site import call_site
 from unisono.runtime.control import Control
@@ -247,7 +247,8 @@ class CollectiveQueue(CallQueue):
                 outcome = None
                 continue
             if outcome == LOST:
-                self._check_aborted(task.call)
+                if error := self._given_up(task.call):  # it released its tensor before all had read it
+                    raise error
             elif outcome == UNREADY:
                 self.mappings.map_peers(prepared.root_read)
             outcome = None
@@ -302,21 +303,13 @@ class CollectiveQueue(CallQueue):
             raise ConsensusError(error)
         task.parts[0][0].adapt(headers)
 
-    def _check_aborted(self, call: Call) -> None:
-        """Raises `PeerLostError` if a peer has aborted the direct call that has just run.
-
-        It arrived at the last meeting, but released its tensor before all had read it.
-        """
-        if losses := self._given_up():
-            what = f"{call.describe(self._global_ranks)}, call no. {self.calls + 1} of {self._label},"
-            raise self.monitor.lost(f"{what} has no result to be trusted", losses)
-
-    def _given_up(self) -> list[Loss]:
-        """The losses of ranks that have given up the call at the head of the queue."""
-        number, field = self.calls + 1, self._segment.field
+    def _given_up(self, call: Call) -> PeerLostError | None:
+        """The error of the call at the head of the queue, if ranks have given it up."""
+        number, field, words = self.calls + 1, self._segment.field, "gave the call up while its tensor was in use"
         gone = [rank for rank in range(self._board.size) if self._longs[field(rank, ABORTED)] == number]
-        words = "gave the call up while its tensor was in use"
-        return [self.monitor.loss(rank) or Loss(f"rank {self._global_ranks[rank]} {words}") for rank in gone]
+        losses = [self.monitor.loss(rank) or Loss(f"rank {self._global_ranks[rank]} {words}") for rank in gone]
+        what = f"{call.describe(self._global_ranks)}, call no. {number} of {self._label}, has no result to be trusted"
+        return self.monitor.lost(what, losses) if losses else None
 
     def _meeting(self) -> Callable[[], bool]:
         """A function that arrives at a meeting of no call, and returns whether it is complete; called until it is."""
@@ -346,11 +339,13 @@ class CollectiveQueue(CallQueue):
             return
         task, board = self._queue[0], self._board
         missing = board.missing()
-        gone = self.monitor.losses(missing) or ([] if missing else self._given_up())
+        gone = self.monitor.losses(missing)
         if board.full():  # they arrived in the meantime
             return
         if gone:
             self._fail_lost_peer(task, self.monitor.lost(self.explain(task, "can not end"), gone))
+        elif not missing and (error := self._given_up(task.call)):
+            self._fail_lost_peer(task, error)
         elif words := task.overdue():
             self._fail(task, self._late(task, words))
             if self._control.arrived and not board.full():  # who comes later must not complete it
