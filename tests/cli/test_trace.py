@@ -106,7 +106,10 @@ def test_a_signal_reaches_the_program_and_nothing_stays(tmp_path: Path, number: 
     program = [sys.executable, str(tmp_path / "sleeper.py"), str(ready), str(told), str(int(number))]
     command = [sys.executable, "-m", "unisono.cli", "trace", "--out", str(tmp_path / "out"), "--", *program]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as tracer:
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup a child would ignore SIGHUP
+    tracer = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    signal.signal(number, before)
+    with tracer:
         while not ready.exists():
             assert tracer.poll() is None
             time.sleep(0.01)
