@@ -16,7 +16,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 
 from unisono.errors import CollectiveTimeout, DeadlockError, MismatchError, UnisonoError, UsageError
@@ -209,9 +208,11 @@ class CallQueue(ABC):
             with self._marking:
                 self._worker.backoff.visits += 1
                 waiting, self._waiters = 1, self._waiters + 1
-            while self._acquire(task):
-                with ExitStack() as held:
-                    held.callback(self._lock.release)
+            while True:
+                try:  # a signal handler may raise as soon as the lock is taken
+                    while not self._lock.acquire(timeout=_LOCK_INTERVAL):
+                        if task.done:  # the worker, which may hold it for long, has completed it
+                            return None
                     self._run_progress(spin=not task.done)
                     if not task.done and time.monotonic() >= check_at:
                         if self.refused[0] and (error := self._on_rejected(task)):
@@ -224,6 +225,11 @@ class CallQueue(ABC):
                             self._check_peers()
                             self._waited = None
                         check_at = time.monotonic() + _CHECK_INTERVAL
+                finally:
+                    try:  # noqa: SIM105  # nothing may come before the release
+                        self._lock.release()
+                    except RuntimeError:  # not taken
+                        pass
                 self._notify_listeners()
                 if task.done:
                     return None
@@ -236,7 +242,6 @@ class CallQueue(ABC):
                         return error
                     interval = min(interval, left)
                 self._sleep(interval)
-            return None
         finally:
             with self._marking:
                 self._waiters -= waiting
@@ -244,13 +249,6 @@ class CallQueue(ABC):
                 self._worker.remind()
             if wait is not None:
                 wait.end()
-
-    def _acquire(self, task: Task) -> bool:
-        """Takes the lock; returns False once the worker, which may hold it for long, has completed ``task``."""
-        while not self._lock.acquire(timeout=_LOCK_INTERVAL):
-            if task.done:
-                return False
-        return True
 
     def _fail_lost_peer(self, task: Task, error: UnisonoError) -> None:
         """Fails ``task``, whose peer is gone; by a deadlock of both if the peer has found one. Lock held."""
