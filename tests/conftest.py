@@ -12,8 +12,13 @@ if os.environ.get("UNISONO_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # CPU tensors are what is tested; torch turns to a GPU where it sees one
 
 import pytest
+from hypothesis import settings
 
 from ranks import _POOL
+
+# An example may wait for a busy machine, or be the first to import; every run of the tests draws the same ones.
+settings.register_profile("unisono", deadline=None, derandomize=True)
+settings.load_profile("unisono")
 
 # A shell starts background jobs with Ctrl-C ignored, which processes inherit; what the tests start must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)

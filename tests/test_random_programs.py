@@ -108,9 +108,6 @@ def execute(rank: int, world_size: int, program: list[Call]) -> list[str]:
 def test_random_programs(world_size: int) -> None:
     @settings(
         max_examples=25 if world_size < 8 else 12,
-        deadline=None,
-        derandomize=True,
-        database=None,
         phases=[Phase.generate],  # to shrink a program that hangs would take its timeout each time
         suppress_health_check=[HealthCheck.too_slow],
     )

@@ -51,7 +51,7 @@ def test_formulas_tell_steps_and_bytes(algorithm: AlgorithmInfo) -> None:
 
 
 @ALL
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_is_proved_for_random_sizes_roots_and_chunks(algorithm: AlgorithmInfo, data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 12 if algorithm.collective == "all_to_all" else 24), "ranks")

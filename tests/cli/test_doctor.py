@@ -61,6 +61,13 @@ def test_topo_in_json() -> None:
     [
         (["doctor", "--timeout", "0"], "--timeout is 0, expected 0.1 to 3600 seconds"),
         (["topo", "--port", "70000"], "--port is 70000, expected 1 to 65535"),
+        *(
+            (
+                ["doctor", "--rdzv-endpoint", endpoint],
+                f"--rdzv-endpoint is {endpoint}, expected HOST or HOST:PORT with a port of 0 to 65535",
+            )
+            for endpoint in ("foo:bar", "host0:70000", ":29400")
+        ),
         (
             ["topo", "--png", "/nowhere/topo.png"],
             "cannot write /nowhere/topo.png: the directory /nowhere does not exist",

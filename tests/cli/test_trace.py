@@ -140,3 +140,4 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr.splitlines()[-1]
     assert result.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())  # no folder of results either

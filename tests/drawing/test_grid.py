@@ -118,7 +118,7 @@ transfers = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(transfers, max_size=5).map(lambda ts: Step.of(*ts)), max_size=4))
 def test_any_steps_can_be_read_back(steps: list[Step]) -> None:
     schedule = Schedule("any", Collective("all_reduce", 5, 6), tuple(steps))

@@ -207,3 +207,31 @@ def test_an_exception_raised_in_the_midst_of_a_call_ends_the_group(kind: str) ->
     if again.kind != _BETWEEN.get(kind):
         again.says("UnisonoError", "failed before and can only be destroyed: .*Watchdog.*too late")
     assert second.kind in ("PeerLostError", "MismatchError")
+
+
+def _raised_as_the_queue_is_taken(rank: int, world_size: int, way: str) -> list[Any]:
+    x = torch.zeros(2)
+    if rank == 1:
+        _get_default_store().wait(["raised"])
+        dist.send(torch.ones(2), 0)
+        return []
+    work: Any = dist.irecv(x, 1)
+
+    def raise_once(frame: object, event: str, function: Any) -> None:
+        if event == "c_return" and function.__name__ == "acquire":
+            sys.setprofile(None)
+            raise Watchdog("too late")
+
+    sys.setprofile(raise_once)  # as a signal handler that Python runs at that moment
+    fault = attempt(getattr(work, way))
+    _get_default_store().set("raised", "")
+    ended = attempt(work.wait if way == "is_completed" else lambda: dist.recv(x, 1))
+    return [fault, ended, x.tolist()]
+
+
+@pytest.mark.parametrize("way", ["is_completed", "wait"])
+def test_an_exception_raised_as_a_queue_is_taken_leaves_it_free(way: str) -> None:
+    with Job(_raised_as_the_queue_is_taken, 2, way) as job:
+        (first, again, values), _ = job.results(10)
+    first.says("Watchdog", "^too late$")
+    assert (again.kind, values) == ("", [1.0, 1.0])

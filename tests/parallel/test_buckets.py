@@ -10,7 +10,7 @@ from unisono.parallel.data.buckets import GradientBucket, check_dense, plan_buck
 DTYPES = (torch.float32, torch.float64)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), min_size=1, max_size=12),
     st.randoms(use_true_random=False),

@@ -8,7 +8,7 @@ from unisono.errors import UsageError
 from unisono.parallel.pipeline import divide_layers
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.data())
 def test_no_division_has_a_cheaper_costliest_stage(costs: list[int], data: st.DataObject) -> None:
     count = len(costs)

@@ -91,7 +91,7 @@ def sequence_pair(
     compare(model, y, x, alone, alone(x_alone), x_alone)
 
 
-@settings(derandomize=True, max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.integers(1, 4),
     st.tuples(st.integers(1, 5), st.integers(4, 9), st.integers(1, 5)),
@@ -105,7 +105,7 @@ def test_column_then_row(
     ranks(world_size).run(pair, sizes, shape, bias, chunks)
 
 
-@settings(derandomize=True, max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 4), st.integers(0, 9), st.integers(0, 1), st.integers(1, 3))
 def test_sequence_parallel_of_any_length(world_size: int, length: int, dim: int, chunks: int) -> None:
     shape = (length, 2) if dim == 0 else (2, length)

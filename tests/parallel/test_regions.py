@@ -83,7 +83,7 @@ def cases(draw: st.DrawFn) -> tuple[int, list[int], int, list[int] | None]:
     return world_size, shape, dim, lengths
 
 
-@settings(derandomize=True, max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cases())
 def test_values_and_gradients(case: tuple[int, list[int], int, list[int] | None]) -> None:
     world_size, *arguments = case
@@ -165,13 +165,13 @@ def test_sum_gradients() -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
-@settings(derandomize=True, max_examples=30)
+@settings(max_examples=30)
 def test_split_evenly_is_tensor_split(total: int, world_size: int) -> None:
     assert split_evenly(total, world_size) == tuple(len(part) for part in torch.arange(total).tensor_split(world_size))
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 1))
-@settings(derandomize=True, max_examples=20)
+@settings(max_examples=20)
 def test_shares_join_to_the_whole(world_size: int, parts: int, each: int, dim: int) -> None:
     shape = [3, 3]
     shape[dim] = parts * each

@@ -58,7 +58,7 @@ def compare(rank: int, world_size: int, cases: list[tuple[tuple[int, ...], bool,
             torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
-@settings(derandomize=True, max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.integers(1, 4),
     st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 19), st.integers(1, 5)),
@@ -152,7 +152,7 @@ def test_shards(layout: str) -> None:
         assert gradient.tolist() == list(range(13))
 
 
-@settings(derandomize=True, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 5), st.integers(0, 23), st.sampled_from(["zigzag", "contiguous"]))
 def test_what_is_seen_is_the_causal_mask(world_size: int, total: int, kind: str) -> None:
     """Put together from what every rank sees of every other, the mask is the lower triangle."""

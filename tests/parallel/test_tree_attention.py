@@ -29,7 +29,7 @@ def compare(rank: int, world_size: int, queries: int, lengths: list[int], algori
     torch.testing.assert_close(y.float(), expected, rtol=0.05, atol=0.05)
 
 
-@settings(derandomize=True, max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any),
     st.integers(1, 3),

@@ -37,7 +37,7 @@ def test_reductions_that_meet_are_one_landing_in_rank_order() -> None:
     assert [moved.landings(rank) for rank in (0, 1, 3)] == [[], [], []]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     st.sampled_from([e for e in list_algorithms() if not e.simulation_only]),
     st.integers(1, 9),

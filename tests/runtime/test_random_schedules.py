@@ -232,9 +232,6 @@ def on_the_board(rank: int, world_size: int, plan: tuple[Line, ...]) -> tuple[li
 def test_the_same_bits_everywhere(world_size: int, examples: int) -> None:
     @settings(
         max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
         phases=[Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )

@@ -60,7 +60,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return Schedule("drawn", collective, tuple(steps), draw(st.integers(0, 2)))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(schedules())
 def test_any_schedule_round_trips_even_a_wrong_one(schedule: Schedule) -> None:
     assert Schedule.from_text(schedule.to_text()) == schedule

@@ -10,7 +10,7 @@ from unisono.simulation import PipelineCosts, Slot, simulate
 times = st.sampled_from([0.25, 0.5, 1.0, 1.75, 3.0])
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 6), st.integers(1, 14), times, times, times)
 def test_the_bubble_is_that_of_the_formula(name: str, p: int, m: int, t_f: float, t_b: float, t_w: float) -> None:
     schedule = build_pipeline(name, p, m)

@@ -237,7 +237,7 @@ def _victim(data: st.DataObject, least_steps: int = 1) -> Schedule:
     return schedule
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=250)
 @given(st.data())
 def test_every_dropped_transfer_is_caught(data: st.DataObject) -> None:
     schedule = _victim(data)
@@ -249,7 +249,7 @@ def test_every_dropped_transfer_is_caught(data: st.DataObject) -> None:
     assert not numbers_are_right(mutant)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=250)
 @given(st.data())
 def test_every_duplicated_transfer_is_caught(data: st.DataObject) -> None:
     schedule = _victim(data)
@@ -257,7 +257,7 @@ def test_every_duplicated_transfer_is_caught(data: st.DataObject) -> None:
     assert not report.ok or len(report.notes) > len(verify(schedule).notes)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(st.data(), st.sampled_from([_reorder, _swap_steps, _redirect, _recolour]))
 def test_any_other_mutation_is_caught_if_and_only_if_it_spoils_the_result(
     data: st.DataObject, mutation: Mutation

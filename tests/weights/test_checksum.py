@@ -71,7 +71,7 @@ def test_shards_add_up_whatever_their_cut(sums: str, monkeypatch: pytest.MonkeyP
     if sums == "numpy":
         monkeypatch.setenv("UNISONO_FUSED", "0")
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.data())
     def run(data: st.DataObject) -> None:
         whole = data.draw(wholes())
@@ -125,7 +125,7 @@ def test_blocks_of_one_name_add_up() -> None:
     assert Checker(halves).sums() == {"w": checksum(tensor)}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 4), max_size=7), st.integers(0, 1))
 def test_rows_cover_a_block_once(shape: list[int], more: int) -> None:
     spread = contiguous([length + more for length in shape], 2)

@@ -66,7 +66,7 @@ def test_parts_of_a_shard_are_checked(parts: int | tuple[int, ...]) -> None:
         Shard(0, parts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_the_text_form_gives_it_back(data: st.DataObject) -> None:
     made = data.draw(layouts_of(data.draw(wholes())))

@@ -136,7 +136,7 @@ def test_any_bit_of_any_tensor_is_found() -> None:
         receiver.follow()
         sender.push()
 
-        @settings(max_examples=150, deadline=None)
+        @settings(max_examples=150)
         @given(st.data())
         def run(data: st.DataObject) -> None:
             name = data.draw(st.sampled_from(sorted(KINDS)))

@@ -104,7 +104,7 @@ CASES["cast and transpose, then quantize"] = (
 def test_a_rule_is_torchs_operation(name: str) -> None:
     sent, rules, wanted = CASES[name]
 
-    @settings(max_examples=6, deadline=None, derandomize=True)
+    @settings(max_examples=6)
     @given(st.data())
     def run(data: st.DataObject) -> None:
         sender, receiver = data.draw(layouts_of(sent)), data.draw(layouts_of(wanted))

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.cli.common import FOUND_EXIT, echo, show
-from unisono.cli.options import Peers, Port, Timeout, checked_port
+from unisono.cli.options import Peers, Port, Timeout, checked_endpoint, checked_port
 from unisono.doctor.examine import Report, examine
 from unisono.units import show_count
 
@@ -38,7 +38,7 @@ def doctor(
         unisono doctor --peer host1
     """
     chosen = checked_port(port, timeout)
-    endpoint = rdzv_endpoint or os.environ.get("PET_RDZV_ENDPOINT", "")
+    endpoint = checked_endpoint(rdzv_endpoint or os.environ.get("PET_RDZV_ENDPOINT", ""))
     report = examine(peer or [], chosen, timeout, endpoint)
     if report is None:
         return

@@ -24,6 +24,7 @@ __all__ = [
     "Source",
     "Timeout",
     "Times",
+    "checked_endpoint",
     "checked_port",
 ]
 
@@ -84,3 +85,12 @@ def checked_port(port: int | None, timeout: float) -> int:
     if not 0 < chosen < 1 << 16:
         raise UsageError(f"--port is {chosen}, expected 1 to 65535")
     return chosen
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """torchrun's endpoint, empty if there is none. Raises `UsageError` for one that torchrun does not take."""
+    bracketed = endpoint.startswith("[") and endpoint.endswith("]")  # an address of IPv6 without a port
+    host, colon, port = (endpoint, "", "") if bracketed else endpoint.rpartition(":")
+    if colon and not (host and port.isdecimal() and int(port) < 1 << 16):
+        raise UsageError(f"--rdzv-endpoint is {endpoint}, expected HOST or HOST:PORT with a port of 0 to 65535")
+    return endpoint

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -63,12 +63,15 @@ def trace(
     if (source is None) == (not command):
         raise UsageError("give a program to run after --, or --from DIR with what UNISONO_TRACE=DIR has collected")
     launches = read(source) if source is not None else []
-    with file_errors(f"make the directory {out}"):
-        out.mkdir(parents=True, exist_ok=True)
-    if not command:
+    with _results(out):
+        if command:
+            _run(command, out, compute, bound)
         _clear(out)
         _report_all(launches, out, bound)
-        return
+
+
+def _run(command: list[str], out: Path, compute: bool, bound: bool) -> NoReturn:
+    """Trace a program, and exit with its code."""
     with TemporaryDirectory(prefix="unisono-trace-") as folder, _terminable() as program:
         code = program.run(command, {**os.environ, FOLDER: folder, COMPUTE: "1" if compute else "0"})
         _clear(out)
@@ -81,6 +84,20 @@ def trace(
             raise typer.Exit(code) from None
         _report_all(launches, out, bound)
     raise typer.Exit(code)
+
+
+@contextmanager
+def _results(out: Path) -> Iterator[None]:
+    """The directory of the results; if it is made for them and stays empty, it is removed at the end."""
+    there = out.exists()
+    with file_errors(f"make the directory {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        if not there:
+            with suppress(OSError):  # there are results in it
+                out.rmdir()
 
 
 class _Program:

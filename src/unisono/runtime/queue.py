@@ -295,11 +295,15 @@ class CallQueue(ABC):
 
     def poll(self, task: Task) -> bool:
         """Progresses the queue without waiting, unless the worker does; returns whether ``task`` is done."""
-        if not task.done and not self.async_progress and not self.entered() and self._lock.acquire(blocking=False):
-            try:
-                self._run_progress(spin=False)
+        if not task.done and not self.async_progress and not self.entered():
+            try:  # as in `_progress_until`
+                if self._lock.acquire(blocking=False):
+                    self._run_progress(spin=False)
             finally:
-                self._lock.release()
+                try:  # noqa: SIM105
+                    self._lock.release()
+                except RuntimeError:
+                    pass
             self._notify_listeners()
         return task.done
 
