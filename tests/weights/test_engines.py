@@ -85,6 +85,7 @@ def test_the_thread_that_follows_may_not_wait_for_itself() -> None:
         follower = receiver._follower
         assert follower is not None
         follower.join(10)
+        assert not follower.is_alive()
     assert found == ["pull was called in the thread that follows, which it would wait for: leave it out"]
     assert receiver.closed
 

@@ -340,7 +340,7 @@ def _default_name() -> str:
 
 def _follow(own: "weakref.ref[Receiver]", on_update: Any, on_error: Any) -> None:
     """The thread that follows; it ends with its receiver."""
-    while (receiver := own()) is not None:
+    while (receiver := own()) is not None and not receiver.closed:  # by its own functions, too
         outcome = receiver._outcome_of_pull()
         if receiver.closed:
             return
