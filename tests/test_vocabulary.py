@@ -43,7 +43,7 @@ def found(name: str, never: list[list[str]]) -> list[str]:
     return [
         "_".join(each)
         for each in never
-        if any(words[at : at + len(each)] == each for at in range(len(words) - len(each) + 1))
+        if each[0] in words and any(words[at : at + len(each)] == each for at in range(len(words) - len(each) + 1))
     ]
 
 

@@ -71,7 +71,7 @@ def test_a_build_is_no_version() -> None:
 
 
 def is_rank(rank: int, world_size: int, meeting: str, numbers: list[int]) -> Fault:
-    return attempt(lambda: init(meeting, numbers[rank], 3, 6.0))
+    return attempt(lambda: init(meeting, numbers[rank], 3, 4.0))
 
 
 @pytest.mark.parametrize("numbers", [[0, 0, 1], [0, 1, 1]])
@@ -83,7 +83,7 @@ def test_a_number_that_is_given_twice(numbers: list[int], tmp_path: Path) -> Non
     claimed = [fault for fault, number in zip(faults, numbers, strict=True) if number == twice]
     for fault in claimed:
         fault.says("UsageError", rf"^rank {twice} of the default group is claimed twice: by pid \d+ .*and by pid \d+")
-        assert fault.seconds < 5.0
+        assert fault.seconds < 3.5
 
 
 def waits(rank: int, world_size: int, meeting: str) -> tuple[Fault, list[str]]:
@@ -127,9 +127,9 @@ def meets(rank: int, world_size: int, port: int) -> list[str]:
     """Rank 2 is missing: rank 0 waits in torch's rendezvous, rank 1 for its memory."""
     lines = logged()
     variables = {"RANK": f"{rank}", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": f"{port}"}
-    quick = patch.object(rendezvous_watch, "ABSENT_SECONDS", 2.0), patch.object(member_registry, "ABSENT_SECONDS", 2.0)
+    quick = patch.object(rendezvous_watch, "ABSENT_SECONDS", 1.0), patch.object(member_registry, "ABSENT_SECONDS", 1.0)
     with patch.dict(os.environ, variables), quick[0], quick[1]:
-        attempt(lambda: dist.init_process_group("unisono", timeout=timedelta(seconds=4)))
+        attempt(lambda: dist.init_process_group("unisono", timeout=timedelta(seconds=3)))
     return lines
 
 
@@ -140,7 +140,7 @@ def test_a_rank_that_waits_in_torchs_rendezvous_is_not_missing() -> None:
         first, second = job.results()
     assert len(first) == len(second) == 1, (first, second)
     assert ": rank 2 did not come to rank 0's store at MASTER_ADDR localhost" in first[0]
-    assert ": rank 2 did not come within 2 s" in second[0]
+    assert ": rank 2 did not come within 1 s" in second[0]
 
 
 def has_no_folder(rank: int, world_size: int, folder: Path) -> tuple[Fault, list[str]]:

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from ranks import ranks
 
-COUNT = (1 << 31) + 4099
+COUNT = (1 << 31) + 4104  # of bytes, and of whole words
 
 
 def past_two_gib(rank: int, world_size: int) -> list[list[int]]:
@@ -19,9 +19,11 @@ def past_two_gib(rank: int, world_size: int) -> list[list[int]]:
     x[places] += rank
     dist.all_reduce(x, dist.ReduceOp.MAX)
     seen.append(x[places].tolist())
-    nonzero = sum(int(torch.count_nonzero(part)) for part in x.split(1 << 28))
-    return [*seen, [nonzero]]
+    words = x.view(torch.int64)  # which are looked through in a quarter of the time
+    touched = words[places // 8].view(torch.uint8).view(-1, 8)[[0, 2, 3, 5]]  # two places are in the words before
+    return [*seen, [int(torch.count_nonzero(words)), int(torch.count_nonzero(touched))]]
 
 
 def test_a_tensor_above_two_gib() -> None:
-    assert ranks(2).run(past_two_gib, timeout=100) == [[[1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7], [6]]] * 2
+    expected = [[1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7], [4, 6]]
+    assert ranks(2).run(past_two_gib, timeout=100) == [expected] * 2

@@ -279,6 +279,9 @@ def messages(rank: int, world_size: int, end: str) -> list[tuple[Fault, float, f
         if end == "wait" and work is not None:
             first = attempt(work.wait)
             assert attempt(work.wait).text == first.text
+            assert not work.is_success()
+            assert str(work.exception()) == first.text
+            assert first.text in attempt(work.get_future().wait).text
         elif rank == 0:
             second = attempt(sends)
             if end == "long recv" and "withdrawn" in second.text:

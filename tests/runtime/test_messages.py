@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -139,6 +140,31 @@ def others_first(rank: int, world_size: int, path: str) -> list[list[float]]:
     dist.barrier()
     dist.destroy_process_group()
     return [x.tolist() for x in got]
+
+
+def receives_first(rank: int, world_size: int) -> list[int]:
+    """The patience, in ns, of each look for a message that is not there: first on rank 1, then on rank 0, too."""
+    queue: MessageQueue = dist.distributed_c10d._get_default_group()._group.messages
+    looks, progress = [], queue._control.progress
+    with patch.object(queue._control, "progress", lambda *given: looks.append(given[-1]) or progress(*given)):
+        if rank == 0:
+            dist.barrier()  # rank 1 has posted its receive
+        got = torch.zeros(1)
+        receive = dist.irecv(got, 1 - rank)
+        found = list(looks)
+        if rank == 1:
+            dist.barrier()
+        dist.barrier()
+        dist.isend(torch.ones(1), 1 - rank).wait()
+        receive.wait()
+    assert got.item() == 1.0
+    return found
+
+
+def test_a_receive_does_not_poll_while_its_peer_waits_for_this_rank() -> None:
+    waiting, first = ranks(2).run(receives_first)
+    assert waiting == [0]
+    assert sum(first) >= 20_000
 
 
 def test_messages_out_of_turn(tmp_path: Path) -> None:

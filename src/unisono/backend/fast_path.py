@@ -81,12 +81,13 @@ class FastPath:
         if not ordinary(tensor):
             return None
         key = (op, tensor.dtype, tensor.shape, tag)
-        found = self._messages.get(key)
-        if found is None:
+        try:
+            return self._messages[key]
+        except KeyError:
             if len(self._messages) >= _KEPT:
                 self._messages.clear()
             found = self._messages[key] = prepare_message(self._ops.call(op, tensor), tag, tensor.nbytes)
-        return found
+            return found
 
     def lists(self, op: str, key: Any, outputs: Tensors, inputs: Tensors) -> tuple[Prepared, _Placed, _Placed] | None:
         """The prepared call on lists of tensors of one dtype and shape, its output and its input.

@@ -34,7 +34,7 @@ from unisono.backend.operations import NOTHING, Operation, Tensors
 from unisono.backend.reduce_ops import ReduceOps, scaled
 from unisono.backend.sparse import all_reduce_sparse
 from unisono.backend.tensors import Result, as_bytes, check, flat_input
-from unisono.backend.work import DONE, FinishedWork, PendingWork
+from unisono.backend.work import DONE, FinishedWork, PendingWork, SentWork
 from unisono.errors import UsageError
 from unisono.runtime.collectives import CollectiveTask, Part
 from unisono.runtime.message import Message, prepare_message
@@ -312,13 +312,15 @@ class UnisonoProcessGroup(Membership):
         found = group.fast_path.message(op, tensor, tag)
         if found is None or not 0 <= peer < group.size or not tensor.data_ptr():
             return None
-        messages = group.messages  # once: a signal handler may leave the group
-        message = messages.run_now(found, peer, tensor, group.timeout, not waited_for() and not in_listener())
-        if message.number or not message.done or message.error is not None:
+        messages, waits = group.messages, waited_for()  # once: a signal handler may leave the group
+        message = messages.run_now(found, peer, tensor, group.timeout, not (waits or in_listener()))
+        if not isinstance(message, int):
             return PendingWork(messages, message)
+        if message and not waits:
+            return SentWork(messages, found, peer, tensor, message)
         if messages.refused[0]:
             messages.raise_rejected()
-        return FinishedWork([tensor], peer)
+        return DONE if waits else FinishedWork([tensor], peer)
 
     @outside_inference
     def _prepared(self, op: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Message:

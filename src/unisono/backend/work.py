@@ -8,11 +8,11 @@ from torch._C._distributed_c10d import Work
 from torch.autograd import profiler
 
 from unisono.errors import UsageError
-from unisono.runtime.message import Message
+from unisono.runtime.message import Message, PreparedMessage
 from unisono.runtime.queue import CallQueue
 from unisono.runtime.task import Task
 
-__all__ = ["DONE", "PendingWork"]
+__all__ = ["DONE", "FinishedWork", "PendingWork", "SentWork"]
 
 
 _begin = Work.__init__  # found once: it is called for every call that returns a Work
@@ -54,7 +54,7 @@ class FinishedWork(Work):
     def is_success(self) -> bool:
         return True
 
-    def exception(self) -> None:
+    def exception(self) -> BaseException | None:
         return None
 
     def synchronize(self) -> None:
@@ -154,3 +154,48 @@ class PendingWork(Work):
 def _outcome(task: Task) -> list[torch.Tensor]:
     task.raise_error()
     return task.outputs
+
+
+class SentWork(FinishedWork):
+    """A send that is through, of which only a refusal may follow: it has a `Message` from then on."""
+
+    __slots__ = ("_access", "_message", "_sent")
+
+    def __init__(
+        self, queue: CallQueue, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, number: int
+    ) -> None:
+        _begin(self)
+        self._outputs, self._source = [tensor], -1
+        self._access, self._sent = queue.access, (prepared, peer, number)
+        self._message: Message | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Raises the error of a refusal that has come."""
+        queue = self._access.queue
+        if self._message is None:
+            if queue is None or not queue.refused[0]:
+                return True
+            prepared, peer, number = self._sent
+            self._message = Message(prepared, peer, self._outputs[0], self._outputs, 0.0)
+            self._message.number, self._message.done = number, True
+        if queue is not None:
+            queue.finish(self._message)
+        self._message.raise_error()
+        return True
+
+    def is_success(self) -> bool:
+        return self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return None if self._message is None else self._message.error
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future, message = super().get_future(), self._message
+        return future if message is None else future.then(lambda _: _outcome(message))

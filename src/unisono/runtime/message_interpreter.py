@@ -22,6 +22,8 @@ __all__ = ["message_loops"]
 _UNIT, _WORDS, _CONTROL = UNIT, w.JOB_WORDS, w.CONTROL_WORDS
 _PIECE = 128 * 1024  # bytes moved between two notifications of the peer
 _LONGEST = 50_000_000  # ns
+_NEXT = 20_000  # ns that a loop waits behind a piece, at least
+_SPINS = 8  # polls between two looks at the clock
 
 
 def message_loops(p: Primitives) -> dict[str, Callable[..., int]]:
@@ -181,7 +183,10 @@ def _moving(p: Primitives) -> Any:
 
     @p.inner
     def move(control: Any, jobs: Any, count: int, patience: int) -> None:
-        """Moves all jobs, a piece of each in turn, until one needs the queue or none makes progress."""
+        """Moves all jobs, a piece of each in turn, until one needs the queue or none makes progress.
+
+        Without patience it returns at once if there is nothing to move; behind a piece it waits for the next one.
+        """
         bell, until, limit, spins = control[w.BELLS] + 64 * control[w.RANK], now() + _LONGEST, 0, 0
         most = control[w.SPINS] // slowness
         while True:
@@ -197,16 +202,16 @@ def _moving(p: Primitives) -> Any:
                 control[w.BELL_SEEN] -= 1  # there may be more to do at once
                 return
             if moved:
-                spins = limit = 0
-                continue
-            spins += 1
-            if spins < most:
-                relax()
+                spins, limit, patience = 0, 0, max(patience, _NEXT)
                 continue
             if limit == 0:
                 limit = now() + patience
-            if now() >= limit:
+            if (spins >= most or spins % _SPINS == 0) and now() >= limit:
                 return
-            pause(bell, control[w.BELL_SEEN], limit, control[w.OVERSUBSCRIBED])
+            spins += 1
+            if spins < most:
+                relax()
+            else:
+                pause(bell, control[w.BELL_SEEN], limit, control[w.OVERSUBSCRIBED])
 
     return move

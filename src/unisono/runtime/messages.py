@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError
-from unisono.runtime.call import Call, Site, name_of_dtype
-from unisono.runtime.message import Arriving, Message, PreparedMessage, prepare_message, read_head
+from unisono.runtime.call import Site, name_of_dtype
+from unisono.runtime.message import Arriving, Message, PreparedMessage, read_head
 from unisono.runtime.message_control import MessageControl
 from unisono.runtime.message_words import NOTHING_MOVED, OTHER
 from unisono.runtime.monitor import Loss, Monitor
@@ -58,78 +58,89 @@ class MessageQueue(CallQueue):
 
     def run_now(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
-    ) -> Message:
+    ) -> Message | int:
         """Moves a message to or from ``peer`` in one run of a loop, if the queue is free and the peer is there.
 
-        Else, or if only a part has moved by then, it is under way: in the ``background``, or until it is done.
+        Returns its number among those to ``peer``, 0 for a receive. If other messages are ahead, or not all of it has
+        moved, it returns the message: under way in the ``background``, or done.
         """
-        message = self._run(prepared, peer, tensor, timeout, background)
-        if type(message) is int and not background and not prepared.sends and timeout > 2 * _SLEEP:
+        if self.entered():
+            self._refuse_reentry(prepared.call)
+        found = self._run(prepared, peer, tensor, timeout, background)
+        if type(found) is int and found < 0 and not prepared.sends and timeout > 2 * _SLEEP:
             end = time.monotonic() + _SLEEP
-            while type(message) is int and (left := end - time.monotonic()) > 0:
-                self._control.sleep_on_bell(message, int(1e9 * left))
-                message = self._run(prepared, peer, tensor, timeout, background)
-        if isinstance(message, Message):
-            if not message.done:
-                self.leave(message, background)
-            return message
-        message = Message(prepared, peer, tensor, [tensor], timeout)
-        self.submit(message, background)
-        return message
+            while type(found) is int and found < 0 and (left := end - time.monotonic()) > 0:
+                self._control.sleep_on_bell(~found, int(1e9 * left))
+                found = self._run(prepared, peer, tensor, timeout, background)
+        if type(found) is int and found >= 0:
+            return found
+        if isinstance(found, Message):
+            self.leave(found, background)
+        else:
+            found = Message(prepared, peer, tensor, [tensor], timeout)
+            self.submit(found, background)
+        return found
 
     def _run(
         self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, background: bool
     ) -> Message | int | None:
-        """Runs a loop for a message until its patience ends; returns the count of this rank's bell before the last poll
-        if the peer moved nothing, None if other messages are ahead.
+        """Runs a loop for a message until its patience ends. Returns what `run_now` does, or None if others are ahead;
+        if nothing has moved, ``~bell``, the count of this rank's bell before the last poll.
         """
-        if self.entered():
-            self._refuse_reentry(prepared.call)
+        sends, inbox, out = prepared.sends, self._in[peer], self._out[peer]
         self._pending.reach((peer,))
-        sends, inbox = prepared.sends, self._in[peer]
         with self._lock:
-            free = not (self._sends[peer] if sends else self._posted or any(self._sends) or inbox.occupied)
-            if self.failed is not None or not free:
+            ahead = peer in self._sends if sends else self._sends or self._posted or inbox.occupied
+            if ahead or self.failed is not None:
                 return None
-            patience = SPIN_NS
-            if background:
-                patience = 0 if sends else MIN_PATIENCE_NS if inbox.ring.idle() else patience_for(prepared.call)
             try:
                 began = time.monotonic_ns()
+                patience = 0 if background else SPIN_NS
                 moved = self._control.progress(prepared, peer, tensor.data_ptr(), patience)
+                if moved == NOTHING_MOVED and background and not sends:
+                    moved = self._soon(prepared, peer, tensor.data_ptr())
+                    if moved == NOTHING_MOVED:
+                        message = Message(prepared, peer, tensor, [tensor], timeout)
+                        self._enqueue(message)
+                        return message
                 if moved < 0:
-                    return self._control.bell_seen if moved == NOTHING_MOVED else None
-                self._out[peer].heads += sends
+                    return ~self._control.bell_seen if moved == NOTHING_MOVED else None
+                if sends:
+                    out.heads += 1
                 if moved == prepared.nbytes:
                     self.monitor.moved(prepared.call, peer, prepared.tag, began)
-                    if not (sends and background):
-                        return _ENDED
+                    return out.heads if sends else 0
                 return self._rest(prepared, peer, tensor, timeout, moved)
             except BaseException as error:
                 self._abort(interruption(error))
                 raise
 
+    def _soon(self, prepared: PreparedMessage, peer: int, address: int) -> int:
+        """Polls for a message in the background, about as long as to queue it takes: not while its peer waits too."""
+        moved, ring, out, left = NOTHING_MOVED, self._in[peer].ring, self._out[peer], MIN_PATIENCE_NS
+        while moved == NOTHING_MOVED and left > 0 and not out.starved():
+            patience = MIN_PATIENCE_NS // 5 if ring.idle() else patience_for(prepared.call)
+            moved = self._control.progress(prepared, peer, address, patience)
+            left -= patience
+        return moved
+
     def _rest(self, prepared: PreparedMessage, peer: int, tensor: torch.Tensor, timeout: float, moved: int) -> Message:
-        """A message of which ``moved`` bytes are through, as one under way; or as a send whose refusal may follow."""
+        """A message of which ``moved`` bytes are through, as one under way."""
         message = Message(prepared, peer, tensor, [tensor], timeout)
         message.started, message.moved = True, moved
+        message.call_id = self.monitor.issued(prepared.call, peer, prepared.tag)
         if message.sends:
             message.number = self._out[peer].heads
-            if moved == prepared.nbytes:
-                message.done = True
-                return message
-            self._sends[peer].append(message)
-        message.call_id = self.monitor.issued(prepared.call, peer, prepared.tag)
-        if not message.sends:
+            self._pending.send(message, peer)
+        else:
             message.wanted = True  # by the loop
             self._begin(message, peer, moved)
         return message
 
     def _begin(self, message: Message, peer: int, moved: int) -> Arriving:
         """A loop has opened the message from ``peer`` that a receive waits for, and taken ``moved`` bytes of it."""
-        inbox, call = self._in[peer], message.call
+        inbox, call, nbytes = self._in[peer], message.call, message.prepared.nbytes
         number, dtype = inbox.ring.opened(0), name_of_dtype(call.dtype)
-        nbytes = message.prepared.nbytes
         arriving = inbox.current = Arriving(message.tag, nbytes, call.numel, dtype, number, message, moved=moved)
         return arriving
 
@@ -142,7 +153,7 @@ class MessageQueue(CallQueue):
         if task.sends:
             assert task.peer is not None
             self._out[task.peer].post()
-            self._sends[task.peer].append(task)
+            self._pending.send(task, task.peer)
         elif not any(self._take_unexpected(peer, task) for peer in self._pending.sources(task)):
             self._posted.append(task)
             self._pending.want(task, 1)
@@ -201,7 +212,8 @@ class MessageQueue(CallQueue):
         if isinstance(each, Arriving):
             self._arrived(peer, each)
         else:
-            self._end_message(self._sends[peer].popleft())
+            self._pending.sent(each)
+            self._end_message(each)
         return True
 
     def _open(self, peer: int) -> None:
@@ -386,14 +398,3 @@ class MessageQueue(CallQueue):
     def _fail_all(self, error: UnisonoError) -> None:
         for message in self._under_way():
             self._fail(message, error)
-
-
-def _mark() -> Message:
-    nothing = torch.empty(0, dtype=torch.uint8)
-    message = Message(prepare_message(Call("send"), 0, 0), 0, nothing, [], 0.0)
-    message.done = True
-    return message
-
-
-_ENDED = _mark()
-"""Stands for every message that was done at once."""

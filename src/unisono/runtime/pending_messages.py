@@ -18,7 +18,10 @@ _NAMED = 3  # messages without a receive that errors name
 
 
 class PendingMessages:
-    """``outgoing`` and ``inboxes``: a ring to, and one from, each rank; ``sends`` by peer; ``posted``: receives."""
+    """``outgoing`` and ``inboxes``: a ring to, and one from, each rank; ``posted``: receives.
+
+    ``sends``: by peer, for those to which there are any.
+    """
 
     def __init__(self, segment: Segment, rank: int) -> None:
         size, layout = segment.layout.world_size, segment.layout
@@ -28,7 +31,7 @@ class PendingMessages:
         self.bells = [
             futex.Counter(segment.words, (layout.bells + 64 * peer) // 4, segment.address) for peer in range(size)
         ]
-        self.sends: list[deque[Message]] = [deque() for _ in range(size)]
+        self.sends: dict[int, deque[Message]] = {}
         self.posted: list[Message] = []
         self._mirrored: MirroredRings | None = None
         if isinstance(network := segment.elsewhere, Network):
@@ -43,12 +46,13 @@ class PendingMessages:
 
     def busy(self) -> bool:
         """True if any message is under way."""
-        return bool(self.posted) or any(self.sends) or any(i.current and i.current.taken for i in self.inboxes)
+        return bool(self.posted or self.sends) or any(i.current and i.current.taken for i in self.inboxes)
 
     def all(self) -> list[Message]:
         """All that are under way."""
         arriving = [i.current.message for i in self.inboxes if i.current and i.current.message]
-        return [*self.posted, *arriving, *(message for queue in self.sends for message in queue)]
+        sends = [message for queue in list(self.sends.values()) for message in list(queue)]  # others may write to them
+        return [*self.posted, *arriving, *sends]
 
     def sources(self, message: Message) -> Sequence[int]:
         """The ranks that a receive names; this one is among any."""
@@ -66,7 +70,7 @@ class PendingMessages:
 
     def unmoved(self, message: Message) -> bool:
         """True if nothing of a message has moved yet."""
-        waits = message.peer is not None and message in self.sends[message.peer] and not message.started
+        waits = message.peer is not None and message in self.sends.get(message.peer, ()) and not message.started
         return message in self.posted or waits
 
     def needed(self, message: Message) -> int | None:
@@ -78,6 +82,18 @@ class PendingMessages:
             certain = message in self.posted and all(self.inboxes[p].ring.idle() for p in self.sources(message))
         return peers[0] if certain and len(peers) == 1 else None
 
+    def send(self, message: Message, peer: int) -> None:
+        """Appends a send to ``peer``."""
+        self.sends.setdefault(peer, deque()).append(message)
+
+    def sent(self, message: Message) -> None:
+        """Takes out a send that has ended."""
+        assert message.peer is not None
+        queue = self.sends[message.peer]
+        queue.remove(message)
+        if not queue:
+            del self.sends[message.peer]
+
     def remove(self, message: Message) -> bool:
         """Takes a message out that has failed; whether a part of it lies in the ring, behind which nothing can go."""
         if message in self.posted:
@@ -85,9 +101,9 @@ class PendingMessages:
         for inbox in self.inboxes:
             if inbox.current is not None and inbox.current.message is message:
                 inbox.current.message = None
-        if message.peer is None or message not in self.sends[message.peer]:
+        if message.peer is None or message not in self.sends.get(message.peer, ()):
             return False
-        self.sends[message.peer].remove(message)
+        self.sent(message)
         if not message.started:
             self.outgoing[message.peer].post(-1)
         return message.started
@@ -115,9 +131,7 @@ class PendingMessages:
         ``place_of`` gives where the bytes of what arrives go, 0 if nowhere.
         """
         found: list[tuple[Message | Arriving, Job]] = []
-        for peer, queue in enumerate(self.sends):
-            if not queue:
-                continue
+        for peer, queue in self.sends.items():
             message, kind = queue[0], queue[0].prepared
             if (at := place(message)) < 0:
                 return self.jobs(place, place_of)  # without it, and what has failed with it

@@ -4,8 +4,7 @@ A queue holds the calls of one rank in one group that are under way: its collect
 (messages.py). Progress is made by the caller, inside a synchronous call, `wait` or `is_completed`; or by a worker
 thread (worker.py), started by an asynchronous call. The worker makes progress from the beginning if a core is free for
 it; else it only keeps a call without a waiter from blocking the others, since handing a call to a thread and back costs
-more than most calls. The lock of the queue is held while a call polls for a millisecond or moves data for some; longer
-sleeps are outside it.
+more than most calls. The queue's lock is held while a call polls for a millisecond or moves data, not in longer sleeps.
 
 A queue reports its calls to a `Monitor` (monitor.py), and asks it about peers.
 """
@@ -57,8 +56,7 @@ class CallQueue(ABC):
         self._new_locks()
         self._to_notify: deque[Task] = deque()
         self._worker = Worker(self, label)
-        self._waiters = 0  # threads inside `finish`: while there are any, the worker leaves the queue to them
-        self._closed = False
+        self._closed, self._waiters = False, 0  # threads inside `finish`, to which the worker leaves the queue
         self._waited: tuple[Task, Wait] | None = None  # the wait of the thread that checks peers
         self.async_progress = False
         """True if cores are free for the worker: it progresses calls of the background from the beginning."""

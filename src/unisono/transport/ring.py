@@ -98,6 +98,10 @@ class Ring:
         """Returns True if the reader has no receive posted."""
         return bool(self._longs[self._wanted_at] == 0)
 
+    def starved(self) -> bool:
+        """Returns True if the reader has a receive posted and has opened every message that was posted."""
+        return bool(self._longs[self._wanted_at]) and self.idle()
+
     # Of a ring whose other end is on another host: the counts of both ends travel (runtime/mirrored_rings.py)
 
     def written(self) -> int:

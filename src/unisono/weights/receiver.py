@@ -235,6 +235,7 @@ class Receiver:
 
     def _outcome_of_pull(self) -> Report | BaseException:
         try:
+            self._check_open()  # a function given to follow may have closed it
             with self._pulling:
                 self._puller = threading.get_ident()
                 try:
@@ -340,7 +341,7 @@ def _default_name() -> str:
 
 def _follow(own: "weakref.ref[Receiver]", on_update: Any, on_error: Any) -> None:
     """The thread that follows; it ends with its receiver."""
-    while (receiver := own()) is not None and not receiver.closed:  # by its own functions, too
+    while (receiver := own()) is not None:
         outcome = receiver._outcome_of_pull()
         if receiver.closed:
             return
