@@ -20,7 +20,9 @@ __all__ = ["FIRST", "TOGETHER", "Position", "Staging", "Step", "fits_alone"]
 TOGETHER = 128 << 10
 """Bytes of a frame for all ranks of a host at a call's first meeting; what is longer goes by the connections of all."""
 _TOGETHER_LATER = 256 << 10
-"""The same at later meetings of overlapping pieces: of connections that share a link one is always behind."""
+"""The same at later meetings of overlapping pieces, whose frames leave while the next piece is reduced: of connections
+that share a link one is always behind. At first meetings, which nothing overlaps, so long frames were no faster.
+"""
 _KEPT = 4096
 _Found = TypeVar("_Found")
 Position = tuple[int, int]
