@@ -2,10 +2,12 @@
 
 import ast
 import inspect
+import os
 import re
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -45,12 +47,15 @@ def test_the_map_counts_right(files: list[str], names: list[str], lines: int) ->
     assert sum(max(lines_of(file, name) for file in files) for name in names) + whole == lines
 
 
-def enters(rank: int, world_size: int, numel: int) -> list[tuple[str, str, int]]:
-    """The functions that a prepared all_reduce enters: file, name of the outermost, lines.
+def enters(rank: int, world_size: int, meeting: str, numel: int) -> list[tuple[str, str, int]]:
+    """The functions that a prepared all_reduce enters, without numba: file, name of the outermost, lines.
 
     Of several calls those of the shortest way, on which no rank was late.
     """
     x, ways = torch.ones(numel), list[set[CodeType]]()
+    with patch.dict(os.environ, UNISONO_FUSED="0"):
+        dist.init_process_group("unisono", f"file://{meeting}", rank=rank, world_size=world_size)
+        dist.all_reduce(x)
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(SOURCE)):
@@ -61,6 +66,7 @@ def enters(rank: int, world_size: int, numel: int) -> list[tuple[str, str, int]]
         sys.setprofile(note)
         dist.all_reduce(x)
         sys.setprofile(None)
+    dist.destroy_process_group()
     return [
         (
             str(Path(code.co_filename).relative_to(SOURCE)),
@@ -72,9 +78,9 @@ def enters(rank: int, world_size: int, numel: int) -> list[tuple[str, str, int]]
 
 
 @pytest.mark.parametrize("nbytes", [4, 1 << 20])
-def test_what_a_call_enters_is_short_and_on_the_map(nbytes: int) -> None:
-    """In torch's operations, as odd ranks of the tests run: compiled loops are made from the same functions."""
-    (_, found) = ranks(2).run(enters, nbytes // 4)
+def test_what_a_call_enters_is_short_and_on_the_map(nbytes: int, tmp_path: Path) -> None:
+    """In torch's operations: compiled loops are made from the same functions."""
+    found, _ = ranks(2, group=False).run(enters, str(tmp_path / "meeting"), nbytes // 4)
     assert 300 < sum(lines for _, _, lines in found) < LIMIT
     names = {name.rpartition(".")[2] for _, names, _ in rows() for name in names}
     missing = {(file, name) for file, name, lines in found if lines >= NAMED and name not in names}
