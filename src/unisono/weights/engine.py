@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,8 +13,11 @@ from unisono.weights.holdings import Holdings, Memory, alone, fresh_like, overla
 from unisono.weights.layout import Layout
 from unisono.weights.published import Place
 from unisono.weights.sharding import Sharding
+from unisono.weights.small import SmallTensors
 
 __all__ = ["Engine", "ModuleEngine", "as_engine"]
+
+_FEW = 1 << 20  # bytes of some of a replica's tensors that are copied at once
 
 
 @runtime_checkable
@@ -44,7 +46,8 @@ class ModuleEngine:
     standby: a second copy of the tensors takes a version while the first serves; without it versions are written in
     place, and holds wait for the whole update. commit: ``swap`` exchanges the memory of the two by ``.data``, so that
     Parameter objects and ties stay; ``copy`` copies, for engines that remember addresses. A tensor is always copied
-    whose memory has gaps, or is something else's too (but for ties): a view's, a state_dict's, that of FSDP2.
+    whose memory has gaps, or is something else's too (but for ties): a view's, a state_dict's, that of FSDP2. So are
+    small ones of which there are many, and the few that a delta changes.
 
     Subclasses may look at, or change, the tensors in `load`: they are those of `standby`.
     """
@@ -65,10 +68,13 @@ class ModuleEngine:
         self._swaps = commit == "swap"
         self._holdings = Holdings()
         self._alone: set[str] = set()
+        self._small = SmallTensors({}, ())
+        self._copies = False  # small tensors: they lie in memory that this engine has made, and nobody else sees
         self._ours: set[str] = set()  # names whose memory this engine has made
         self._loaded: list[str] = []
         self._pointers: tuple[int, ...] = ()  # of the standby's tensors, if they are known
         self._files: list[Exposed] = []  # in which versions land, by turns
+        self._spans: list[tuple[int, int]] = []  # of all of them that there were
         self._suits: tuple[int, Mapping[str, Place], bool] = 0, {}, False  # what `expose` has looked at
 
     @property
@@ -103,7 +109,9 @@ class ModuleEngine:
             }
             self._ours = same
             self.overlapping = overlapping(holdings.local, holdings.layout.ties)
-            self._alone = same | alone(holdings.local, holdings.layout.ties) if self._swaps else set()
+            free = same | alone(holdings.local, holdings.layout.ties)
+            self._small, self._copies = SmallTensors(holdings.local, free - set(holdings.layout.ties)), False
+            self._alone = free if self._swaps else set()
             kept = {name: self.standby[name] for name in same & set(self.standby)}
             self.standby, self._pointers = dict(holdings.local) if self.in_place else kept, ()
         return holdings
@@ -134,23 +142,24 @@ class ModuleEngine:
             self._suits = looks, places, suits
         if self.in_place or not self.takes_any or not self._suits[2]:
             return None
-        shown = np.array(self._holdings.pointers, dtype=np.int64)
+        shown = self._holdings.pointers
         self._files = [each for each in self._files if each.fresh and each.bytes.nbytes == nbytes]
         free = next((each for each in self._files if not each.holds(shown)), None)
         if free is None:
             self.standby, self._pointers = {}, ()
             free = Exposed(nbytes)
             self._files.append(free)
+            self._spans.append((free.bytes.data_ptr(), free.bytes.data_ptr() + nbytes))
         return free
 
     def land(self, file: Exposed, places: Mapping[str, Place]) -> None:
         """The next version lands in this memory."""
-        self.standby, self._pointers = dict(file.tensors(places)), ()
+        self.standby, self._pointers = file.landing(places, self._holdings.local, self._holdings.looks)
 
     def withdraw(self, file: Exposed) -> None:
         """This memory is not written to, or exposed, again."""
         self._files = [each for each in self._files if each is not file]
-        if file.holds(np.array(self.standby_key, dtype=np.int64)):
+        if file.holds(self.standby_key):
             self.standby, self._pointers = {}, ()
 
     @property
@@ -194,20 +203,46 @@ class ModuleEngine:
         if version is None or self.in_place:
             return
         with torch.inference_mode(False), torch.no_grad():
-            copied = self._copied(loaded)
+            if self._copies and not self.mapped:
+                small, loaded = self._divided(loaded)
+                here = Memory(self._holdings.local, self._holdings.pointers)
+                self._small.copy(small, Memory(self.standby, self.standby_key), here)
+            copied = self._copied(loaded) if loaded else set()
             self._exchange([name for name in loaded if name not in copied] if copied else loaded)
             for name in copied:
                 self._holdings.local[name].copy_(self.standby[name])
+            if self._small.names and not self._copies:
+                self._copies = self._own(self._small.names)
+
+    def _own(self, names: Collection[str]) -> bool:
+        """True if these tensors lie in memory that this engine has made, and nobody else sees: no child, no source."""
+        if self.mapped or not self._ours.issuperset(names):
+            return False
+        places = [self._holdings.local[name].data_ptr() for name in names]
+        return not any(start <= place < end for start, end in self._spans for place in places)
+
+    def _divided(self, names: list[str]) -> tuple[list[str], list[str]]:
+        """The small ones of some names, and the others."""
+        small = self._small.names
+        if len(small) == len(self._holdings.local):
+            return names, []
+        return [name for name in names if name in small], [name for name in names if name not in small]
 
     def _copied(self, loaded: list[str]) -> set[str]:
-        """Those of the names to which a version is copied, for their memory is not this engine's to exchange."""
+        """Those of the names to which a version is copied: few of all, or with memory that is not the engine's."""
+        live = self._holdings.local
+        few = len(loaded) < len(self.standby) and sum(live[name].nbytes for name in loaded) <= _FEW
+        if few and self._own(loaded):
+            return set(loaded)  # what is bound to the memory of all tensors stays so
         copied = set() if self._alone.issuperset(loaded) else set(loaded) - self._alone
-        if len(self._ours) < len(self._holdings.local):
+        if not self._ours.issuperset(loaded):
             copied |= self.seen_elsewhere & set(loaded)
         return copied
 
     def _exchange(self, names: list[str]) -> None:
         """The memory of some tensors and of those tied to them; that which the model came with is given back."""
+        if not names:
+            return
         holdings = self._holdings
         assert holdings.layout is not None
         own, live, standby = holdings.own, holdings.local, self.standby

@@ -56,8 +56,8 @@ class Holdings:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Equal for tensors that lie as before."""
-        return self.looks, *self.pointers
+        """Equal for tensors that lie as before, of a source, which has no other memory without a look."""
+        return (self.looks,)
 
     def look(self, source: Any) -> bool:
         """Looks at a source; returns True if its tensors, or their memory, are others than before.
