@@ -1,4 +1,4 @@
-"""Sources put what they send into memory that targets expose, where cores are too few to pack and read at once."""
+"""Sources put what they send into memory that targets expose, in one pass; targets sum what has landed behind that."""
 
 import gc
 import os
@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 from unisono import weights
-from unisono.errors import UpdateError
+from unisono.errors import CorruptionError, UpdateError
 from unisono.weights.packing import Packer
+from unisono.weights.published import places_of
 from unisono.weights.source import Source
 from weights.live import blank, fill, replica, trainer, wrong
 
 Pair = tuple[weights.Sender, weights.Receiver]
 
 
-@pytest.fixture
-def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One core, so that a sender and a replica outnumber it; has the number of each put's windows."""
+@pytest.fixture(params=[1, 8], ids=["one core", "a core each"])
+def puts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """On one core, which a sender and a replica outnumber, and on more; has the number of each put's windows."""
     found: list[int] = []
     put = Source._put
 
@@ -30,7 +31,7 @@ def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(self.windows))
 
     monkeypatch.setattr(Source, "_put", noted)
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: request.param)
     return found
 
 
@@ -137,6 +138,54 @@ def test_memory_of_an_update_given_up_is_not_exposed_again(
         receiver.verify()
         assert wrong(into, version) == []
     assert len(puts) > 3
+
+
+def many(**more: Tensor) -> dict[str, Tensor]:
+    """Some windows of 1 MiB, of which tensors are parts."""
+    return {f"layer.{i}": torch.zeros(300, 500) for i in range(13)} | {"large": torch.zeros(1100, 1000)} | more
+
+
+def test_what_has_landed_is_summed_behind_what_is_put(
+    puts: list[int], meet: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, into = many(), blank(many())
+    pair = meet(source, into)
+    for version in range(1, 5):
+        push((fill(source, version), pair)[1])
+        assert wrong(into, version) == []
+    assert len(puts) == 3
+    assert puts[0] > 6
+    pack = Packer.pack
+
+    def spoiled(self: Packer, chunk: Tensor, *given: Any) -> None:
+        pack(self, chunk, *given)
+        chunk[1] += 1
+
+    monkeypatch.setattr(Packer, "pack", spoiled)
+    update = pair[1].pull(background=True)
+    with pytest.raises(CorruptionError, match="found other bits than were sent in"):
+        pair[0].push()
+    with pytest.raises(CorruptionError, match="found other bits than were sent in"):
+        update.wait()
+    assert wrong(into, 4) == []
+    pair[1].verify()
+
+
+def test_tensors_land_by_name_whatever_their_order() -> None:
+    """A replica's rank may have them in another order than rank 0, whose order the plan has."""
+    model = {"a": torch.zeros(2, 3), "b": torch.zeros(7), "c": torch.zeros(3)}
+    engine = weights.ModuleEngine(model)
+    engine.look()
+    places, nbytes = places_of((name, tuple(model[name].shape), torch.float32) for name in ("c", "a", "b"))
+    for version in (1, 2, 3):
+        file = engine.expose(places, nbytes)
+        assert file is not None
+        engine.begin()
+        engine.land(file, places)
+        fill(file.tensors(places), version)
+        engine.arrived(places)
+        engine.commit(version)
+        assert wrong(model, version) == []
 
 
 def test_a_child_keeps_the_version_of_its_birth(puts: list[int], meet: Callable[..., Pair]) -> None:

@@ -12,7 +12,7 @@ What moves is summed in the pass that copies it (rows.py): a sixth of the time o
 copy waits for anyway.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -75,11 +75,11 @@ def show_checksum(value: int) -> str:
 class Checker:
     """Checksums of blocks that stay where they are, those of one name added up.
 
-    Strided blocks, and those of other devices, are copied each time.
+    Strided blocks, and those of other devices, are copied each time. numbers: of the words for `add`, by name.
     """
 
-    def __init__(self, blocks: Iterable[Block]) -> None:
-        self._numbers: dict[str, int] = {}
+    def __init__(self, blocks: Iterable[Block], numbers: Mapping[str, int] | None = None) -> None:
+        self._numbers: dict[str, int] = dict(numbers or {})
         self._kept: list[Tensor] = []
         self._copied: list[tuple[int, Block]] = []
         rows: list[list[int]] = []
@@ -96,8 +96,12 @@ class Checker:
     def sums(self) -> dict[str, int]:
         """The sum of each name, of what the blocks hold now."""
         total = np.zeros(len(self._numbers), dtype=np.uint64)
-        self._rows.sum(0, address_of(total))
+        self.add(address_of(total))
+        return dict(zip(self._numbers, total.tolist(), strict=True))
+
+    def add(self, sums: int) -> None:
+        """Adds the sum of each name to its word of those that begin at an address."""
+        self._rows.sum(0, sums)
         for number, block in self._copied:
             copy = block.tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-            Rows(block.rows(8 * number, copy)).sum(0, address_of(total))
-        return dict(zip(self._numbers, total.tolist(), strict=True))
+            Rows(block.rows(8 * number, copy)).sum(0, sums)

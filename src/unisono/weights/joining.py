@@ -8,7 +8,7 @@ from typing import Any
 from unisono.errors import CollectiveTimeout, UsageError
 from unisono.weights.meeting import Note, connect, pause, place_at
 from unisono.weights.participant import Participant
-from unisono.weights.wire import Broken, Connection, Message, Who
+from unisono.weights.wire import PROTOCOL, Broken, Connection, Message, Who
 
 __all__ = ["Joining"]
 
@@ -71,7 +71,9 @@ class Joining:
             return False
         connection = Connection(sock)
         try:
-            connection.send("hello", protocol=1, sender=False, who=Who.mine(), word=note.word, bases=[], **self._about)
+            connection.send(
+                "hello", protocol=PROTOCOL, sender=False, who=Who.mine(), word=note.word, bases=[], **self._about
+            )
             return self._welcomed(connection, note, min(deadline, time.monotonic() + _WELCOME))
         except UsageError:
             raise

@@ -19,8 +19,8 @@ def doing(attempt: Attempt, member: Member) -> str:
         return f"has not come: {activity}"
     if attempt.awaited == "shown" or (attempt.awaited == "ready" and member.held):
         return "still holds the version before"
-    if attempt.awaited == "ready":
-        return "has not called " + ("push" if member.party.sender else "pull")
+    if not member.reached:
+        return "has not called pull"
     return f"has not finished ({member.reached or 'announced'}); {activity}"
 
 

@@ -2,6 +2,7 @@
 
     push → announce → ready → fit → fitted → go → moved → decide → shown → done
 
+A sender's rank is ready with its push, and shows nothing; a replica's is ready ahead if its thread waits in a pull.
 `Attempt.awaited` is what every member reports next. Until `decide` any failure gives the update up everywhere, and each
 rank reads why; after it the version stands, whatever happens.
 """
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.transport.memory_store import MemoryStore
 from unisono.weights.lateness import doing, nobody_pushes, status
-from unisono.weights.parties import Attempt, Member, Party, pushes_at_odds
+from unisono.weights.parties import Attempt, Member, Party, described, outcome, pushes_at_odds
 from unisono.weights.wire import Message
 
 if TYPE_CHECKING:
@@ -94,14 +95,15 @@ class Lead:
 
     def on_message(self, member: Member, message: Message) -> None:
         """Takes a report of a member."""
-        if message.kind in ("push", "withdraw"):
-            (self._push if message.kind == "push" else self._withdraw)(member, message.fields)
+        at_any_time = {"push": self._push, "withdraw": self._withdraw, "waits": self._waits, "leaves": self._leaves}
+        if message.get("signature"):
+            member.describe(message)
+        if message.kind in at_any_time:
+            at_any_time[message.kind](member, message.fields)
             return
         attempt = self._attempt
         if message.kind == "shown" and not member.party.sender:
             member.party.shows, member.held = int(message["version"]), False
-        if message.kind == "ready":
-            member.describe(message)
         if message.kind == "late" and (attempt is None or member not in attempt.members):
             self._hub.send(member, "status", text=self._status())
             return
@@ -114,7 +116,7 @@ class Lead:
         elif message.get("lineup", attempt.lineup) == attempt.lineup and message.kind == attempt.awaited:
             member.reached = message.kind
             if message.kind == "ready":
-                member.bases, member.stats = message["bases"], {"tables": bool(message.get("tables"))}
+                member.bases = message["bases"]
             elif message.kind == "moved":
                 member.stats, member.sums = dict(message["stats"]), message.data
             if not attempt.missing():
@@ -130,6 +132,20 @@ class Lead:
             self._since = time.monotonic()
         self._pushes[member.rank] = fields
         self._begin()
+
+    def _waits(self, member: Member, fields: dict[str, Any]) -> None:
+        """A replica's rank is in a pull, ready for what is announced next."""
+        member.waiting = None if self._awaits(member) else fields["bases"]
+
+    def _leaves(self, member: Member, fields: dict[str, Any]) -> None:
+        """It has left the pull, at its timeout or by Ctrl-C."""
+        attempt, member.waiting = self._attempt, None
+        if attempt is not None and self._awaits(member) and member.reached:
+            self._late(attempt, member)
+
+    def _awaits(self, member: Member) -> bool:
+        """True if the update under way needs something more of a member."""
+        return self._attempt is not None and member in self._attempt.members and member.reached != "shown"
 
     def _withdraw(self, member: Member, fields: dict[str, Any]) -> None:
         """A rank has left its push, by Ctrl-C for one: nothing may come of that later."""
@@ -181,14 +197,23 @@ class Lead:
         attempt = Attempt(self._number, version, self._deadline(), drop, [own, *replicas], lost=lost, odds=odds)
         self._attempt = attempt
         for member in attempt.outwards:
-            member.reached = ""
             self._announce(member, attempt)
+        if not attempt.missing():
+            self._all_ready(attempt)
 
     def _announce(self, member: Member, attempt: Attempt) -> None:
+        """To those that are ready, the sender's ranks and who waits in a pull, with the message that follows."""
         first = self._pushes[0]
         about = {key: first[key] for key in ("checksum", "delta")}
+        about |= {"number": attempt.number, "version": attempt.version}
         about["call"] = self._pushes[member.rank]["call"] if member.party.sender else 0
-        self._hub.send(member, "announce", number=attempt.number, version=attempt.version, **about)
+        ready = member.party.sender or member.waiting is not None
+        if ready:
+            member.bases, member.waiting, member.reached = member.waiting or [], None, "ready"
+            member.connection.hold_back("announce", ready=True, **about)
+        else:
+            member.reached = ""
+            self._hub.send(member, "announce", ready=False, **about)
 
     def _all_ready(self, attempt: Attempt) -> None:
         if attempt.odds:
@@ -206,16 +231,7 @@ class Lead:
         self._lineups += 1
         attempt.lineup, attempt.awaited = self._lineups, "fitted"
         attempt.store = MemoryStore.create()
-        parties = [
-            {
-                "name": party.name,
-                "rules": party.rules if not party.sender else self._pushes[0]["rules"],
-                "mapped": party.mapped,
-                "layouts": [member.signature for member in party.ranks],
-                "who": [member.who for member in party.ranks],
-            }
-            for party in attempt.parties
-        ]
+        parties = described(attempt.parties, self._pushes[0]["rules"])
         texts = {member.signature: member.text for member in attempt.members}
         first = self._pushes[0]
         settings = {key: first[key] for key in ("bucket", "backend", "port")}
@@ -238,7 +254,7 @@ class Lead:
 
     def _go(self, attempt: Attempt) -> None:
         attempt.awaited = "moved"
-        tables = any(member.stats.get("tables") for member in self._hub.own.ranks)
+        tables = any(fields["tables"] for fields in self._pushes.values())
         bases = [member.bases for member in attempt.members]
         for member in attempt.outwards:
             self._hub.send(
@@ -247,8 +263,10 @@ class Lead:
             )  # fmt: skip
 
     def _all_moved(self, attempt: Attempt) -> None:
-        """Decides."""
+        """Decides. Nothing is shown at the sender's ranks."""
         attempt.awaited, self.version = "shown", attempt.version
+        for member in self._hub.own.ranks:
+            member.reached = "shown"
         attempt.stats = [member.stats for party in attempt.replicas for member in party.ranks]
         attempt.names = [party.name for party in attempt.replicas]
         sums = [[member.sums for member in party.ranks] for party in attempt.parties]
@@ -258,32 +276,14 @@ class Lead:
             data = b"".join(part for each in others for part in each) if party.sender or len(parts) > 1 else b""
             for member in reversed(party.ranks):
                 self._hub.send(member, "decide", data, number=attempt.number, lengths=lengths)
+        if not attempt.missing():
+            self._all_shown(attempt)
 
     def _all_shown(self, attempt: Attempt) -> None:
-        self._done(attempt)
-
-    def _done(self, attempt: Attempt) -> None:
         """Reports the end of an update that was decided to the sender's ranks."""
         self._attempt, self._pushes = None, {}
-        stats = attempt.stats
-        error, text = attempt.problems[0] if attempt.problems else ("", "")
         for member in self._hub.own.ranks:
-            self._hub.send(
-                member,
-                "done",
-                number=attempt.number,
-                version=attempt.version,
-                error=error,
-                text=text,
-                receivers=[name for name in attempt.names if name not in attempt.lost],
-                lost=attempt.lost,
-                shows=self._hub.shown(),
-                seconds=time.monotonic() - attempt.began,
-                nbytes=sum(each.get("nbytes", 0) for each in stats),
-                moved=sum(each.get("moved", 0) for each in stats),
-                tensors=max((each.get("tensors", 0) for each in stats), default=0),
-                skipped=max((each.get("skipped", 0) for each in stats), default=0),
-            )
+            self._hub.send(member, "done", shows=self._hub.shown(), **outcome(attempt))
 
     # What goes wrong
 
@@ -297,7 +297,7 @@ class Lead:
             member.party.shows = None
             member.reached = "shown"
             if not attempt.missing():
-                self._done(attempt)
+                self._all_shown(attempt)
         elif error:
             self._abort(error, text, member)
         elif message["lineup"] == attempt.lineup and attempt.suspicion is None:
@@ -345,7 +345,7 @@ class Lead:
                 for each in missing:
                     each.held = True
                 attempt.problems.append(("CollectiveTimeout", f"version {attempt.version} stands, but {words}"))
-                self._done(attempt)
+                self._all_shown(attempt)
             return
         waited = time.monotonic() - attempt.began
         text = f"after {waited:.3g} s the update still waits: {words}"
@@ -373,7 +373,7 @@ class Lead:
         if not party.sender:
             attempt.parties.remove(party)
         if not attempt.missing():
-            self._done(attempt)
+            self._all_shown(attempt)
 
     def _without(self, attempt: Attempt, party: Party) -> None:
         """Goes on without a replica."""

@@ -7,8 +7,9 @@ Every source has two pieces of memory that its peers map: the bucket (windows.py
 
 In step k all sources pack their k-th window, and the targets read it. All ranks meet after some steps (`rounds`), so
 that sources pack while targets read, and a rank that has lost its core is seldom waited for. What lies in shared memory
-already is read there; then, and in a delta, tables go ahead of the data. Where sources alone keep all cores busy, and
-targets expose memory for it (exposed.py), windows are put where they are wanted, in one pass without a bucket.
+already is read there; then, and in a delta, tables go ahead of the data. Where each target's bytes are its alone, and
+targets expose memory for it (exposed.py), windows are put where they are wanted, in one pass without a bucket, and
+targets sum what has landed behind that.
 """
 
 import os
@@ -28,7 +29,7 @@ from unisono.weights.prediction import CACHED
 from unisono.weights.publishing import Publishing
 from unisono.weights.scales import local_maxima, scales_of
 from unisono.weights.source import Packing, Source
-from unisono.weights.terms import PACKED, SLOTS, Numbers, Terms, call, half_of, rounds, rows_in
+from unisono.weights.terms import PACKED, SLOTS, Numbers, Terms, call, followed, half_of, rounds, rows_in
 from unisono.weights.windows import WINDOW, Window, windows_of
 
 __all__ = ["Movement"]
@@ -67,20 +68,21 @@ class Movement:
         return [windows_of(self.plan, lineup.layout_of, source, limit, some) for source in range(lineup.senders)]
 
     def _may_put(self) -> bool:
-        """True if sources may put, and it pays: they alone keep all cores busy, which else pack and read by turns.
+        """True if sources may put, and it pays: ranks have a core each, or sources alone keep all cores busy.
 
-        Every chunk must have one target, and what a source maps, of two versions, be no more than two buckets.
+        Every chunk must have one target, and what a source maps, of two versions, be no more than two buckets, to a
+        32nd of them.
         """
         sent = [0] * self.lineup.senders
         for chunk in self.plan.chunks:
             sent[chunk.source] += chunk.nbytes
         single = all(len(chunk.targets) == 1 for chunk in self.plan.chunks) and not self.lineup.mapped
-        busy = self.oversubscribed and self.lineup.senders >= (os.cpu_count() or 1)
-        return single and busy and 0 < max(sent) <= self.lineup.bucket
+        busy = not self.oversubscribed or self.lineup.senders >= (os.cpu_count() or 1)
+        return single and busy and 0 < max(sent) <= self.lineup.bucket + self.lineup.bucket // 32
 
-    def exposed(self, terms: Terms, bases: list[Any]) -> dict[int, tuple[int, int]]:
+    def exposed(self, bases: list[Any]) -> dict[int, tuple[int, int]]:
         """What all targets expose in this update, descriptor and file; empty if some do not: all ranks see the same."""
-        if not self.puts or terms.tables:
+        if not self.puts:
             return {}
         found = {rank: base[3] for rank, base in enumerate(bases) if len(base) > 3 and base[3]}
         targets = {target for chunk in self.plan.chunks for target in chunk.targets}
@@ -89,11 +91,17 @@ class Movement:
         return {target: (found[target][1], found[target][2]) for target in targets}
 
     @cached_property
-    def put_order(self) -> list[Window]:
+    def puts_between(self) -> list[list[list[Window]]]:
+        """What each source puts between two meetings: targets sum what has landed while the next is put."""
+        orders = [self._put_order(source) for source in range(self.lineup.senders)]
+        meetings = followed(max(map(len, orders)), self.oversubscribed)
+        return [[order[each.start : each.stop] for order in orders] for each in meetings]
+
+    def _put_order(self, source: int) -> list[Window]:
         """A source's windows, those of its targets by turns: what lies side by side in a tensor is read once."""
         turns: dict[int, int] = {}
         keyed = []
-        for window in self.windows[self.rank]:
+        for window in self.windows[source]:
             target = self.plan.chunks[window.chunk].targets[0]
             turns[target] = turns.get(target, 0) + 1
             keyed.append((turns[target], target, window))
@@ -176,11 +184,11 @@ class Movement:
                 source.finish(packing)
             self.meet(terms)
 
-    def fetch_put(self, target: Any, reader: Any, terms: Terms) -> None:
+    def fetch_put(self, reader: Any, terms: Terms) -> None:
         """Takes what sources have put."""
-        self.meet(terms)
-        for key in target.windows:
-            reader.complete(key)
+        for number in range(len(self.puts_between)):
+            self.meet(terms)
+            reader.landed(number)
 
     def pass_steps(self, terms: Terms) -> None:
         """Meets the others where they hand over what is not for this rank."""

@@ -92,13 +92,18 @@ class Participant(ABC):
 
     # The conversation
 
-    def take_part(self, announced: Message, deadline: float, **ready: Any) -> Message:
-        """From the announcement until the version is shown; returns the decision. Raises what gave the update up."""
+    def take_part(self, announced: Message, deadline: float, ready: dict[str, Any] | None) -> Message:
+        """From the announcement until the version is shown; returns the decision. Raises what gave the update up.
+
+        ready: what is reported first, unless the lead knows this rank to be; None: at a sender, where nothing is shown.
+        """
         number, version = announced["number"], announced["version"]
         moved = False
         failure: GroupFailed | None = None
         try:
-            self._report_ready(number, ready)
+            if ready is not None and not announced["ready"]:
+                data, described = self.description()
+                self.send("ready", data, number=number, **described, **ready)
             while True:
                 message = self._next(deadline, number, version, failure)
                 if message.get("number") != number:
@@ -116,7 +121,8 @@ class Participant(ABC):
                 elif message.kind == "decide":
                     moved = False
                     self.show(announced, message, deadline)
-                    self.send("shown", number=number, version=version)
+                    if ready is not None:
+                        self.send("shown", number=number, version=version)
                     return message
         except (Broken, SenderLeft) as end:
             words = self._lead_lost(end, version)
@@ -138,11 +144,12 @@ class Participant(ABC):
             raise Broken("not connected")
         self.connection.send(kind, data, **fields)
 
-    def _report_ready(self, number: int, ready: dict[str, Any]) -> None:
+    def description(self) -> tuple[bytes, dict[str, Any]]:
+        """What this rank holds, for a message to the lead: the text, unless that is known there, and its signature."""
         signature, text = self.holds()
         known = signature == self._sent
         self._sent = signature
-        self.send("ready", b"" if known else text.encode(), number=number, signature=signature, **ready)
+        return b"" if known else text.encode(), {"signature": signature}
 
     def _next(self, deadline: float, number: int, version: int, failure: GroupFailed | None) -> Message:
         """The next message. Raises `CollectiveTimeout` at ``deadline``, with what the lead knows."""
@@ -226,8 +233,10 @@ class Participant(ABC):
     def _move(self, message: Message, announced: Message, deadline: float) -> GroupFailed | None:
         number, lineup = announced["number"], message["lineup"]
         limit = min(deadline, time.monotonic() + message["left"])
-        terms = Terms(message["tables"], announced["checksum"], limit)
         assert self.lineup is not None
+        assert self.movement is not None
+        exposed = {} if message["tables"] else self.movement.exposed(message["bases"])
+        terms = Terms(message["tables"], announced["checksum"], limit, exposed)
         if not self.lineup.here:
             self._group._set_default_timeout(timedelta(seconds=left(limit) + _LATER))
         try:

@@ -6,11 +6,10 @@ from typing import Any
 
 from unisono.transport.memory_store import MemoryStore
 from unisono.units import name_ranks
-from unisono.weights.wire import Connection, Message, Who
+from unisono.weights.wire import PROTOCOL, Connection, Message, Who
 
-__all__ = ["Attempt", "Member", "Party", "pushes_at_odds", "read_hello"]
+__all__ = ["Attempt", "Member", "Party", "described", "outcome", "pushes_at_odds", "read_hello"]
 
-PROTOCOL = 1
 _READING = 1.0  # s: how long a connection may take to end after its process
 
 
@@ -31,6 +30,8 @@ class Member:
     """A digest of what it holds, and that as it describes it."""
     bases: list[Any] = field(default_factory=list)
     """The version it shows, and of which sender."""
+    waiting: list[Any] | None = None
+    """The bases of a replica's rank that waits in a pull, and so is ready for what is announced next."""
     stats: dict[str, Any] = field(default_factory=dict)
     sums: bytes = b""
 
@@ -136,6 +137,38 @@ class Attempt:
     def key(self) -> list[tuple[str, int, str]]:
         """Equal for two updates that the same processes can do by the same plan."""
         return [(member.party.instance, member.rank, member.signature) for member in self.members]
+
+
+def described(parties: list[Party], rules: str) -> list[dict[str, Any]]:
+    """The sides as a fit message has them. rules: the sender's."""
+    return [
+        {
+            "name": party.name,
+            "rules": rules if party.sender else party.rules,
+            "mapped": party.mapped,
+            "layouts": [member.signature for member in party.ranks],
+            "who": [member.who for member in party.ranks],
+        }
+        for party in parties
+    ]
+
+
+def outcome(attempt: Attempt) -> dict[str, Any]:
+    """What the sender's ranks read at the end of an update that was decided."""
+    error, text = attempt.problems[0] if attempt.problems else ("", "")
+    return {
+        "number": attempt.number,
+        "version": attempt.version,
+        "error": error,
+        "text": text,
+        "receivers": [name for name in attempt.names if name not in attempt.lost],
+        "lost": attempt.lost,
+        "seconds": time.monotonic() - attempt.began,
+        "nbytes": sum(each.get("nbytes", 0) for each in attempt.stats),
+        "moved": sum(each.get("moved", 0) for each in attempt.stats),
+        "tensors": max((each.get("tensors", 0) for each in attempt.stats), default=0),
+        "skipped": max((each.get("skipped", 0) for each in attempt.stats), default=0),
+    }
 
 
 _ALIKE = ("rules", "delta", "bucket", "checksum", "lost", "backend")  # of a sender, the same on all its ranks

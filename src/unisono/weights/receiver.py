@@ -25,7 +25,7 @@ from unisono.weights.rules import Rule, rules_to_text
 from unisono.weights.sharding import Sharding, check_sharding
 from unisono.weights.side import Side, check_rules
 from unisono.weights.update import Report, Update
-from unisono.weights.wire import Broken, Message
+from unisono.weights.wire import Broken, Connection, Message
 
 __all__ = ["Receiver"]
 
@@ -144,12 +144,10 @@ class Receiver:
             while True:
                 try:
                     self._joining.join(deadline)
-                    if waits:
-                        part.look_ahead()
-                    announced = self._announced(deadline)
+                    announced = self._announced(deadline, waits)
                     part.settle(announced, deadline)
                     began = time.monotonic()
-                    part.take_part(announced, deadline, bases=part.bases())
+                    part.take_part(announced, deadline, {"bases": part.bases()})
                     return part.report(announced, time.monotonic() - began)
                 except (SenderLeft, Again):
                     continue
@@ -161,8 +159,8 @@ class Receiver:
                         f"sender rank 0 ({lead}): {words}, while this replica waited for it; {part.kept()}"
                     ) from None
 
-    def _announced(self, deadline: float) -> Message:
-        """The announcement of an update that is still under way."""
+    def _announced(self, deadline: float, waits: bool) -> Message:
+        """The announcement of an update that is still under way. ``waits``: as `_until` has it."""
         connection = self._part.connection
         assert connection is not None
         found: Message | None = None
@@ -173,14 +171,20 @@ class Receiver:
                 found = None
             else:
                 self._check_left(message)
-        while found is None:
+        if found is None and waits:
+            with self._part.waiting():
+                return self._next_announced(connection, deadline)
+        return found or self._next_announced(connection, deadline)
+
+    def _next_announced(self, connection: Connection, deadline: float) -> Message:
+        while True:
             message = connection.wait(deadline, self._joining.waker)
             if message is None:
                 self._joining.check_open()
                 raise self._part.late(0, None)
             self._check_left(message)
-            found = message if message.kind == "announce" else None
-        return found
+            if message.kind == "announce":
+                return message
 
     def _check_left(self, message: Message) -> None:
         if message.kind == "bye":

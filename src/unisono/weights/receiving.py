@@ -1,7 +1,8 @@
 """What a rank of a replica does in an update: fit, move into the engine, check, show."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from unisono.weights.sharding import Sharding
 from unisono.weights.target import Arrival, Landing, Target
 from unisono.weights.terms import Terms
 from unisono.weights.update import Report
-from unisono.weights.wire import Message, Who
+from unisono.weights.wire import Broken, Message, Who
 
 __all__ = ["Receiving"]
 
@@ -49,7 +50,9 @@ class Receiving(Participant):
         self._described: tuple[str, str] = ("", "")
         self._loading: list[str] = []
         self._ahead = self._writing = False
+        self._tables = False  # went ahead of the data of the last update, for which nothing need be exposed
         self._exposed: Exposed | None = None  # memory that sources may write to, until the update is decided
+        self._ahead_bases: list[Any] | None = None  # reported ahead
         self._arrival: Arrival | None = None
         self._shown_by = ""  # the sender of the version shown
         self._names: list[str] = []
@@ -100,6 +103,7 @@ class Receiving(Participant):
         """Moves the tensors into the engine, and checks them."""
         target, module = self._target, self._module
         assert target is not None
+        self._tables = terms.tables
         if module is not None:
             module.begin()
         if self._mapped:
@@ -107,12 +111,12 @@ class Receiving(Participant):
         if module is None:
             return self._reported(target.receive(None, {}, self._load, terms), terms)
         self._begin_in_place(terms)
-        put = self._exposed if target.movement.exposed(terms, bases) else None
+        put = self._exposed if terms.exposed else None
         if put is not None:
             module.land(put, target.exposed_places)
         elif not module.in_place:
             module.prepare(target.order)
-        landing = Landing(module.standby, module.standby_key, module.takes_any and put is None, put is not None)
+        landing = Landing(module.standby, module.standby_key, module.takes_any, put is not None)
         arrival = target.receive(landing, module.live, self._load, terms)
         if landing.summing:
             module.arrived(arrival.loaded)
@@ -253,12 +257,26 @@ class Receiving(Participant):
 
     # As `Receiver` asks
 
-    def look_ahead(self) -> None:
-        """Looks at the tensors before an update is announced, which then need not wait for that.
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Reports that this rank is ready before an update is announced, which then need not wait for that.
 
         For a caller whose thread waits for the update: what others do to the model meanwhile is not seen.
         """
         self._ahead = self._module is not None and self._module.unchanged
+        ahead = self._ahead and self.holds_of.settle(0.0)
+        if ahead:
+            data, described = self.description()
+            self._ahead_bases = self.bases()
+            self.send("waits", data, bases=self._ahead_bases, **described)
+        try:
+            yield
+        except BaseException:
+            self._ahead_bases = None
+            if ahead:
+                with suppress(Broken):
+                    self.send("leaves")
+            raise
 
     def settle(self, announced: Message, deadline: float) -> None:
         """Waits until a version that threads held off is shown, for it is in the standby.
@@ -276,6 +294,9 @@ class Receiving(Participant):
 
     def bases(self) -> list[Any]:
         """The sender and the version of what is shown, its published copy, and memory in which the next may land."""
+        ahead, self._ahead_bases = self._ahead_bases, None
+        if ahead is not None:
+            return ahead
         version = self.holds_of.version
         return [self._shown_by, version, self._copy, self._expose()] if version is not None else []
 
@@ -287,7 +308,7 @@ class Receiving(Participant):
         if self._exposed is not None:  # the update before was given up
             module.withdraw(self._exposed)
             self._exposed = None
-        if target is None or lineup is None or not target.movement.puts:
+        if target is None or lineup is None or not target.movement.puts or self._tables:
             return None
         self._exposed = module.expose(target.exposed_places, target.exposed_nbytes)
         return [lineup.number, self._exposed.fd, self._exposed.nonce] if self._exposed is not None else None

@@ -26,7 +26,7 @@ from unisono.weights.sending import Sending
 from unisono.weights.sharding import Sharding, check_sharding
 from unisono.weights.side import Side, check_rules
 from unisono.weights.update import Report, Update
-from unisono.weights.wire import Broken, Connection, Message, Who
+from unisono.weights.wire import PROTOCOL, Broken, Connection, Message, Who
 
 __all__ = ["Sender"]
 
@@ -123,7 +123,7 @@ class Sender:
         part.connection, part.lead, part.instance = connection, note.who, instance
         connection.send(
             "hello",
-            protocol=1,
+            protocol=PROTOCOL,
             sender=True,
             name="",
             instance=instance,
@@ -207,7 +207,10 @@ class Sender:
         """Sends rank 0 that this rank pushes, or what has kept it from that."""
         part = self._part
         part.call += 1
-        part.send("push", call=part.call, version=version, timeout=seconds, error=error, **self._settings)
+        data, ready = (b"", {}) if error else part.ready(self._settings["delta"])
+        part.send(
+            "push", data, call=part.call, version=version, timeout=seconds, error=error, **ready, **self._settings
+        )
 
     def _led(self, deadline: float, snapshot: int) -> Report:
         """Takes part in the update of this push, until its end."""
@@ -227,7 +230,7 @@ class Sender:
             if message.kind == "announce":
                 announced = message
                 try:
-                    part.take_part(message, deadline, bases=[], tables=part.tables(message["delta"]))
+                    part.take_part(message, deadline, None)
                 except Again:
                     announced = None
             elif message.kind == "done" and announced is not None and message["number"] == announced["number"]:

@@ -96,9 +96,10 @@ class Sending(Participant):
             raise UsageError("rank 0 of this sender has closed: make another")
         return message
 
-    def tables(self, delta: bool) -> bool:
-        """True if the targets need this rank's table ahead of the data."""
-        return delta or self.current.shared
+    def ready(self, delta: bool) -> tuple[bytes, dict[str, Any]]:
+        """What a push reports: what this rank holds, and whether the targets need its table ahead of the data."""
+        data, described = self.description()
+        return data, described | {"tables": delta or self.current.shared}
 
     def holds(self) -> tuple[str, str]:
         """What was looked at for this push."""
@@ -114,8 +115,7 @@ class Sending(Participant):
         compare = self._compare(bases) if announced["delta"] else None
         shown = {rank: base[2] for rank, base in enumerate(bases) if base}
         assert self.movement is not None
-        exposed = self.movement.exposed(terms, bases)
-        source.send(self.current.local, self.current.key, terms, compare, shown, exposed)
+        source.send(self.current.local, self.current.key, terms, compare, shown)
         return {}, b""
 
     def _own_source(self) -> SourceOfMovement:

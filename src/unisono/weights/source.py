@@ -30,10 +30,18 @@ class Packing(NamedTuple):
     packers: list[Packer]
     addresses: Numbers
     some: Callable[[Window, NDArray[np.bool_]], Packer]
+    kept: dict[int, tuple[bytes, Packer]]
+    """Of windows of which only some items were wanted last: which, and their packer."""
 
     def of(self, window: Window, wanted: NDArray[np.bool_]) -> Packer:
         """Packs the wanted items of a window."""
-        return self.packers[window.number] if wanted.all() else self.some(window, wanted)
+        if wanted.all():
+            return self.packers[window.number]
+        which = wanted.tobytes()
+        known = self.kept.get(window.number)
+        if known is None or known[0] != which:
+            known = self.kept[window.number] = which, self.some(window, wanted)
+        return known[1]
 
 
 class Source:
@@ -79,19 +87,17 @@ class Source:
         terms: Terms,
         compare: Any = None,
         shown: Mapping[int, int] | None = None,
-        exposed: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         """Hands the items over. ``key``: names the tensors and their memory.
 
         ``compare(checksums)``: which of them are not sent (delta). ``shown``: the published copies that ranks show.
-        ``exposed``: as `Movement.exposed` has it.
         """
         scales = self._movement.scales(tensors)
         if self._movement.publishing is not None:
             self._movement.publishing.publish(tensors, key, scales, terms, shown or {})
         self.table[:, 0], self.table[:, 1] = PACKED, 0
-        if exposed:
-            self._put(tensors, key, scales, terms, exposed)
+        if terms.exposed:
+            self._put(tensors, key, scales, terms)
             return
         packing = self.packing(tensors, key, scales)
         if terms.tables:
@@ -104,17 +110,18 @@ class Source:
         key: Key,
         scales: list[dict[str, Tensor]],
         terms: Terms,
-        exposed: Mapping[int, tuple[int, int]],
     ) -> None:
         """Writes the windows into what their targets expose."""
         movement = self._movement
         made = self._bind_puts(tensors, scales) if any(scales) else None
         packers = made or self._putting.of(key, lambda: self._bind_puts(tensors, scales))
-        there = {target: self._open(target, *exposed[target]) for w in self.windows for target in self._targets(w)}
-        for window in movement.put_order:
-            sums = self.sums_of(window) if terms.checksum else 0
-            packers[window.number].pack(there[self._targets(window)[0]], sums, movement.past)
-        movement.meet(terms)
+        targets = dict.fromkeys(self._targets(window)[0] for window in self.windows)
+        there = {target: self._open(target, *terms.exposed[target]) for target in targets}
+        for windows in movement.puts_between:
+            for window in windows[movement.rank]:
+                sums = self.sums_of(window) if terms.checksum else 0
+                packers[window.number].pack(there[self._targets(window)[0]], sums, movement.past)
+            movement.meet(terms)
 
     def _bind_puts(self, tensors: Mapping[str, Tensor], scales: list[dict[str, Tensor]]) -> list[Packer]:
         """How each window gets to its place at its target."""
@@ -173,7 +180,7 @@ class Source:
             return Packer(moves, tensors, scales[lineup.replica_of(self._targets(window)[0])], words)
 
         packers = [some(window, np.ones(len(window.items), dtype=np.bool_)) for window in self.windows]
-        return Packing(packers, np.array(addresses, dtype=np.int64), some)
+        return Packing(packers, np.array(addresses, dtype=np.int64), some, {})
 
     def _some(self, wanted: NDArray[np.bool_]) -> Iterator[tuple[Window, NDArray[np.bool_]]]:
         """The windows of which some items are wanted, and which."""

@@ -1,21 +1,19 @@
-"""What a rank that receives does in a movement: reads its items where they lie, loads whole tensors, sums them."""
+"""What a rank that receives does in a line-up: where its items land, and what is compared once they have."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from unisono.weights.checksum import Checker, own_blocks
-from unisono.weights.exposed import own_places, own_shape
+from unisono.weights.exposed import own_places
 from unisono.weights.movement import Movement
 from unisono.weights.packing import Move, Unpacker
-from unisono.weights.rows import address_of
-from unisono.weights.source import rebased
-from unisono.weights.terms import PACKED, UNCHANGED, Bound, Terms
+from unisono.weights.reading import Reader
+from unisono.weights.terms import UNCHANGED, Bound, Terms
 from unisono.weights.terms import Key as MemoryKey
 from unisono.weights.windows import Window, cut_move
 
@@ -58,6 +56,10 @@ class Binding(NamedTuple):
     checkers: dict[Key, Checker]
     placed: dict[Key, tuple[bytes, Unpacker]]
     """Windows that lie in their source's heap, and where their items lay there."""
+    partly: dict[Key, tuple[bytes, Unpacker]]
+    """Windows of which some items came in a bucket last, and which."""
+    landed: list[Checker]
+    """Of what is whole with each meeting of `Movement.puts_between`."""
 
 
 class Target:
@@ -145,7 +147,7 @@ class Target:
             movement.publishing.attend(terms)
         reader = Reader(self, landing, live, load, terms)
         if landing is not None and landing.put:
-            movement.fetch_put(self, reader, terms)
+            movement.fetch_put(reader, terms)
             reader.moved = sum(window.nbytes for window in self.windows.values())
         else:
             movement.fetch(self, reader, terms)
@@ -203,10 +205,11 @@ class Target:
         """The windows bound to memory."""
 
         def make() -> Binding:
-            there = [] if landing.put else self.windows
-            unpackers = {key: self.unpacker(self.moves(key), landing.tensors) for key in there}
+            if landing.put:
+                return Binding({}, {}, {}, {}, [self._checker_into(names, landing.tensors) for names in self._whole()])
+            unpackers = {key: self.unpacker(self.moves(key), landing.tensors) for key in self.windows}
             last = {} if landing.summing else self.last
-            return Binding(unpackers, {key: self.checker(n, landing.tensors) for key, n in last.items()}, {})
+            return Binding(unpackers, {key: self.checker(n, landing.tensors) for key, n in last.items()}, {}, {}, [])
 
         return self._bound.of((landing.put, *landing.key), make)
 
@@ -228,7 +231,25 @@ class Target:
         own = self.movement.lineup.own
         return Checker(own_blocks(self.layout, own, {name: tensors[name] for name in names}))
 
-    def _arrival(self, reader: "Reader", terms: Terms) -> Arrival:
+    def _checker_into(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> Checker:
+        """The same, of sums by the numbers of the names."""
+        own = self.movement.lineup.own
+        return Checker(own_blocks(self.layout, own, {name: tensors[name] for name in names}), self.number)
+
+    def _whole(self) -> list[list[str]]:
+        """The names of which the last item is put before each meeting of `Movement.puts_between`."""
+        puts = self.movement.puts_between
+        keys = [[(source, w.number) for source, windows in enumerate(each) for w in windows] for each in puts]
+        last = {name: number for number, some in enumerate(keys) for key in some for name in self._names_of(key)}
+        found: list[list[str]] = [[] for _ in puts]
+        for name, number in last.items():
+            found[number].append(name)
+        return found
+
+    def _names_of(self, key: Key) -> dict[str, None]:
+        return self.windows[key].names if key in self.windows else {}
+
+    def _arrival(self, reader: Reader, terms: Terms) -> Arrival:
         loaded, skipped, nbytes = reader.loaded, list[str](), self._total
         if len(loaded) < len(self.order):
             given = set(loaded)
@@ -260,120 +281,3 @@ def _by_source(
         found.setdefault(source, []).extend((at, number[item.name], window.chunk in first) for at, item in items)
     rows = {source: np.array(each, dtype=np.int64).reshape(-1, 3) for source, each in found.items()}
     return {source: (each[:, 0], each[:, 1], each[:, 2] == 1) for source, each in rows.items()}
-
-
-class Reader:
-    """One update at a target."""
-
-    def __init__(
-        self,
-        target: Target,
-        landing: Landing | None,
-        live: Mapping[str, Tensor],
-        load: Callable[[dict[str, Tensor]], None],
-        terms: Terms,
-    ) -> None:
-        self._target, self._live, self._load, self._terms = target, live, load, terms
-        self._tensors = landing.tensors if landing is not None else {}
-        self._bound = target.bind(landing) if landing is not None else None
-        self._summing = landing is not None and landing.summing
-        self._tables = False
-        self._come, self._partly = target.order, list[str]()
-        self._last = target.last
-        self.loaded: list[str] = []
-        self.found = np.zeros(len(target.names), dtype=np.uint64)
-        """Checksums of what came, by the number of the name."""
-        self.checked = np.zeros(0, dtype=np.int64)
-        """The numbers of which `found` has the checksum."""
-        self._sums = address_of(self.found) if self._summing and terms.checksum else 0
-        self.moved = 0
-
-    def begin(self, steps: Sequence[Sequence[Window]]) -> None:
-        """Reads what lies in the sources' heaps, once tables are there; ``steps``: what will come in the buckets."""
-        target = self._target
-        self._tables, present = True, target.present()
-        placed = [(key, window) for key, window in target.windows.items() if (target.places(key) >= 0).any()]
-        if not self._summing:
-            last = target.last_of([*placed, *target.in_order(steps)], present)
-            self._last = target.last if last == target.last else last
-        self._come, self._partly = target.come()
-        for name in self._partly:
-            self._memory(name).copy_(self._live[name])
-        for key, window in placed:
-            self._read_placed(key, window)
-            if (target.places(key) >= 0).sum() == present[key].sum():
-                self.complete(key)
-
-    def _read_placed(self, key: Key, window: Window) -> None:
-        """Reads the items of a window that lie in their source's heap."""
-        target = self._target
-        places = target.places(key)
-        known = self._bound.placed.get(key) if self._bound is not None else None
-        if known is None or known[0] != places.tobytes():
-            here = [(move, at) for move, at in zip(target.moves(key), places.tolist(), strict=True) if at >= 0]
-            tensors = {move.name: self._memory(move.name) for move, _ in here}
-            known = places.tobytes(), target.unpacker([move._replace(start=at) for move, at in here], tensors)
-            if self._bound is not None:
-                self._bound.placed[key] = known
-        known[1].unpack(target.heap(key[0]), self._sums, target.movement.past)
-        self.moved += (
-            window.nbytes
-            if (places >= 0).all()
-            else sum(item.nbytes for item, at in zip(window.items, places.tolist(), strict=True) if at >= 0)
-        )
-
-    def take(self, key: Key, chunk: Tensor) -> None:
-        """Reads a window from the bucket."""
-        target = self._target
-        packed = target.places(key) == PACKED if self._tables else None
-        if packed is None or packed.all():
-            unpacker = self._bound.unpackers[key] if self._bound else self._unpacker(key, None)
-        else:
-            unpacker = self._unpacker(key, packed)
-        unpacker.unpack(chunk, self._sums, target.movement.past)
-        self.moved += unpacker.nbytes
-        self.complete(key)
-
-    def end(self) -> None:
-        """Everything has come."""
-        target = self._target
-        if not self._summing:
-            return
-        self.loaded = self._come
-        if self._terms.checksum:
-            all_came = self.loaded is target.order
-            self.checked = target.numbers if all_came else np.array([target.number[n] for n in self.loaded], np.int64)
-            if self._partly:
-                self._check(target.checker(self._partly, self._tensors))
-
-    def _unpacker(self, key: Key, wanted: NDArray[np.bool_] | None) -> Unpacker:
-        moves = self._target.moves(key)
-        chosen = moves if wanted is None else [m for m, each in zip(moves, wanted, strict=True) if each]
-        return self._target.unpacker(rebased(chosen), {move.name: self._memory(move.name) for move in chosen})
-
-    def _memory(self, name: str) -> Tensor:
-        """Where a tensor lands."""
-        if name not in self._tensors:
-            dtype = self._target.layout[name].dtype
-            self._tensors[name] = torch.empty(own_shape(self._target.layout[name].parts[self._target.own]), dtype=dtype)
-        return self._tensors[name]
-
-    def complete(self, key: Key) -> None:
-        """Loads the tensors whose last item has come, and takes their checksums."""
-        names = self._last.get(key)
-        if not names or self._summing:
-            return
-        bucket = {name: self._tensors[name] for name in names}
-        self._load(bucket)
-        self.loaded += names
-        if self._terms.checksum:
-            known = self._bound is not None and self._last is self._target.last
-            self._check(self._bound.checkers[key] if known and self._bound else self._target.checker(names, bucket))
-            self.checked = np.append(self.checked, [self._target.number[name] for name in names])
-        if self._bound is None:
-            for name in names:
-                del self._tensors[name]
-
-    def _check(self, checker: Checker) -> None:
-        for name, value in checker.sums().items():
-            self.found[self._target.number[name]] = value

@@ -1,6 +1,6 @@
 """What the parts of a movement share: terms of an update, calls of its group, what is bound to memory, tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -22,6 +22,7 @@ __all__ = [
     "Numbers",
     "Terms",
     "call",
+    "followed",
     "half_of",
     "rounds",
     "rows_in",
@@ -43,11 +44,15 @@ class GroupFailed(Exception):
 
 
 class Terms(NamedTuple):
-    """What the ranks have agreed on for one update: whether tables go first, what is checked, until when."""
+    """What the ranks have agreed on for one update: whether tables go first, what is checked, until when.
+
+    exposed: memory into which sources put, as `Movement.exposed` has it; else empty.
+    """
 
     tables: bool
     checksum: bool
     deadline: float
+    exposed: Mapping[int, tuple[int, int]]
 
 
 def call(group: Any, what: str, *given: Any, seconds: float = 0.0) -> None:
@@ -110,4 +115,18 @@ def rounds(steps: Sequence[Sequence[Window]], oversubscribed: bool = False) -> l
             count = min(count, (stop - first + 1) // 2)
         found.append(range(first, first + count))
         first += count
+    return found
+
+
+def followed(count: int, oversubscribed: bool) -> list[range]:
+    """Steps between two meetings, where those who follow take less time: so few that they wait little at the end.
+
+    oversubscribed: all at once, for nobody follows while all cores are busy.
+    """
+    found: list[range] = []
+    first, most = 0, count if oversubscribed else max(count // 6, 1)
+    while first < count:
+        stop = first + min(most, count if oversubscribed else (count - first + 1) // 2)
+        found.append(range(first, stop))
+        first = stop
     return found

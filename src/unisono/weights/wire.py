@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 from unisono.transport.host import Host
 from unisono.transport.process import Identity, alive, fate, start_time, stopped
 
-__all__ = ["HELLO_NBYTES", "Broken", "Connection", "Message", "Who", "fork_safe"]
+__all__ = ["HELLO_NBYTES", "PROTOCOL", "Broken", "Connection", "Message", "Who", "fork_safe"]
 
 _HEADER = struct.Struct("<8sII")
 _MARK = b"unisono1"
+PROTOCOL = 2
+"""Of the conversation; ranks of another one are refused."""
 HELLO_NBYTES = 16 << 10
 """A message of a rank that is not yet known may be this long."""
 _MOST = 1 << 30
@@ -79,6 +81,7 @@ class Connection:
                 if hasattr(socket, option):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
         self._received = bytearray()
+        self._held = b""
         self._queued: deque[memoryview] = deque()
         self._messages: deque[Message] = deque()
         fork_safe(sock)
@@ -103,9 +106,14 @@ class Connection:
 
     def send(self, kind: str, data: bytes = b"", **fields: Any) -> None:
         """Queues a message and sends what the system takes. Raises `Broken`."""
-        text = json.dumps({"kind": kind, **fields}).encode()
-        self._queued.append(memoryview(_HEADER.pack(_MARK, len(text), len(data)) + text + data))
+        message = _written(kind, data, fields)
+        self._queued.append(memoryview(self._held + message if self._held else message))
+        self._held = b""
         self.flush()
+
+    def hold_back(self, kind: str, **fields: Any) -> None:
+        """Keeps a message for the next that is sent, with which it goes: the other end wakes up once for both."""
+        self._held += _written(kind, b"", fields)
 
     def flush(self) -> None:
         """Sends what the system takes now. Raises `Broken`."""
@@ -170,6 +178,8 @@ class Connection:
                 raise Broken("not a message of unisono") from None
             self._messages.append(Message(str(kind), fields, bytes(self._received[_HEADER.size + text : end])))
             del self._received[:end]
+            if self._limit < _MOST:
+                return  # who that is decides how long the next may be
         if self._received and not _MARK.startswith(bytes(self._received[:8])):
             raise Broken("not a message of unisono")
 
@@ -197,6 +207,11 @@ class Connection:
         with suppress(Broken):
             self.flush()
         self._socket.close()
+
+
+def _written(kind: str, data: bytes, fields: dict[str, Any]) -> bytes:
+    text = json.dumps({"kind": kind, **fields}).encode()
+    return _HEADER.pack(_MARK, len(text), len(data)) + text + data
 
 
 class Who(NamedTuple):
