@@ -1,4 +1,4 @@
-"""Calls on several tensors as calls on one, with CPU tensors: what is packed, and where it comes out."""
+"""Calls on several tensors, with CPU tensors: what kernels are given of lists, what is packed of coalesced calls."""
 
 import ctypes
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ from ranks import ranks
 from unisono.backend import device_calls, device_work
 from unisono.backend.cuda_calls import KNOWN_AGAIN
 from unisono.backend.device_calls import DeviceCalls
-from unisono.backend.device_lists import FlatCall, flat_call
+from unisono.backend.device_lists import LISTED, FlatCall, ListCall, flat_call, list_call
 from unisono.backend.inner import Inner
 from unisono.backend.work import DONE
 from unisono.errors import UsageError
 from unisono.gpu.defaults import TABLE
-from unisono.gpu.kernels import ITEMSIZES
+from unisono.gpu.kernels import ITEMSIZES, GpuCall
 
 N, ROOT = 3, 1
 OPTIONS = SimpleNamespace(reduceOp=ReduceOp.SUM, rootRank=ROOT, asyncOp=False)
@@ -45,7 +45,7 @@ def tensors(rank: int, *shapes: Sequence[int]) -> list[torch.Tensor]:
 
 
 def made(name: str, arguments: Sequence[Sequence[Any]]) -> list[FlatCall]:
-    found = [flat_call(name, [*given, OPTIONS], rank, N) for rank, given in enumerate(arguments)]
+    found = [flat_call(name, [*given, OPTIONS], N) for given in arguments]
     assert all(call is not None for call in found)
     return [call for call in found if call is not None]
 
@@ -64,47 +64,58 @@ def run(name: str, arguments: Sequence[Sequence[Any]]) -> list[FlatCall]:
         sources = [flat[1].reshape(-1).clone() for flat in packed]
         for rank, (flat, source) in enumerate(zip(packed, sources, strict=True)):
             count = source.numel() // N
-            if single == "all_gather_single" or (single == "gather_single" and rank == ROOT):
+            if single == "all_gather_single":
                 flat[0].view(-1).copy_(torch.cat(sources))
-            elif single == "reduce_scatter_single":
+            else:
                 flat[0].copy_(torch.stack(sources).sum(0)[rank * count : (rank + 1) * count])
-            elif single == "scatter_single":
-                each = flat[0].numel()
-                flat[0].copy_(sources[ROOT][rank * each : (rank + 1) * each])
     for call, flat in zip(calls, packed, strict=True):
         call.deliver(flat)
     return calls
 
 
-def outputs(count: int, shape: Sequence[int], together: bool) -> list[torch.Tensor]:
-    """Side by side in one memory, or each alone, with gaps."""
-    if together:
-        return list(torch.zeros(count, *shape))
-    return [torch.zeros(*shape, 2)[..., 0] for _ in range(count)]
+def given(name: str, outputs: Sequence[Any], inputs: Sequence[Any], rank: int = ROOT) -> ListCall | None:
+    return list_call(name, [outputs, inputs, OPTIONS], rank, N)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_all_gather_and_gather(together: bool) -> None:
-    xs = [tensors(rank, (2, 5))[0] for rank in range(N)]
-    outs = [outputs(N, (2, 5), together) for _ in range(N)]
-    calls = run("allgather", [([out], [x]) for out, x in zip(outs, xs, strict=True)])
-    assert all(torch.equal(torch.stack(out), torch.stack(xs)) for out in outs)
-    assert calls[0].nbytes == N * 40
-    roots = outputs(N, (2, 5), together)
-    calls = run("gather", [([roots] if rank == ROOT else [], [x]) for rank, x in enumerate(xs)])
-    assert torch.equal(torch.stack(roots), torch.stack(xs))
-    assert calls[0].outputs == [xs[0]]
+def test_lists_are_taken_where_they_are() -> None:
+    x, *outs = tensors(0, *[(2, 5)] * (N + 1))
+    for name, rank, root in (("allgather", 0, 0), ("gather", ROOT, ROOT)):
+        call = given(name, [outs], [x], rank)
+        assert call is not None
+        assert call.shape == GpuCall(LISTED[name], "int32", 10, "", root, listed=True)
+        assert (call.inputs, call.outputs, call.as_they_are) == ([x], outs, True)
+    call = given("scatter", [x], [outs])
+    assert call is not None
+    assert (call.inputs, call.outputs, call.shape.collective) == (outs, [x], "scatter")
+    call = given("reduce_scatter", [x], [outs])
+    assert call is not None
+    assert (call.inputs, call.outputs) == (outs, [x])
+    assert call.shape == GpuCall("reduce_scatter", "float32", 10, "SUM", listed=True)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_reduce_scatter_and_scatter(together: bool) -> None:
-    lists = [tensors(rank, *[(2, 5)] * N) for rank in range(N)]
-    outs = [outputs(1, (2, 5), together)[0] for _ in range(N)]
-    run("reduce_scatter", [([out], [xs]) for out, xs in zip(outs, lists, strict=True)])
-    for rank, out in enumerate(outs):
-        assert torch.equal(out, sum(xs[rank] for xs in lists))
-    run("scatter", [([out], [lists[ROOT]] if rank == ROOT else []) for rank, out in enumerate(outs)])
-    assert all(torch.equal(out, lists[ROOT][rank]) for rank, out in enumerate(outs))
+def test_ranks_that_are_not_the_root_have_no_list() -> None:
+    x, *outs = tensors(0, *[(2, 5)] * (N + 1))
+    for lists in ([outs], []):
+        gathered, scattered = given("gather", lists, [x], 0), given("scatter", [x], lists, 0)
+        assert gathered is not None
+        assert scattered is not None
+        assert (gathered.inputs, len(gathered.outputs)) == ([x], 0)
+        assert (len(scattered.inputs), scattered.outputs) == (0, [x])
+
+
+def test_tensors_with_gaps_and_tensors_that_overlap_are_copied() -> None:
+    whole, x = torch.zeros(40), torch.ones(10)
+    for outs, fine in (
+        (list(whole[:30].split(10)), True),
+        (list(whole[:30].view(10, 3).unbind(1)), False),
+        ([whole[:10], whole[5:15], whole[20:30]], False),
+    ):
+        call = given("allgather", [outs], [x])
+        assert call is not None
+        assert call.as_they_are is fine
+    own = given("allgather", [list(whole[:30].split(10))], [whole[10:20]])
+    assert own is not None
+    assert own.as_they_are
 
 
 def test_coalesced_calls() -> None:
@@ -131,21 +142,23 @@ def test_coalesced_calls() -> None:
 
 def test_memory_that_lies_side_by_side_is_used_where_it_is() -> None:
     whole = torch.zeros(N, 4)
-    call = made("allgather", [([list(whole)], [torch.ones(4)])] * N)[0]
-    assert call.pack()[0].data_ptr() == whole.data_ptr()
+    call = made("allreduce_coalesced", [(list(whole),)] * N)[0]
+    assert call.pack()[0][0].data_ptr() == whole.data_ptr()
     apart = [whole[0], whole[2], whole[1]]
-    assert made("allgather", [([apart], [torch.ones(4)])] * N)[0].pack()[0].data_ptr() != whole.data_ptr()
+    assert made("allreduce_coalesced", [(apart,)] * N)[0].pack()[0][0].data_ptr() != whole.data_ptr()
 
 
 def test_what_stays_with_nccl() -> None:
     x, y = torch.ones(4), torch.ones(5)
-    assert flat_call("allgather", [[[x, x, y]], [x], OPTIONS], 0, N) is None
-    assert flat_call("allgather", [[[x.double()] * N], [x], OPTIONS], 0, N) is None
-    assert flat_call("allgather", [[[x[:0]] * N], [x[:0]], OPTIONS], 0, N) is None
-    assert flat_call("allreduce_coalesced", [[x, x.double()], OPTIONS], 0, N) is None
-    assert flat_call("allreduce_coalesced", [[x.to(torch.uint8)], OPTIONS], 0, N) is None
-    assert flat_call("alltoall", [[x] * N, [x] * N, OPTIONS], 0, N) is None
-    assert flat_call("allreduce", [[x], OPTIONS], 0, N) is None
+    assert given("allgather", [[x, x, y]], [x]) is None
+    assert given("allgather", [[x.double()] * N], [x]) is None
+    assert given("allgather", [[x[:0]] * N], [x[:0]]) is None
+    assert given("reduce_scatter", [x.to(torch.uint8)], [[x.to(torch.uint8)] * N]) is None
+    assert list_call("gather", [[[x] * N], [x], OPTIONS, None], ROOT, N) is None
+    assert flat_call("allreduce_coalesced", [[x, x.double()], OPTIONS], N) is None
+    assert flat_call("allreduce_coalesced", [[x.to(torch.uint8)], OPTIONS], N) is None
+    assert flat_call("alltoall", [[x] * N, [x] * N, OPTIONS], N) is None
+    assert flat_call("allreduce", [[x], OPTIONS], N) is None
 
 
 def test_lists_of_the_root_that_do_not_fit() -> None:
@@ -153,9 +166,9 @@ def test_lists_of_the_root_that_do_not_fit() -> None:
     with pytest.raises(
         UsageError, match=r"gather on GPUs needs outputs alike, 3 of 4 elements of float32, not float32 "
     ):
-        flat_call("gather", [[[y, x, x]], [x], OPTIONS], ROOT, N)
+        given("gather", [[y, x, x]], [x])
     with pytest.raises(UsageError, match=r"scatter on GPUs needs inputs alike, 3 of 4 elements of float32, not none"):
-        flat_call("scatter", [[x], [], OPTIONS], ROOT, N)
+        given("scatter", [x], [])
 
 
 # Through a group's calls, with a kernel that is a copy.
@@ -174,7 +187,8 @@ def stand_in(group: Any, launched: list[str]) -> Any:
         return copy
 
     calls._inner = SimpleNamespace(call=lambda name, *_: launched.append(f"nccl {name}") or DONE)
-    calls.kernels = SimpleNamespace(table=TABLE, prepare=prepare, workspace=SimpleNamespace(failure=lambda: None))
+    workspace = SimpleNamespace(failure=lambda: None)
+    calls.kernels = SimpleNamespace(table=TABLE, prepare=prepare, schedule=lambda call: True, workspace=workspace)
     calls._checked = lambda name, arguments: torch.device("cpu")
     calls._failed, calls._last.stream = [0], 0
     return calls
@@ -243,9 +257,39 @@ def by_nccl_again(rank: int, world_size: int) -> tuple[list[str], list[bool]]:
     options = BroadcastOptions()
     arguments = [[torch.ones(4)], options]
     known = KNOWN_AGAIN["broadcast"](*arguments)
-    works = [calls.again("broadcast", arguments, *known), calls.call("broadcast", arguments)]
-    works += [calls.again("broadcast", arguments, *known) for _ in range(2)]
+    works = [calls.again("broadcast", arguments, known), calls.call("broadcast", arguments)]
+    works += [calls.again("broadcast", arguments, known) for _ in range(2)]
     return launched, [work is not None for work in works]
+
+
+def lists_again(rank: int, world_size: int) -> list[Any]:
+    """By method: which calls on lists are known again, and how often a kernel was launched."""
+    launched: list[str] = []
+    ours: Any = dist.group.WORLD
+    calls, found = stand_in(ours._group, launched), []
+    calls.index = -1
+    for name in LISTED:
+        options, works = FORMS[name](), []
+        options.asyncOp = True
+        for shape, gaps in (((5, 4), False), ((5, 4), False), ((4, 5), False), ((5, 4), True), ((5, 4), False)):
+            x, out = torch.randn(shape), torch.zeros(shape)
+            out = torch.zeros(*shape, 2)[..., 0] if gaps else out
+            outputs = [[out]] if LISTED[name].endswith("gather") else [out]
+            arguments = [outputs, [x] if LISTED[name].endswith("gather") else [[x]], options]
+            work = calls.lists.again(name, arguments)
+            works.append(work is not None)
+            (work or calls.call(name, arguments)).wait()
+            assert torch.equal(out, x)
+        calls._failed[0] = 1  # of a kernel: nothing is launched any more
+        works.append(calls.lists.again(name, arguments) is not None)
+        calls._failed[0] = 0
+        found.append((name, works, launched.count(LISTED[name])))
+    return found
+
+
+def test_lists_are_known_again() -> None:
+    (found,) = ranks(1).run(lists_again)
+    assert found == [(name, [False, True, False, False, True, False], 5) for name in LISTED]
 
 
 def test_each_call_that_nccl_carries_is_made_once() -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from gpu.device import Device, Stuck, Unstaged
+from gpu.device import Device, Number, Pointers, Space, Stuck, Unstaged
 from unisono.algorithms import build, list_algorithms
 from unisono.algorithms.registry import AlgorithmInfo
 from unisono.errors import UsageError
-from unisono.gpu.kernel_text import Form, kernel, kernel_name, module
+from unisono.gpu.kernel_text import Form, kernel, kernel_name, module, tensors_of
 from unisono.gpu.layout import HALF_NBYTES, slot_numel
 from unisono.program import Program, Unfit, lower
 from unisono.schedule import Schedule
@@ -51,6 +51,8 @@ CASES = {
        for name in SERVED for form, options in {"loop": (), "one_tile": (False,)}.items()},
     "two_phase_ragged": ("two_phase", Form("SUM", ragged=True)), "two_phase_avg": ("two_phase", Form("AVG")),
     "one_shot_max": ("one_shot", Form("MAX")), "ring_loop": ("ring", Form("SUM")),
+    "direct_reduce_scatter_listed": ("direct_reduce_scatter", Form("SUM", listed=True)),
+    "star_gather_listed": ("star_gather", Form(listed=True)),
 }  # fmt: skip
 
 
@@ -153,6 +155,39 @@ def test_what_is_served_is_right_in_any_order(n: int) -> None:
         (named(name, n), Form(op_of(named(name, n)), loop, ragged), "put") for name in SERVED for loop, ragged in forms
     ]
     assert play(n, mixed, 60, n) == 0
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_every_block_in_a_tensor_of_its_own(n: int) -> None:
+    chance = random.Random(n)
+    for name in ("direct_all_gather", "direct_reduce_scatter", "star_gather", "star_scatter"):
+        schedule = named(name, n)
+        for loop, ragged, in_place in ((True, False, True), (False, True, False), (True, True, False)):
+            form, lowered = Form(op_of(schedule), loop, ragged, listed=True), programs(schedule)
+            count = chance.choice((1, 16, 17, 48, 100))
+            xs, outs, wanted = tensors(schedule, count, n, in_place, torch.float32)
+            lists = [[[b.clone() for b in t.split(count)] for t in side] for side in (xs, outs)]
+            for rank, blocks in enumerate(lists[1] if in_place and name == "direct_all_gather" else ()):
+                lists[0][rank] = [blocks[rank]]
+            names = [tensors_of(program, form) for program in lowered]
+            pairs = list(zip(*lists, strict=True))
+
+            device = Device(module(kernel(program, form) for program in lowered), n, chance)
+
+            def arguments(
+                rank: int, names: Any = names, pairs: Any = pairs, count: int = count, device: Device = device
+            ) -> Any:
+                places = {f"{side}{k or ''}": Pointers(Space(block), 0)
+                          for side, blocks in zip(("x", "out"), pairs[rank], strict=True)
+                          for k, block in enumerate(blocks)}  # fmt: skip
+                given = [places[name] for name in names[rank]]
+                own = Pointers("bases", 0), Pointers(device.counters[rank], 0), None, Number(count), 7, None
+                return (*given, *own, torch.float32, TILE)
+
+            blocks = 2 if loop else 1 + count // TILE
+            device.launch([([kernel_name(program, form) for program in lowered], blocks, arguments)])
+            for rank, want in enumerate(wanted):
+                assert want is None or torch.equal(torch.cat(lists[1][rank]), want), (name, form)
 
 
 ALL = [e for e in list_algorithms() if not e.simulation_only and e.collective != "barrier"]

@@ -73,6 +73,7 @@ KINDS = [
     ("all_to_all", "direct"), ("broadcast", "star"), ("reduce", "star"), ("reduce", "two_phase"), ("gather", "star"),
     ("scatter", "star"),
 ]  # fmt: skip
+LISTS = [kind for kind in KINDS if kind[0] in ("all_gather", "reduce_scatter", "gather", "scatter")]
 COUNTS = (1, 15, 16, 1000, 4096, 33_333, 262_144, 1_048_573)
 
 
@@ -89,6 +90,31 @@ def test_values(collective: str, schedule: str, n: int) -> None:
             world(n).run_whole(call, xs, outs)
             assert world(n).failures() == [""] * n
             assert wrong(outs, wanted) == 0, call
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize(("collective", "schedule"), LISTS)
+def test_lists(collective: str, schedule: str, n: int) -> None:
+    """Every block is a tensor of its own, some of which begin anywhere."""
+    here, op = world(n), "SUM" if collective in REDUCES else ""
+    for k, count in enumerate((1, 1000, 4096, 33_333, 300_000)):
+        call = GpuCall(collective, "bfloat16" if op else "int16", count, op, 0, schedule, listed=True)
+        xs, outs, wanted = tensors(call, n, k)
+        aside = 1 + k % 2 * 7  # elements
+        lists = [[[torch.cat([b.new_zeros(aside), b])[aside:] for b in t.split(count)] for t in side]
+                 for side in (xs, outs)]  # fmt: skip
+        torch.cuda.synchronize()
+        launches = [here.kernels[rank].prepare(call, 7, aside == 8) for rank in range(n)]
+        places = []
+        for rank, (ins, into) in enumerate(zip(*lists, strict=True)):
+            many = [collective in ("scatter", "reduce_scatter") and (collective != "scatter" or rank == 0),
+                    collective in ("gather", "all_gather") and (collective != "gather" or rank == 0)]  # fmt: skip
+            sides = zip((ins, into), many, strict=True)
+            places.append([t.data_ptr() for blocks, whole in sides for t in (blocks if whole else blocks[:1])])
+        here.run_each([lambda stream, f=f, at=at: f(stream, *at) for f, at in zip(launches, places, strict=True)])
+        torch.cuda.synchronize()
+        assert here.failures() == [""] * n
+        assert wrong([torch.cat(blocks) for blocks in lists[1]], wanted) == 0, call
 
 
 @pytest.mark.parametrize("op", ["AVG", "PRODUCT", "MIN", "MAX"])

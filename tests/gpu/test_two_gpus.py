@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -226,12 +226,13 @@ def both(tmp_path: Any, fn: Callable[[int], str], timeout: float = 20.0) -> dict
     return found
 
 
-def until_raised(seconds: float = 15.0) -> str:
-    """Calls until the group's failure is raised here."""
+def until_raised(seconds: float = 15.0, groups: Sequence[Any] = ()) -> str:
+    """Calls until the failure of a group, the default one if none are given, is raised here."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.1)
-        dist.group.WORLD._cuda.raise_failure()  # type: ignore[union-attr]
+        for group in groups or [dist.group.WORLD]:
+            group._cuda.raise_failure()
     return "nothing"
 
 

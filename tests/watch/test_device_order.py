@@ -57,7 +57,7 @@ def two_groups(rank: int, world_size: int, streams: tuple[int, int], turned: boo
         order = (1, 0) if turned and number == 2 and rank == 1 else (0, 1)
         for k in order:
             made = call(number)
-            guards[k].issued(made, guards[k].header(made), False, order_word(streams[k]))
+            guards[k].launched(made, guards[k].header(made), order_word(streams[k]))
     dist.barrier()
     found = []
     for _ in range(2):

@@ -3,7 +3,6 @@
 import logging
 import threading
 import weakref
-import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -18,11 +17,12 @@ from unisono.backend.device_start import made
 from unisono.backend.device_work import LastStream, LaunchedWork, raw_stream
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
+from unisono.backend.list_calls import LISTED, ListCalls
 from unisono.backend.options import chosen
 from unisono.backend.work import DONE
 from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
 from unisono.gpu.defaults import gpu_default
-from unisono.gpu.kernels import KernelCalls
+from unisono.gpu.kernels import GpuCall, KernelCalls
 from unisono.gpu.launching import Launch
 from unisono.runtime.call import Call
 from unisono.runtime.task import copy_error
@@ -53,8 +53,9 @@ class DeviceCalls:
         self.kernels: KernelCalls | None = None
         self.messages: DeviceMessages | None = None
         self._stalls: Stalls | None = None
-        self._launches: dict[Any, Callable[[int, int, int], None] | None] = {}
+        self._launches: dict[Any, Launch | None] = {}
         self._kinds: dict[Any, Kind] = {}
+        self.lists = ListCalls(self)
         self.index = _NONE
         """Of the GPU, while calls on it can be known again."""
         self._failed: Any = (0,)  # the words of the kernels' failure record
@@ -83,13 +84,9 @@ class DeviceCalls:
 
     # A call
 
-    def again(
-        self, name: str, arguments: Sequence[Any], extra: Any, source: torch.Tensor, output: torch.Tensor, options: Any
-    ) -> Any:
-        """The Work of a call of a kind that was made before; None if it is to go by `call`.
-
-        What stands after ``arguments``, the method's, is of `KNOWN_AGAIN`.
-        """
+    def again(self, name: str, arguments: Sequence[Any], form: Any) -> Any:
+        """The Work of a call of a kind that was made before, by its `KNOWN_AGAIN`; None if it is to go by `call`."""
+        extra, source, output, options = form
         if source.get_device() != self.index or self._failed[0]:
             return None
         source_at = source.data_ptr()
@@ -99,15 +96,15 @@ class DeviceCalls:
             return None
         if output is not source and not output.is_contiguous():
             return None
-        launch, call, header = kind
+        if kind[0] is None:
+            return self.by_nccl(kind, name, arguments)
+        stream = self.launch(kind, source_at, output_at)
+        return LaunchedWork([output], stream, self.raise_failure) if options.asyncOp else DONE
+
+    def by_nccl(self, kind: Kind, name: str, arguments: Sequence[Any]) -> Any:
+        """The Work of a call of a kind that NCCL carries."""
         with self._lock:
-            if launch is not None:
-                return self._launched(kind, source_at, output_at, output, options.asyncOp)
-            try:
-                self._group.device_guard.issued(call, header)
-            except UnisonoError as error:
-                self._fail(error)
-                raise
+            self._issued(kind[1], kind[2])
         return self._inner.call(name, *arguments)  # type: ignore[union-attr]
 
     def _known(self, name: str, arguments: Sequence[Any], call: Call, launch: Launch | None) -> Kind:
@@ -120,23 +117,6 @@ class DeviceCalls:
             places, options = source.data_ptr() | output.data_ptr(), chosen(self._options)
             self._kinds[key_of(name, extra, source, output, places, options)] = kind
         return kind
-
-    def _launched(self, kind: Kind, source_at: int, output_at: int, output: torch.Tensor, asynchronous: bool) -> Any:
-        """The Work of a launch. Lock held."""
-        launch, call, header = kind
-        assert launch is not None
-        stream = self._next(call, header)
-        launch(stream, source_at, output_at)
-        return LaunchedWork([output], stream, self.raise_failure) if asynchronous else DONE
-
-    def _next(self, call: Call, header: bytes) -> int:
-        """The current stream, in order after the last one, for a call whose header kernels compare. Lock held."""
-        stream = raw_stream(self.index)
-        if stream != self._last.stream:
-            self._last.follow(stream, self.device)
-        order = 0 if self._last.captured else order_word(stream)
-        self._group.device_guard.issued(call, header, False, order)
-        return stream
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
         """The Work of a call by torch's method ``name`` (canonical)."""
@@ -152,7 +132,7 @@ class DeviceCalls:
         call = call_of(self._group.operations, name, arguments)
         with self._lock:
             try:
-                launched = self._several(name, arguments, call)
+                launched = (self.lists.launched if name in LISTED else self._several)(name, arguments, call)
                 if launched is None:
                     launched = self._launch(name, arguments, call)
             except UsageError as error:
@@ -175,20 +155,32 @@ class DeviceCalls:
         """True for a tensor of the GPU whose kernels are ready, unless the group has failed."""
         return tensor.get_device() == self.index and self.kernels is not None and not self._failed[0]
 
+    def failed(self) -> bool:
+        """True once a kernel has failed: the next call is to raise."""
+        return bool(self._failed[0])
+
     def by_name(self) -> bool:
         """True where an algorithm is chosen by name, which collectives run."""
         return chosen(self._options) is not None
 
-    def kind(self, call: Call, launch: Launch) -> Kind:
-        """A kind of call that is no method of torch's, to `launch`."""
+    def kind(self, call: Call, launch: Launch | None) -> Kind:
+        """A kind of call, to `launch`, or None if NCCL carries it."""
         return launch, call, self._group.device_guard.header(call)
 
-    def launch(self, kind: Kind, *tensors: int) -> None:
-        """Launches a kernel on the current stream, after the guard; ``tensors``: addresses."""
+    def launch(self, kind: Kind, *tensors: int) -> int:
+        """Launches a kernel on the current stream, which it returns, in order after the last one, and after the guard.
+
+        ``tensors``: addresses.
+        """
         launch, call, header = kind
         assert launch is not None
         with self._lock:
-            launch(self._next(call, header), *tensors)
+            stream, last = raw_stream(self.index), self._last
+            if stream != last.stream:
+                last.follow(stream, self.device)
+            self._group.device_guard.launched(call, header, 0 if last.captured else order_word(stream))
+            launch(stream, *tensors)
+        return stream
 
     def batch(self, calls: Sequence[tuple[str, torch.Tensor, int, int]]) -> list[Any]:
         """The Works of messages that are issued together, see `DeviceMessages.batch`."""
@@ -257,8 +249,8 @@ class DeviceCalls:
         size = self._group.size
         if self.kernels is None or not hasattr(arguments[-1], "asyncOp"):
             return None
-        flat = flat_call(name, arguments, self._group.rank, size)
-        if flat is None or not (self._named(call)[0] or gpu_default(call.op, flat.nbytes, size, self.kernels.table)):
+        flat = flat_call(name, arguments, size)
+        if flat is None or not (self.named(call)[0] or gpu_default(call.op, flat.nbytes, size, self.kernels.table)):
             return None
         with torch.no_grad():
             tensors = flat.pack()
@@ -270,34 +262,38 @@ class DeviceCalls:
 
     def _launch(self, name: str, arguments: Sequence[Any], call: Call, again: bool = True) -> Any:
         """The Work of a call that kernels serve; None for any other. ``again``: it may come by `again`. Lock held."""
-        if self.kernels is None:
-            return self._refuse_named(call)
-        form = kernel_form(name, arguments, self._group.size, *self._named(call))
+        form = kernel_form(name, arguments, self._group.size, *self.named(call)) if self.kernels is not None else None
         if form is None:
             return self._refuse_named(call)
         shape, source, output = form
         source_at, output_at = source.data_ptr(), output.data_ptr()
-        aligned = (source_at | output_at) & 15 == 0
-        key = (shape, call.signature, aligned)
-        try:
-            launch = self._launches[key]
-        except KeyError:
-            if len(self._launches) >= _KEPT:
-                self._launches.clear()
-            launch = self._launches[key] = self.kernels.prepare(shape, zlib.crc32(call.signature), aligned)
+        launch = self.prepared(shape, call, (source_at | output_at) & 15 == 0)
         if launch is None:
             return None
         kind = self._known(name if again else "", arguments, call, launch)
-        return self._launched(kind, source_at, output_at, output, arguments[-1].asyncOp)
+        stream = self.launch(kind, source_at, output_at)
+        return LaunchedWork([output], stream, self.raise_failure) if arguments[-1].asyncOp else DONE
 
-    def _named(self, call: Call) -> tuple[str, int]:
+    def prepared(self, shape: GpuCall, call: Call, aligned: bool) -> Launch | None:
+        """The launch of a call, kept; None if NCCL carries it. See `KernelCalls.prepare`."""
+        key = (shape, call.signature, aligned)
+        try:
+            return self._launches[key]
+        except KeyError:
+            assert self.kernels is not None
+            if len(self._launches) >= _KEPT:
+                self._launches.clear()
+            launch = self._launches[key] = self.kernels.prepare(shape, call.checksum, aligned)
+            return launch
+
+    def named(self, call: Call) -> tuple[str, int]:
         """The algorithm that is chosen by name for a call, empty if none is, and its pieces."""
         options = chosen(self._options)
         return (options.name_for(call.op), options.chunks) if options is not None else ("", 1)
 
     def _refuse_named(self, call: Call) -> None:
         """Raises `UsageError` if an algorithm was chosen by name for a call that kernels do not run."""
-        if self._named(call)[0]:
+        if self.named(call)[0]:
             raise UsageError(f"{call.describe()}: on GPUs here NCCL carries it, which takes no algorithm by name")
 
     # Failures

@@ -21,6 +21,7 @@ from unisono.backend.device_calls import DeviceCalls
 from unisono.backend.device_messages import MESSAGES
 from unisono.backend.group import Group
 from unisono.backend.inner import Inner
+from unisono.backend.list_calls import LISTED
 from unisono.backend.norm_calls import NormCalls
 from unisono.backend.overloads import with_options
 from unisono.backend.process_group import UnisonoProcessGroup
@@ -126,13 +127,17 @@ class TwoDeviceGroup(UnisonoProcessGroup):
 def _routed(name: str, cpu: Callable[..., Any]) -> Callable[..., Any]:
     """The method ``name`` of both devices."""
     canonical, signature = CANONICAL.get(name, name), inspect.signature(cpu)
-    known = KNOWN_AGAIN.get(canonical)
+    known, listed = KNOWN_AGAIN.get(canonical), canonical in LISTED
 
     def method(self: TwoDeviceGroup, *args: Any, **kwargs: Any) -> Any:
-        if known is not None and not kwargs and self._cuda.index >= 0:
-            form = known(*args)
-            if form is not None and (work := self._cuda.again(canonical, args, *form)) is not None:
+        calls = self._cuda
+        if kwargs or calls.index < 0:
+            pass
+        elif known is not None:
+            if (form := known(*args)) is not None and (work := calls.again(canonical, args, form)) is not None:
                 return work
+        elif listed and (work := calls.lists.again(canonical, args)) is not None:
+            return work
         devices = devices_of((*args, *kwargs.values()))
         if not any(device.type == "cuda" for device in devices):
             if self._on_cpu == "gloo" and devices:

@@ -1,26 +1,101 @@
-"""Calls on several CUDA tensors as calls on one, which kernels take: lists, coalesced calls, gather and scatter.
+"""Calls on several CUDA tensors, as kernels take them: lists, of gather and scatter too, and coalesced calls.
 
-Tensors are copied side by side before the call and to their places after it, in the order of the stream, as torch's
-NCCL backend does with lists; outputs that lie side by side are used where they are. Only what is even goes this way.
-Whether it is all ranks know by their own tensors, since these calls want equal sizes; the exception is all_to_all: of
-lists, and of splits, a rank does not know those between two others.
+Kernels take every tensor of a list where it is. The tensors of a coalesced call are copied side by side before it and
+to their places after it, in the order of the stream, as torch's NCCL backend does; those that lie side by side are used
+where they are. Only what is even goes this way. Whether it is all ranks know by their own tensors, since these calls
+want equal sizes; the exception is all_to_all: of lists, and of splits, a rank does not know those between two others.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import sub
 from typing import Any
 
 import torch
 
 from unisono.backend.tensors import PLAIN, check_memory
 from unisono.errors import UsageError
-from unisono.gpu.kernels import reduces_on_gpu
+from unisono.gpu.kernels import GpuCall, moved_as, reduces_on_gpu
 from unisono.runtime.call import name_of_dtype
 from unisono.runtime.reduce import op_and_factor
 
-__all__ = ["FlatCall", "flat_call"]
+__all__ = ["LISTED", "FlatCall", "ListCall", "disjoint", "flat_call", "list_call", "lists_of"]
 
 Tensors = Sequence[torch.Tensor]
+LISTED = {"allgather": "all_gather", "reduce_scatter": "reduce_scatter", "gather": "gather", "scatter": "scatter"}
+"""The collectives of methods on lists that kernels serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListCall:
+    """``shape``: of the call as kernels take it; ``extra``: the reduce op's code, or the root.
+
+    ``as_they_are``: kernels may take the tensors; otherwise copies, for some have gaps, or share memory.
+    """
+
+    shape: GpuCall
+    extra: Any
+    inputs: Tensors
+    outputs: Tensors
+    as_they_are: bool
+
+
+def lists_of(name: str, arguments: Sequence[Any], rank: int) -> tuple[Any, Tensors, Tensors] | None:
+    """The reduce op's code, or the root, of a call on lists, its inputs and outputs; None for a form with other
+    arguments. ``name``: of `LISTED`. Of gather and scatter the root alone has a list.
+    """
+    if len(arguments) != 3 or not hasattr(arguments[2], "asyncOp"):
+        return None
+    outputs, inputs, options = arguments
+    if name == "gather":
+        root = options.rootRank
+        return root, inputs, outputs[0] if outputs and rank == root else ()
+    if name == "scatter":
+        root = options.rootRank
+        return root, inputs[0] if inputs and rank == root else (), outputs
+    if name == "allgather":
+        return None, inputs, outputs[0]
+    return hash(options.reduceOp), inputs[0], outputs
+
+
+def disjoint(places: Sequence[int], nbytes: int) -> bool:
+    """True unless tensors of so many bytes at these addresses share memory otherwise than by being the same."""
+    at = sorted({*places})
+    return len(at) == 1 or min(map(sub, at[1:], at)) >= nbytes
+
+
+def list_call(
+    name: str, arguments: Sequence[Any], rank: int, size: int, by: str = "", chunks: int = 1
+) -> ListCall | None:
+    """The call on lists; None for what only NCCL takes. ``name``: of `LISTED`; ``by``, ``chunks``: of an algorithm
+    chosen by name.
+
+    Raises `UsageError` for lists of the root that do not fit what the others give.
+    """
+    found = lists_of(name, arguments, rank)
+    if found is None:
+        return None
+    options, (extra, inputs, outputs) = arguments[2], found
+    own, listed, what = (outputs[0], inputs, "inputs") if "scatter" in name else (inputs[0], outputs, "outputs")
+    root = options.rootRank if name in ("gather", "scatter") else -1
+    if not _even([own], own, [own.numel()]):
+        return None
+    if root in (-1, rank) and not _even(listed, own, [own.numel()] * size):
+        if root < 0:
+            return None
+        raise _unfit(name, what, listed, own, size)
+    collective, dtype = LISTED[name], name_of_dtype(own.dtype)
+    if name == "reduce_scatter":
+        if not _reduced(options, own):
+            return None
+        shape = GpuCall(collective, dtype, own.numel(), op_and_factor(options.reduceOp)[0], 0, by, chunks, True)
+    else:
+        moved, count = moved_as(own.dtype.itemsize, own.numel())
+        shape = GpuCall(collective, moved, count, "", max(root, 0), by, chunks, True)
+    tensors = (*inputs, *outputs)
+    whole = all(tensor.is_contiguous() for tensor in tensors)
+    as_they_are = whole and disjoint([tensor.data_ptr() for tensor in tensors], own.nbytes)
+    return ListCall(shape, extra, inputs, outputs, as_they_are)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +112,10 @@ class FlatCall:
     deliver: Callable[[list[Any]], None]
 
 
-def flat_call(name: str, arguments: Sequence[Any], rank: int, size: int) -> FlatCall | None:
-    """The call on one tensor; None for calls that have one anyway, and for what only NCCL takes. ``name``: canonical.
-
-    Raises `UsageError` for lists of the root that do not fit what the others give.
-    """
+def flat_call(name: str, arguments: Sequence[Any], size: int) -> FlatCall | None:
+    """The call on one tensor of a coalesced one; None for others, and for what only NCCL takes. ``name``: canonical."""
     make = _FORMS.get(name)
-    return make(arguments, rank, size) if make else None
+    return make(arguments, size) if make else None
 
 
 def _even(tensors: Tensors, like: torch.Tensor, numels: Sequence[int]) -> bool:
@@ -92,65 +164,13 @@ def _spread(flat: torch.Tensor, outputs: Tensors) -> None:
         torch._foreach_copy_(list(outputs), [p.view(o.shape) for p, o in zip(parts, outputs, strict=True)])
 
 
-def _all_gather(arguments: Sequence[Any], rank: int, size: int) -> FlatCall | None:
-    outputs, tensor = arguments[0][0], arguments[1][0]
-    if not _even([tensor, *outputs], tensor, [tensor.numel()] * (size + 1)):
-        return None
-    return FlatCall(
-        "all_gather_single", tensor.nbytes * size, outputs, lambda: [_room(outputs), tensor.contiguous()],
-        lambda flat: _spread(flat[0], outputs),
-    )  # fmt: skip
-
-
-def _reduce_scatter(arguments: Sequence[Any], rank: int, size: int) -> FlatCall | None:
-    output, inputs, options = arguments[0][0], arguments[1][0], arguments[2]
-    even = _even([output, *inputs], output, [output.numel()] * (size + 1))
-    if not even or not _reduced(options, output):
-        return None
-    return FlatCall(
-        "reduce_scatter_single", output.nbytes * size, [output], lambda: [_room([output]), _flat(inputs)],
-        lambda flat: _spread(flat[0], [output]),
-    )  # fmt: skip
-
-
-def _gather(arguments: Sequence[Any], rank: int, size: int) -> FlatCall | None:
-    tensor, root = arguments[1][0], arguments[2].rootRank
-    outputs = arguments[0][0] if arguments[0] and rank == root else []
-    if not _even([tensor], tensor, [tensor.numel()]):
-        return None
-    if rank == root and not _even(outputs, tensor, [tensor.numel()] * size):
-        raise _unfit("gather", "outputs", outputs, tensor, size)
-    return FlatCall(
-        "gather_single", tensor.nbytes * size, outputs or [tensor],
-        lambda: [_room(outputs) if outputs else tensor.contiguous(), tensor.contiguous()],
-        lambda flat: _spread(flat[0], outputs) if outputs else None,
-    )  # fmt: skip
-
-
-def _scatter(arguments: Sequence[Any], rank: int, size: int) -> FlatCall | None:
-    output, root = arguments[0][0], arguments[2].rootRank
-    inputs = arguments[1][0] if arguments[1] and rank == root else []
-    if not _even([output], output, [output.numel()]):
-        return None
-    if rank == root and not _even(inputs, output, [output.numel()] * size):
-        raise _unfit("scatter", "inputs", inputs, output, size)
-
-    def pack() -> list[Any]:
-        room = _room([output])
-        return [room, _flat(inputs) if inputs else room]
-
-    return FlatCall(
-        "scatter_single", output.nbytes * size, [output], pack, lambda flat: _spread(flat[0], [output])
-    )  # fmt: skip
-
-
 def _unfit(name: str, what: str, found: Tensors, like: torch.Tensor, size: int) -> UsageError:
     words = ", ".join(f"{name_of_dtype(tensor.dtype)} {list(tensor.shape)}" for tensor in found[:size]) or "none"
     wanted = f"{size} of {like.numel()} elements of {name_of_dtype(like.dtype)}"
     return UsageError(f"{name} on GPUs needs {what} alike, {wanted}, not {words}")
 
 
-def _all_reduce_coalesced(arguments: Sequence[Any], rank: int, size: int) -> FlatCall | None:
+def _all_reduce_coalesced(arguments: Sequence[Any], size: int) -> FlatCall | None:
     tensors, options = arguments[0], arguments[1]
     if not _several(tensors, [t.numel() for t in tensors]) or not _reduced(options, tensors[0]):
         return None
@@ -158,7 +178,7 @@ def _all_reduce_coalesced(arguments: Sequence[Any], rank: int, size: int) -> Fla
     return FlatCall("allreduce", nbytes, tensors, lambda: [[_flat(tensors)]], lambda flat: _spread(flat[0][0], tensors))
 
 
-def _all_gather_coalesced(arguments: Sequence[Any], rank: int, size: int) -> FlatCall | None:
+def _all_gather_coalesced(arguments: Sequence[Any], size: int) -> FlatCall | None:
     """Outputs of each the pieces of all ranks; or, of `allgather_coalesced`, a list of outputs for every rank."""
     outputs, tensors = arguments[0], arguments[1]
     numels = [tensor.numel() for tensor in tensors]
@@ -187,7 +207,7 @@ def _all_gather_coalesced(arguments: Sequence[Any], rank: int, size: int) -> Fla
     return FlatCall("all_gather_single", nbytes, [t for row in rows for t in row], pack, deliver)
 
 
-def _reduce_scatter_coalesced(arguments: Sequence[Any], rank: int, size: int) -> FlatCall | None:
+def _reduce_scatter_coalesced(arguments: Sequence[Any], size: int) -> FlatCall | None:
     outputs, tensors, options = arguments[0], arguments[1], arguments[2]
     numels = [output.numel() for output in outputs]
     if not _several(outputs, numels) or not _even(tensors, outputs[0], [numel * size for numel in numels]):
@@ -207,11 +227,7 @@ def _several(tensors: Tensors, numels: Sequence[int]) -> bool:
     return bool(tensors) and all(numels) and _even(tensors, tensors[0], numels)
 
 
-_FORMS: dict[str, Callable[[Sequence[Any], int, int], FlatCall | None]] = {
-    "allgather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "gather": _gather,
-    "scatter": _scatter,
+_FORMS: dict[str, Callable[[Sequence[Any], int], FlatCall | None]] = {
     "allreduce_coalesced": _all_reduce_coalesced,
     "all_gather_single_coalesced": _all_gather_coalesced,
     "allgather_coalesced": _all_gather_coalesced,

@@ -72,12 +72,15 @@ def new_event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
+_begin = Work.__init__  # found once: it is called for every asynchronous call
+
+
 class _DeviceWork(Work):
     """``check`` raises the error of the group if a call on GPUs has failed."""
 
-    def __init__(self, outputs: list[torch.Tensor], check: Callable[[], None]) -> None:
-        super().__init__()
-        self._outputs, self._check, self._device = outputs, check, outputs[0].device
+    __slots__ = ("_check", "_outputs")
+    _outputs: list[torch.Tensor]
+    _check: Callable[[], None]
 
     def synchronize(self) -> None:
         """As `wait`."""
@@ -106,7 +109,7 @@ class _DeviceWork(Work):
         if len(self._outputs) == 1 and sys._getframe().f_back is None:
             future = torch._C.fork(self._outputs.__getitem__, 0)
         else:
-            future = torch.futures.Future(devices=[self._device])
+            future = torch.futures.Future(devices=[self._outputs[0].device])
             future.set_result(self._outputs)
         return future  # type: ignore[no-any-return]
 
@@ -114,20 +117,23 @@ class _DeviceWork(Work):
 class LaunchedWork(_DeviceWork):
     """A kernel launched on ``stream``, a handle."""
 
+    __slots__ = ("_stream",)
+
     def __init__(self, outputs: list[torch.Tensor], stream: int, check: Callable[[], None]) -> None:
-        super().__init__(outputs, check)
-        self._stream = stream
+        _begin(self)
+        self._outputs, self._check, self._stream = outputs, check, stream
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Raises the error of the group if a kernel has failed."""
         self._check()
-        if raw_stream(self._device.index) != self._stream:
-            torch.cuda.current_stream(self._device).wait_stream(external_stream(self._stream, self._device))
+        if raw_stream(self._outputs[0].get_device()) != self._stream:
+            device = self._outputs[0].device
+            torch.cuda.current_stream(device).wait_stream(external_stream(self._stream, device))
         return True
 
     def is_completed(self) -> bool:
         """True once the stream has reached the end of the kernel."""
-        return external_stream(self._stream, self._device).query()
+        return external_stream(self._stream, self._outputs[0].device).query()
 
 
 class Done:
@@ -161,12 +167,14 @@ class MessageWork(_DeviceWork):
     the kernel that copies would be loaded while the message is awaited, which blocks.
     """
 
+    __slots__ = ("_copies", "_done", "_source")
+
     def __init__(
         self, tensors: list[torch.Tensor], done: Done, source: int, check: Callable[[], None],
         copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
     ) -> None:  # fmt: skip
-        super().__init__(tensors, check)
-        self._done, self._source, self._copies = done, source, copies
+        _begin(self)
+        self._outputs, self._check, self._done, self._source, self._copies = tensors, check, done, source, copies
 
     def source_rank(self) -> int:
         """The group rank that a receive is from."""
@@ -177,7 +185,7 @@ class MessageWork(_DeviceWork):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Raises the error of the group if a kernel has failed."""
         self._check()
-        stream = self._done.order(self._device)
+        stream = self._done.order(self._outputs[0].device)
         copies, self._copies = self._copies, ()
         for tensor, flat in copies:
             flat.record_stream(stream)

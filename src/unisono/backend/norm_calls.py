@@ -4,7 +4,6 @@
 none. Whether there is one depends on facts that are equal on all ranks.
 """
 
-import zlib
 from typing import Any
 
 import torch
@@ -81,7 +80,7 @@ class NormCalls:
         call = Call(operation, x.dtype, tuple(x.shape), reduce_op, extra_signature=words, args_text=words)
         kind = NormCall(collective, name_of_dtype(x.dtype), rows, hidden, eps)
         try:
-            launch = prepare_norm(kernels, kind, zlib.crc32(call.signature), places & 15 == 0)
+            launch = prepare_norm(kernels, kind, call.checksum, places & 15 == 0)
         except UsageError as error:
             calls.refuse(collective, error, x.device)
             raise

@@ -40,7 +40,7 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     if not isinstance(choices, Options | None):
         raise UsageError(f"pg_options for unisono must be unisono.Options, not {type(choices).__name__}")
     default = not options.global_ranks_in_group and not dist.is_initialized()
-    group = given[0] if given else _group(options, choices, default, devices is None)
+    group = given[0] if given else _group(options, choices, default)
     if default:
         here = group.ranks_here
         if pinned(choices) and (cores := pin(here.index(options.group_rank), len(here))):
@@ -51,11 +51,8 @@ def _create(options: Any, backend_options: Any = None) -> Any:
     return TwoDeviceGroup(group, options.store, options.timeout, devices, kernels)
 
 
-def _group(options: Any, choices: Any, default: bool, described: bool) -> Any:
-    """This rank's membership, as torch asks for it; ``default``: in the default group.
-
-    ``described``: a group that is joined before its first call may wait for its description.
-    """
+def _group(options: Any, choices: Any, default: bool) -> Any:
+    """This rank's membership, as torch asks for it; ``default``: in the default group."""
     from unisono.backend.birth import fail_together
     from unisono.backend.group import Group
     from unisono.backend.member_registry import MemberRegistry, default_memory
@@ -91,7 +88,7 @@ def _group(options: Any, choices: Any, default: bool, described: bool) -> Any:
     try:
         members = MemberRegistry(store, epoch, name, label, global_ranks, rank, counted=not whole)
         group = Group(rank, global_ranks, label, seconds, members, choices)
-        group.joins_described = described and not whole and members.joins_early()
+        group.joins_described = not whole and members.joins_early()  # once it has its description
         if members.joins_early() and not group.joins_described:
             group.wait_for_all()
     except (UnisonoError, OSError):

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from unisono.errors import UsageError, first_line
+from unisono.gpu.layout import WORLD_SIZE_MAX
 from unisono.gpu.message_text import SIDE, SIDES, names_of_sides
 
 __all__ = ["DTYPES", "HOPPER", "Kernel", "compiled", "triton_missing"]
@@ -33,7 +34,10 @@ _TYPES = {
     "rank": "i32", "world_size": "i32",
     **{f"{side}_{word}": "i32" for side in names_of_sides(max(SIDES)) for word in SIDE},
 }  # fmt: skip
-_TENSORS = ("x", "out", "residual", "weight", "residual_out", "x1", "out1")
+_TENSORS = (
+    "x", "out", "residual", "weight", "residual_out",
+    *(f"{name}{block}" for name in ("x", "out") for block in range(1, WORLD_SIZE_MAX)),
+)  # fmt: skip
 """Arguments of the kernel's dtype."""
 _REGISTERS = 64
 """Registers a thread, at most, of blocks of 16 warps: so that two of them fit on a multiprocessor."""

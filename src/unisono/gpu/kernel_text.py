@@ -34,6 +34,7 @@ __all__ = [
     "kernel",
     "kernel_name",
     "module",
+    "tensors_of",
 ]
 
 ARGUMENTS = ("x", "out", "bases", "counters", "record", "count", "header", "limit")
@@ -51,17 +52,20 @@ class Form:
     """What a kernel is made for besides its program.
 
     ``op``: the reduce op. ``loop``: whether a block may have several tiles. ``ragged``: counts are no multiples of 16:
-    whole tiles then go without masks, which would make their accesses narrow, and the last ones with.
+    whole tiles then go without masks, which would make their accesses narrow, and the last ones with. ``listed``: every
+    block of input and output lies in a tensor of its own.
     """
 
     op: str = ""
     loop: bool = True
     ragged: bool = False
+    listed: bool = False
 
     @property
     def suffix(self) -> str:
         """As kernels of this form are called."""
-        words = [self.op.lower(), "" if self.loop else "one_tile", "ragged" if self.ragged else ""]
+        words = [self.op.lower(), "listed" if self.listed else "", "" if self.loop else "one_tile"]
+        words.append("ragged" if self.ragged else "")
         return "".join(f"_{word}" for word in words if word)
 
 
@@ -88,7 +92,15 @@ def kernel(program: Program, form: Form) -> str:
         raise UsageError(f"{program.name} has no kernel for reduce op {form.op!r}")
     masked = Tile(program, form, masked=True).lines()
     whole = Tile(program, form, masked=False).lines() if form.ragged else []
-    return assembled(program, form, masked, whole)
+    return assembled(program, form, masked, whole, arguments=(*tensors_of(program, form), *ARGUMENTS[2:]))
+
+
+def tensors_of(program: Program, form: Form) -> list[str]:
+    """The tensors that a kernel takes: input and output; of lists all of both, by block, and one of each at least."""
+    if not form.listed:
+        return ["x", "out"]
+    sides = {"x": program.blocks_in[program.rank], "out": program.blocks_out[program.rank]}
+    return [f"{name}{block or ''}" for name, blocks in sides.items() for block in range(max(1, len(blocks)))]
 
 
 class Tile:
@@ -232,10 +244,13 @@ class Tile:
             return f"slot({self.base(rank)} + {half}, {offset} * BLOCK, out, offsets)"
         blocks = (self.program.blocks_in if place.space == "in" else self.program.blocks_out)[self.rank]
         block, piece = blocks.index(place.index // self.pieces), place.index % self.pieces
+        tensor = "x" if place.space == "in" else "out"
+        if self.form.listed and block:
+            tensor, block = f"{tensor}{block}", 0
         terms = ["count64" if block == 1 else f"{block} * count64" if block else "", f"{piece} * part" if piece else ""]
         terms.append("at")
         at = " + ".join(term for term in terms if term)
-        return f"{'x' if place.space == 'in' else 'out'} + {at if at == 'at' else f'({at})'}"
+        return f"{tensor} + {at if at == 'at' else f'({at})'}"
 
     def base(self, rank: int) -> str:
         """The workspace of a rank."""

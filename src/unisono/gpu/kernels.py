@@ -36,7 +36,9 @@ def moved_as(itemsize: int, count: int) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class GpuCall:
-    """A kind of call, the same on all ranks: ``count`` elements of a block; ``schedule``: chosen by name, or empty."""
+    """A kind of call: ``count`` elements of a block; ``schedule``: chosen by name, or empty; ``listed``: every block of
+    input and output is a tensor of its own. All but that is the same on all ranks.
+    """
 
     collective: str
     dtype: str
@@ -45,6 +47,7 @@ class GpuCall:
     root: int = 0
     schedule: str = ""
     chunks: int = 1
+    listed: bool = False
 
     def blocks(self, world_size: int) -> int:
         """Blocks of the whole tensor."""
@@ -92,8 +95,10 @@ class KernelCalls:
     def prepare(self, call: GpuCall, header: int, aligned: bool) -> Launch | None:
         """The launch of a kind of call, its kernel loaded; None if the call goes to NCCL.
 
-        ``header``: 32 bits that must be equal on all ranks; ``aligned``: input and output begin at multiples of 16
-        bytes. Raises UsageError as `schedule`, and `Unfit` for a schedule that kernels do not run.
+        ``header``: 32 bits that must be equal on all ranks; ``aligned``: all tensors begin at multiples of 16 bytes.
+        The launch takes the addresses of the input and the output, of a ``listed`` call those of all inputs and all
+        outputs, one of each at least. Raises UsageError as `schedule`, and `Unfit` for a schedule that kernels do not
+        run.
         """
         schedule = self.schedule(call)
         if schedule is None:
@@ -101,9 +106,9 @@ class KernelCalls:
         pieces = schedule.collective.pieces
         part = call.count if pieces == 1 else (-(-call.count // pieces) + 15) // 16 * 16
         ragged = call.count % 16 != 0
-        _, _, slots = _text(schedule, self.rank, Form(call.op, True, ragged))
+        _, _, slots = _text(schedule, self.rank, Form(call.op, True, ragged, call.listed))
         shape = launch_shape(part, ITEMSIZES[call.dtype], slots, self.multiprocessors)
-        name, text, _ = _text(schedule, self.rank, Form(call.op, not shape.one_tile, ragged))
+        name, text, _ = _text(schedule, self.rank, Form(call.op, not shape.one_tile, ragged, call.listed))
         made = Kernel(name, text, call.dtype, shape.tile, shape.warps, not ragged, aligned)
         return self.launch(made, shape.blocks, header, call.count)
 

@@ -6,7 +6,7 @@ and a launch writes those that change. Two launches of one function made here mu
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from unisono.errors import UnisonoError, UsageError
@@ -58,13 +58,9 @@ class _Prepared:
         first, size = ctypes.addressof(self.words), ctypes.sizeof(ctypes.c_int64)
         places = (ctypes.c_void_p * len(self.words))(*range(first, first + size * len(self.words), size))
         self._arguments = ctypes.byref(self.config), ctypes.c_void_p(made.function), places, None
-        self.run: Callable[[], int] = self._runner(_driver().cuLaunchKernelEx)
+        self.run: Callable[[], int] = partial(_driver().cuLaunchKernelEx, *self._arguments)
         self._context = ctypes.c_void_p()
         _driver().cuCtxGetCurrent(ctypes.byref(self._context))
-
-    def _runner(self, function: Any) -> Callable[[], int]:
-        arguments = self._arguments
-        return lambda: function(*arguments)
 
     def failed(self, code: int) -> None:
         """Launches again if ``code`` says that another GPU, or none, is the thread's current one; raises for others."""

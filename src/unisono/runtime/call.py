@@ -5,6 +5,7 @@ A call's header (header.py) is made once per kind of call and cached with it.
 
 import hashlib
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -82,6 +83,11 @@ class Call:
             _digest(self.refused) if self.refused else 0,
             *dims,
         )
+
+    @cached_property
+    def checksum(self) -> int:
+        """Of the signature, 32 bits."""
+        return zlib.crc32(self.signature)
 
     def header(self, size: int, nbytes: int) -> bytes:
         """Signature and pieces, filled up to the ``nbytes`` that a header of a group of ``size`` ranks takes."""

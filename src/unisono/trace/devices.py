@@ -35,7 +35,7 @@ class DeviceNotes:
 
         for name in METHODS:
             setattr(TwoDeviceGroup, name, timed(vars(TwoDeviceGroup)[name], name))
-        for name in ("again", "call", "launch"):
+        for name in ("again", "by_nccl", "call", "launch"):
             setattr(DeviceCalls, name, self.noting(vars(DeviceCalls)[name]))
         for owner, name, wrapped in (
             (LaunchedWork, "wait", timed(LaunchedWork.wait, "wait")),

@@ -13,7 +13,6 @@ import struct
 from collections import Counter, deque
 from collections.abc import Sequence
 from time import monotonic, sleep
-from zlib import crc32
 
 from unisono.errors import MismatchError
 from unisono.runtime.call import SIGNATURE, Call, Site, call_site, site_text
@@ -33,6 +32,7 @@ __all__ = ["DeviceGuard"]
 _SUMS = struct.Struct("<Q")
 _pack_sum = _SUMS.pack
 _LOW = (1 << 32) - 1  # of a number, in the word before its header
+_FACTOR = 0x9E3779B1  # of the checksum over all calls: odd, so that nothing earlier is lost from it
 _ON_ITS_WAY = 0.05  # s: a header may come after the news that its rank has left, for they come by two ranks
 
 
@@ -51,7 +51,9 @@ class DeviceGuard:
         self._compared = dict.fromkeys(self._peers, 0)
         self._places = [(peer, self._issued_at[peer], self._word(peer, 0)) for peer in self._peers]
         self._in_pieces = 0  # the last call of pieces, of which the checksum does not know
-        self._mine: deque[tuple[int, Call, bytes, float]] = deque(maxlen=self._depth)
+        self._mine: deque[tuple[int, Call, bytes, int, float]] = deque(maxlen=self._depth)
+        """Number, call, header, checksum, and when it was issued."""
+        self._pack = struct.Struct(f"<{self._header - _SUMS.size}sQ").pack_into
         self._sum = 0
         if isinstance(network := board.segment.elsewhere, Network):
             network.deliver_header = self._delivered
@@ -63,23 +65,24 @@ class DeviceGuard:
         """What `issued` publishes of a call."""
         return call.header(self._board.size, self._header - _SUMS.size)
 
-    def issued(self, call: Call, header: bytes, compare: bool = True, order: int = 0) -> None:
-        """Publishes a call's `header` and compares it. Raises `MismatchError` if a peer's of that number differs.
+    def launched(self, call: Call, header: bytes, order: int) -> None:
+        """Publishes a call's `header`, which kernels compare, on one host: that costs the host no look at the peers.
 
-        ``compare``: False where kernels compare it themselves, which costs the host nothing. ``order``: of a call that
-        waits for all ranks on a stream, its `device_order.order_word`.
+        ``order``: its `device_order.order_word`; 0 in a graph.
         """
-        total = self._sum = crc32(call.signature, self._sum)
+        total = self._sum = self._sum * _FACTOR + call.checksum & _LOW
         number = self.number = self.number + 1
-        data = header + _pack_sum(total)
-        self._mine.append((number, call, data, monotonic()))
-        self._publish(self._rank, number, data, total, order)
-        if self._segment.elsewhere is not None:
-            self._segment.elsewhere.publish_header(number, data)
+        self._mine.append((number, call, header, total, monotonic()))
+        self._publish(self._rank, number, header, total, order)
         if call.sends or call.expects:
             self._in_pieces = number
-        if not compare:
-            return
+
+    def issued(self, call: Call, header: bytes) -> None:
+        """Publishes a call's `header` and compares it. Raises `MismatchError` if a peer's of that number differs."""
+        self.launched(call, header, 0)
+        number, total = self.number, self._sum
+        if self._segment.elsewhere is not None:
+            self._segment.elsewhere.publish_header(number, header + _pack_sum(total))
         longs, compared, place = self._segment.longs, self._compared, number % self._depth
         for peer, issued_at, words in self._places:
             if longs[words + place] == number & _LOW | total << 32 and compared[peer] >= self._in_pieces:
@@ -109,11 +112,11 @@ class DeviceGuard:
         """
         longs, depth, mine, end = self._segment.longs, self._depth, self._mine, self.number + 1
         for number in range(first, last + 1):
-            _, call, data, _ = mine[number - end]
+            _, call, header, total, _ = mine[number - end]
             place = self._first_word + number % depth
             if longs[place + peer * depth] == longs[place + self._rank * depth] and not (call.sends or call.expects):
                 continue
-            theirs = self._read(peer, number)
+            theirs, data = self._read(peer, number), header + _pack_sum(total)
             if theirs is not None and theirs != data and not self._agree(peer, data, theirs):
                 raise MismatchError(self._words(number, call))
 
@@ -129,7 +132,7 @@ class DeviceGuard:
         found = self._own(max(number, self.number - self._depth + 1))
         if found is None:
             return
-        call, since = found[1], found[3]
+        call, since = found[1], found[4]
         what = f"{call.describe(self._global_ranks)}, call no. {number} of {self._label} on GPUs,"
         losses = self._monitor.losses(missing)
         if losses and self._segment.elsewhere is not None:
@@ -150,7 +153,7 @@ class DeviceGuard:
     def orders(self) -> list[Issued]:
         """The last calls that this rank and a peer have both issued, in the orders of the two."""
         found = []
-        for number, call, _, _ in list(self._mine):
+        for number, call, *_ in list(self._mine):
             mine = self._order(self._rank, number)
             for peer in self._peers if mine else ():
                 if theirs := self._order(peer, number):
@@ -170,13 +173,13 @@ class DeviceGuard:
 
     # Headers in shared memory: before each, a word with its number and the checksum of all up to it
 
-    def _publish(self, rank: int, number: int, data: bytes, total: int, order: int = 0) -> None:
-        """Lays down the header of a rank's call ``number``, which ends with ``total``, the checksum."""
+    def _publish(self, rank: int, number: int, header: bytes, total: int, order: int = 0) -> None:
+        """Lays down the header of a rank's call ``number``, and ``total``, the checksum, behind it."""
         segment, place = self._segment, rank * self._depth + number % self._depth
-        longs, word, at = segment.longs, self._first_word + place, self._headers_at + place * self._header
+        longs, word = segment.longs, self._first_word + place
         longs[word] = 0
         release()
-        segment.raw[at : at + self._header] = data
+        self._pack(segment.raw, self._headers_at + place * self._header, header, total)
         longs[self._first_order + place] = order
         release()
         longs[word] = number & _LOW | total << 32
@@ -184,7 +187,7 @@ class DeviceGuard:
 
     def _delivered(self, rank: int, number: int, data: bytes) -> None:
         """Takes a header from another host."""
-        self._publish(rank, number, data, *_SUMS.unpack_from(data, self._header - _SUMS.size))
+        self._publish(rank, number, data[: -_SUMS.size], *_SUMS.unpack(data[-_SUMS.size :]))
 
     def _word(self, rank: int, number: int) -> int:
         """The word of a header."""
@@ -204,7 +207,7 @@ class DeviceGuard:
         acquire()
         return data if longs[word] & _LOW == number & _LOW else None
 
-    def _own(self, number: int) -> tuple[int, Call, bytes, float] | None:
+    def _own(self, number: int) -> tuple[int, Call, bytes, int, float] | None:
         first = self._mine[0][0] if self._mine else 0
         return self._mine[number - first] if self._mine and 0 <= number - first < len(self._mine) else None
 
