@@ -35,20 +35,51 @@ is NCCL's, the guard's and that of a group in Python: 1.2 to 1.6 times NCCL's. T
 by up to twice, as NCCL's own times at 4 and at 256 KiB show: contenders take turns, so a row is fair, but two rows are
 not always comparable. What is beside computation was measured some commits before the rest.
 
-This record was made before `reduce` was known again when it is called again, before DDP's reducer got tensors as C++
-has them, and before `size` of a group stayed in Python. Measured after, at 4 KiB, the host's time in µs, median of 15
-turns of 100 calls: reduce 15.1 (NCCL 27.1); all_reduce by kernels 13.9, by NCCL in unisono's group 35.5, by NCCL 25.1;
-asynchronous 16.7, 39.7, 29.8; gather and scatter by kernels 119 and 110, NCCL 36 and 37. Training steps, NCCL's time
-by unisono's, by `training_steps.py` in two runs: small DDP 1.02 and 0.98, small FSDP2 1.00 and 1.005, small TP 0.95 and
-1.03; in one of them large DDP 0.98, large FSDP2 0.97 (large TP was not reached). Two groups of plain NCCL differed by
-0.3 % in one run.
+## The host's time since then
+
+The tables of calls were made before calls on lists were known again and before a launch took less Python; training
+steps are of after. The host's time of an eager call of 4 KiB after it, 2 GPUs, µs, median of 15 turns of 100 calls by
+turns with NCCL, the slower rank, one run; the state before it in the next run, whose clock was slower, as NCCL shows:
+
+| | unisono | NCCL | NCCL / unisono | before: unisono | NCCL | NCCL / unisono |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+| all_reduce | 14.9 | 40.5 | 2.72 | 21.5 | 43.7 | 2.03 |
+| all_reduce, asynchronous and `wait` | 16.3 | 36.1 | 2.21 | 26.6 | 48.7 | 1.83 |
+| broadcast | 13.4 | 28.8 | 2.15 | 19.4 | 38.4 | 1.98 |
+| all_gather_into_tensor | 12.9 | 25.5 | 1.98 | 18.1 | 36.1 | 2.00 |
+| reduce_scatter_tensor | 14.2 | 35.2 | 2.48 | 21.2 | 39.0 | 1.84 |
+| all_gather of a list | 26.7 | 53.8 | 2.01 | 207.5 | 83.3 | 0.40 |
+| reduce_scatter of a list | 28.5 | 59.5 | 2.09 | 193.1 | 87.0 | 0.45 |
+| gather | 27.7 | 40.6 | 1.47 | 213.9 | 59.9 | 0.28 |
+| scatter | 28.4 | 40.6 | 1.43 | 204.2 | 62.4 | 0.31 |
+
+What an all_reduce of 4 KiB is made of, in a group of one rank, where all but the guard's look at peers is the same, on
+a host in a faster phase of its clock (the whole 12.4 µs, asynchronous 13.3; NCCL 14.3 and 17.2, which has nothing to
+do there): `cuLaunchKernelEx` 3.4 to 3.8, and of that launch Python's part 0.7; torch's function around it 3 to 4, of
+which its options are 1.6; the guard 0.95; reading op, dtype, shape and addresses and looking the kind up 1.5; the
+Work of an asynchronous call 0.7 and its `wait` 0.3. What was tried and is no quicker: parameters in one packed buffer
+(3.7), `cuLaunchKernel` by ctypes (4.4) or by cuda.bindings (4.0), keeping Python's lock while launching (3.6).
+
+So 12 µs at 4 KiB holds where the host's clock is fast (a core runs the same at 13 to 22 µs in other phases), and 15 µs
+asynchronous likewise: the driver and torch's own function are 7 of them, and no part left is larger than 1 µs.
+
+Calls that NCCL carries take the host 9 to 11 µs more than in a group of NCCL's own when 20 of them follow each other,
+and the guard and the look-up take 2.5 µs of that when they run again and again: the rest, it seems, is code that has
+left the caches. A training step makes one such call in a millisecond. On one GPU, where NCCL has nothing to move and the host's time is all there is, that is
+what a step takes more: 0.96 of NCCL's speed for a small DDP, 0.98 FSDP2, 0.98 TP; large 0.89, 0.99, 0.98. On 2 GPUs
+the transfers hide most of it: the table below. Two groups of plain NCCL differed by 0.3 % in one run.
+
+all_reduce of 64 MiB, the one size where torch's two_shot is ahead (0.82), goes by NCCL although kernels alone take
+219 µs with 128 blocks (NCCL 247 to 257, two_shot 212): they run on the current stream, and DDP's buckets have such
+sizes, whose all_reduce would then hold up the backward pass. Each GPU has to send 64 MiB, which takes 181 µs at 370 GB/s,
+the most that was seen over NVLink here; 1.1 times two_shot's speed would be 193.
 
 {sections}
 ## How it was measured
 
     unisono bench all --device cuda -d bfloat16 --against nccl,symm_mem -b 4K -e 256M -f 4 --json bench_2_h200.json
     torchrun --standalone --nproc-per-node 2 benchmarks/gpu/beside_compute.py
-    torchrun --standalone --nproc-per-node 2 benchmarks/gpu/training_steps.py
+    torchrun --standalone --nproc-per-node 2 benchmarks/gpu/training_steps.py --steps 60
     torchrun --standalone --nproc-per-node 2 benchmarks/gpu/launch_shapes.py
     python benchmarks/gpu/record.py
 

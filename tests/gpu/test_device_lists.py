@@ -155,6 +155,7 @@ def test_what_stays_with_nccl() -> None:
     assert given("allgather", [[x[:0]] * N], [x[:0]]) is None
     assert given("reduce_scatter", [x.to(torch.uint8)], [[x.to(torch.uint8)] * N]) is None
     assert list_call("gather", [[[x] * N], [x], OPTIONS, None], ROOT, N) is None
+    assert [given(name, [], []) for name in LISTED] == [None] * len(LISTED)
     assert flat_call("allreduce_coalesced", [[x, x.double()], OPTIONS], N) is None
     assert flat_call("allreduce_coalesced", [[x.to(torch.uint8)], OPTIONS], N) is None
     assert flat_call("alltoall", [[x] * N, [x] * N, OPTIONS], N) is None

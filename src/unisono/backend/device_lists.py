@@ -41,12 +41,15 @@ class ListCall:
 
 
 def lists_of(name: str, arguments: Sequence[Any], rank: int) -> tuple[Any, Tensors, Tensors] | None:
-    """The reduce op's code, or the root, of a call on lists, its inputs and outputs; None for a form with other
-    arguments. ``name``: of `LISTED`. Of gather and scatter the root alone has a list.
+    """The reduce op's code, or the root, of a call on lists, its inputs and outputs; None for other arguments, or none.
+
+    ``name``: of `LISTED`. Of gather and scatter the root alone has a list.
     """
     if len(arguments) != 3 or not hasattr(arguments[2], "asyncOp"):
         return None
     outputs, inputs, options = arguments
+    if not (outputs or name == "gather") or not (inputs or name == "scatter"):
+        return None
     if name == "gather":
         root = options.rootRank
         return root, inputs, outputs[0] if outputs and rank == root else ()
