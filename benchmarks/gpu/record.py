@@ -65,14 +65,15 @@ asynchronous likewise: the driver and torch's own function are 7 of them, and no
 
 Calls that NCCL carries take the host 9 to 11 µs more than in a group of NCCL's own when 20 of them follow each other,
 and the guard and the look-up take 2.5 µs of that when they run again and again: the rest, it seems, is code that has
-left the caches. A training step makes one such call in a millisecond. On one GPU, where NCCL has nothing to move and the host's time is all there is, that is
-what a step takes more: 0.96 of NCCL's speed for a small DDP, 0.98 FSDP2, 0.98 TP; large 0.89, 0.99, 0.98. On 2 GPUs
-the transfers hide most of it: the table below. Two groups of plain NCCL differed by 0.3 % in one run.
+left the caches. A training step makes one such call in a millisecond. On one GPU, where NCCL has nothing to move and
+the host's time is all there is, that is what a step takes more: 0.96 of NCCL's speed for a small DDP, 0.98 FSDP2, 0.98
+TP; large 0.89, 0.99, 0.98. On 2 GPUs the transfers hide most of it: the table below. Two groups of plain NCCL differed
+by 0.3 % in one run.
 
 all_reduce of 64 MiB, the one size where torch's two_shot is ahead (0.82), goes by NCCL although kernels alone take
 219 µs with 128 blocks (NCCL 247 to 257, two_shot 212): they run on the current stream, and DDP's buckets have such
-sizes, whose all_reduce would then hold up the backward pass. Each GPU has to send 64 MiB, which takes 181 µs at 370 GB/s,
-the most that was seen over NVLink here; 1.1 times two_shot's speed would be 193.
+sizes, whose all_reduce would then hold up the backward pass. Each GPU has to send 64 MiB, which takes 181 µs at
+370 GB/s, the most that was seen over NVLink here; 1.1 times two_shot's speed would be 193.
 
 {sections}
 ## How it was measured
