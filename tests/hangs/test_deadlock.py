@@ -140,6 +140,23 @@ def one(rank: int, world_size: int, name: str, lists: list[list[int]]) -> Fault:
     return attempt(lambda: program(rank, groups))
 
 
+def goes_on(rank: int, world_size: int) -> list[str]:
+    """Who has read of the deadlock makes the call that the other waits for; how the calls of the two groups ended."""
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    kinds = ["", ""]
+    for k in (0, 1) if rank == 0 else (1, 0):
+        kinds[k] = attempt(lambda k=k: dist.all_reduce(torch.zeros(SMALL), group=groups[k])).kind
+    return kinds
+
+
+def test_a_call_that_a_deadlock_has_ended_succeeds_on_no_rank() -> None:
+    with Job(goes_on, 2) as job:
+        first, second = job.results(20)
+    assert "DeadlockError" in first + second
+    for here, there in zip(first, second, strict=True):
+        assert bool(here) == bool(there), (first, second)
+
+
 def bystander(rank: int, world_size: int) -> Fault:
     """Ranks 0 and 1 are in a deadlock; rank 2 waits for one of them and reads of it."""
     if rank < 2:

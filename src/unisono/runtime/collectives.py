@@ -72,6 +72,7 @@ class CollectiveQueue(CallQueue):
         self._incoming: deque[CollectiveTask] = deque()  # issued, not yet accepted by the thread that holds the queue
         self._issuing = threading.RLock()
         self._longs, self._issued = board.segment.longs, 0
+        self._comparing = False  # at a meeting where ranks report that their calls differ: it stands whoever gives up
         self._aborted_at, self._completed_at = (board.segment.field(board.rank, f) for f in (ABORTED, COMPLETED))
         self._calls, self._next_number = monitor.call_log.calls, itertools.count(1).__next__
         self.mappings = PeerMappings(board.segment, board.rank, board.size)
@@ -189,8 +190,7 @@ class CollectiveQueue(CallQueue):
             self.abandon(task, error)
 
     def _locate(self, task: Task, site: Site) -> None:
-        queue = self._queue
-        newest = not queue or task is queue[-1]
+        newest = not self._queue or task is self._queue[-1]
         self.monitor.located(self._issued if newest else self._number_of(task), site)
 
     def _number_of(self, task: Task) -> int:
@@ -292,7 +292,9 @@ class CollectiveQueue(CallQueue):
     def _check(self, task: CollectiveTask) -> None:
         """Runs the guard, after the first meeting of a call with unexpected headers. Raises `ConsensusError`."""
         call, headers = task.call, self._board.headers()
+        self._comparing = True
         words, agreed = self.monitor.met(call, self.calls + 1, task.site, headers, self._meeting())
+        self._comparing = not agreed
         if call.refused and agreed:
             raise ConsensusError(call.mistake(self._global_ranks[self._rank]))
         if words:  # every rank has read the same headers, so every rank is here
@@ -330,8 +332,7 @@ class CollectiveQueue(CallQueue):
         return meet
 
     def _sleep(self, seconds: float) -> None:
-        queue = self._queue
-        if not queue or queue[0].begun:  # else a call can begin at once
+        if not self._queue or self._queue[0].begun:  # else a call can begin at once
             self._board.sleep(seconds)
 
     def _check_peers(self) -> None:
@@ -348,8 +349,6 @@ class CollectiveQueue(CallQueue):
             self._fail_lost_peer(task, error)
         elif words := task.overdue():
             self._fail(task, self._late(task, words))
-            if self._control.arrived and not board.full():  # who comes later must not complete it
-                board.arrive(board.position[0], count=-1)
 
     def _needs(self, task: Task) -> list[Identity]:
         """The missing processes that have not issued the call at the head of the queue.
@@ -376,6 +375,12 @@ class CollectiveQueue(CallQueue):
     def _fail(self, task: Task, error: UnisonoError) -> None:
         self.monitor.failed(error)
         self._abort(error)
+
+    def _abort(self, error: UnisonoError) -> None:
+        incomplete = self.failed is None and not self._comparing and self._control.arrived
+        super()._abort(error)
+        if incomplete and not self._board.full():  # who comes later must not complete the call
+            self._board.arrive(self._board.position[0], count=-1)
 
     def _fail_all(self, error: UnisonoError) -> None:
         self._longs[self._aborted_at] = self.calls + 1
