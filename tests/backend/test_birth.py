@@ -123,24 +123,30 @@ def test_an_address_that_nobody_answers() -> None:
             )
 
 
-def meets(rank: int, world_size: int, port: int) -> list[str]:
-    """Rank 2 is missing: rank 0 waits in torch's rendezvous, rank 1 for its memory."""
+def meets(rank: int, world_size: int, port: int, longer: int) -> tuple[list[str], Fault]:
+    """Rank 2 is missing: rank 0 waits in torch's rendezvous, rank 1 for its memory, ``longer`` or not."""
     lines = logged()
     variables = {"RANK": f"{rank}", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": f"{port}"}
     quick = patch.object(rendezvous_watch, "ABSENT_SECONDS", 1.0), patch.object(member_registry, "ABSENT_SECONDS", 1.0)
     with patch.dict(os.environ, variables), quick[0], quick[1]:
-        attempt(lambda: dist.init_process_group("unisono", timeout=timedelta(seconds=3)))
-    return lines
+        fault = attempt(lambda: dist.init_process_group("unisono", timeout=timedelta(seconds=3 + rank * longer)))
+    return lines, fault
 
 
-def test_a_rank_that_waits_in_torchs_rendezvous_is_not_missing() -> None:
+@pytest.mark.parametrize("longer", [-1, 3])
+def test_a_rank_that_waits_in_torchs_rendezvous_is_not_missing(longer: int) -> None:
     with socket.create_server(("localhost", 0)) as door:
         port = door.getsockname()[1]
-    with Job(meets, 2, port, group=False) as job:
-        first, second = job.results()
+    with Job(meets, 2, port, longer, group=False) as job:
+        (first, served), (second, lost) = job.results()
     assert len(first) == len(second) == 1, (first, second)
     assert ": rank 2 did not come to rank 0's store at MASTER_ADDR localhost" in first[0]
     assert ": rank 2 did not come within 1 s" in second[0]
+    served.says("DistStoreError", r"clients joined\. rank 2 did not come to rank 0's store at MASTER_ADDR localhost")
+    if longer > 0:
+        lost.says("PeerLostError", "the job's store does not answer .* which has left while rank 2 had not come;")
+    else:
+        lost.says("CollectiveTimeout", "found no shared memory within its timeout: rank 2 did not join")
 
 
 def has_no_folder(rank: int, world_size: int, folder: Path) -> tuple[Fault, list[str]]:

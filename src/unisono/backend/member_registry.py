@@ -22,10 +22,11 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
+from unisono.backend.announcement import Announcement, fresh
 from unisono.backend.birth import claimed_twice
-from unisono.backend.rendezvous_watch import ABSENT_SECONDS, log_absent
+from unisono.backend.rendezvous_watch import ABSENT_SECONDS, log_absent, not_met
 from unisono.backend.stores import JobStore, announcements
 from unisono.errors import CollectiveTimeout, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.runtime.monitor import Loss
@@ -33,7 +34,7 @@ from unisono.transport.host import Host, HostMap, barred, unseen
 from unisono.transport.layout import ABSENT, EXIT_NOTE, JOINED, LEFT, PID, Layout
 from unisono.transport.process import Identity, alive, fate, ticks
 from unisono.transport.segment import Segment, StoreLike
-from unisono.units import show_nbytes
+from unisono.units import name_ranks, show_nbytes
 from unisono.watch.exit_notes import exit_note, lost, read_exit_note
 from unisono.watch.peer_state import REPLACED
 from unisono.watch.status_page import own_page
@@ -41,8 +42,8 @@ from unisono.watch.status_page import own_page
 __all__ = ["MemberRegistry", "SeveralHosts", "default_memory"]
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC}
+_LOOK_SECONDS = 0.5
 _default: "MemberRegistry | None" = None  # of the default group, where every process of the job is known
-_seen: set[Identity] = set()  # processes that have lived beside this one
 _made: "defaultdict[tuple[str, tuple[int, ...]], int]" = defaultdict(int)
 
 
@@ -57,48 +58,6 @@ class SeveralHosts(Exception):
 def default_memory() -> Segment | None:
     """The memory of the default group, if that is a group of unisono."""
     return _default.memory() if _default is not None else None
-
-
-class _Note(NamedTuple):
-    """A process's announcement as a rank at ``moment`` (`ticks`); ``reason``: an exit note, if it does not join.
-
-    ``place``: its `Host` as text, nothing if that is not known.
-    """
-
-    pid: int
-    started: int
-    place: str
-    hostname: str
-    reason: str
-    moment: int
-
-    def loss(self, who: str) -> Loss:
-        """Of the rank ``who``, if it does not join; else empty."""
-        words, cause, _ = read_exit_note(self.reason)
-        return Loss(f"{who} {words}", cause) if self.reason else Loss("")
-
-    @property
-    def who(self) -> Identity:
-        return Identity(self.pid, self.started)
-
-    @property
-    def host(self) -> Host:
-        return Host.from_text(self.place) if self.place else Host.mine()
-
-    def here(self) -> bool:
-        """True if on this host, if that is known."""
-        return self.host == Host.mine()
-
-
-def _fresh(found: Sequence[Any]) -> _Note | None:
-    """The announcement as it was read; None if it is left over from an earlier attempt."""
-    note, mine = _Note(*found), Host.mine()
-    if mine.boot != note.host.boot:
-        return note
-    seen = mine.sees(note.host) and (alive(note.who) or note.who in _seen)
-    if seen:
-        _seen.add(note.who)
-    return note if seen or note.moment >= Identity.mine().started else None
 
 
 def _short_of(error: OSError | MemoryError) -> bool:
@@ -128,6 +87,7 @@ class MemberRegistry:
         self._global_ranks, self._rank, self._label = list(global_ranks), rank, label
         self.counted = counted
         self._silent_until = time.monotonic() + ABSENT_SECONDS
+        self._look_at = time.monotonic() + _LOOK_SECONDS
         number = _made[epoch, tuple(global_ranks)] if counted else 0
         self.key = f"{epoch} {label if not counted else list(global_ranks)} {number}"
         """Names the group, alike on all ranks."""
@@ -148,8 +108,8 @@ class MemberRegistry:
             note = self._announce("", Identity.mine(), Host.mine().to_text())
             self._announcements.set(str(global_ranks[rank]), json.dumps([self._global_ranks, note]))
 
-    def _announce(self, reason: str, me: Identity, place: str) -> _Note:
-        note = _Note(me.pid, me.started, place, socket.gethostname(), reason, ticks())
+    def _announce(self, reason: str, me: Identity, place: str) -> Announcement:
+        note = Announcement(me.pid, me.started, place, socket.gethostname(), reason, ticks())
         self.store.set(f"who/{self._rank}", json.dumps(note))
         return note
 
@@ -247,7 +207,7 @@ class MemberRegistry:
         who = self.identity(rank)
         return self._gone(rank, who, note)._replace(who=who) if who.pid else Loss("")
 
-    def _gone(self, rank: int, who: Identity, note: _Note | None) -> Loss:
+    def _gone(self, rank: int, who: Identity, note: Announcement | None) -> Loss:
         dead, state, left = not alive(who), ABSENT, Loss("")
         world = _default.memory() if self.counted and _default is not None else None
         name = self._global_ranks[rank]
@@ -299,9 +259,20 @@ class MemberRegistry:
         return f"twice/{self._rank}/{who.pid}/{who.started}/{place}"
 
     def report_absent(self) -> None:
-        """Logs once, some seconds after a default group began to be made, which ranks have not come."""
-        if self._silent_for_long():
-            log_absent(self._me(), self.absent(), ABSENT_SECONDS)
+        """Logs once, some seconds after a default group began to be made, which ranks have not come.
+
+        They are named, too, by the error of a store that is lost later.
+        """
+        if self.counted or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+        try:
+            absent = not_met(self.absent())
+        except RuntimeError:  # of the store: the next call on it raises the error
+            return
+        self.store.before = f" while {name_ranks(absent)} had not come" if absent else ""
+        if self._silent_for_long() and absent:
+            log_absent(self._me(), absent, ABSENT_SECONDS)
 
     def report_claim(self, nonce: str) -> None:
         """Logs once, as late, that the ranks which meet in memory ``nonce`` have another process for this one.
@@ -355,10 +326,13 @@ class MemberRegistry:
 
     def late(self) -> CollectiveTimeout:
         """The error if the first rank of a default group does not join in time."""
-        absent = ", ".join(map(str, self.absent())) or "0"
+        absent = self.absent()
+        with suppress(RuntimeError):  # of the store
+            absent = not_met(absent) or absent  # who waits in torch's rendezvous waits for others
+        names = ", ".join(map(str, absent)) or "0"
         return CollectiveTimeout(
             f"rank {self._rank} of {len(self._global_ranks)} found no shared memory within its timeout: rank "
-            f"{absent} did not join. Are all started, with the same address, port or file?"
+            f"{names} did not join. Are all started, with the same address, port or file?"
         )
 
     def mismatch(self) -> str:
@@ -378,15 +352,15 @@ class MemberRegistry:
             f"{self._label!r}),{''.join(lines)}\nEvery rank must make every group, in one order, with the same ranks."
         )
 
-    def _note(self, rank: int) -> _Note | None:
+    def _note(self, rank: int) -> Announcement | None:
         """The announcement of group rank ``rank`` since the job was started, if any."""
         found = self._read(self.store, f"who/{rank}")
-        return _fresh(found) if found else None
+        return fresh(found) if found else None
 
-    def _named(self, name: int) -> tuple[list[int], _Note] | None:
+    def _named(self, name: int) -> tuple[list[int], Announcement] | None:
         """The group that global rank ``name`` made under this one's name since the job was started, if any."""
         found = self._read(self._announcements, str(name))
-        note = _fresh(found[1]) if found else None
+        note = fresh(found[1]) if found else None
         return (found[0], note) if found and note else None
 
     def _read(self, store: JobStore, key: str) -> list[Any] | None:

@@ -1,7 +1,7 @@
 """A line in the log where ranks do not find each other, seconds after they began to, not at the timeout.
 
 torch's rendezvous waits for all ranks without a word, for half an hour by default. The wait itself is left alone: hosts
-may be started one after the other.
+may be started one after the other. Its error at the timeout counts ranks; here it names them.
 """
 
 import logging
@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 from unisono.errors import CollectiveTimeout, first_line
 from unisono.units import name_ranks
 
-__all__ = ["ABSENT_SECONDS", "await_folder", "for_our_group", "log_absent", "watched"]
+__all__ = ["ABSENT_SECONDS", "await_folder", "for_our_group", "log_absent", "not_met", "watched"]
 
 ABSENT_SECONDS = 8.0
-_CONNECT_SECONDS, _PAUSE = 1.5, 0.5
+_CONNECT_SECONDS, _PAUSE, _LATER_PAUSE = 1.5, 0.5, 5.0
 _FRAMES = 16
 _log = logging.getLogger("unisono")
 _met: "weakref.ref[Any] | None" = None  # the store of the last rendezvous
@@ -42,12 +42,16 @@ def for_our_group() -> bool:
 
 
 def watched(met: Iterator[tuple[Any, int, int]]) -> Iterator[tuple[Any, int, int]]:
-    """torch's rendezvous ``met``, with a line in the log if its first result is late."""
+    """torch's rendezvous ``met``, with a line in the log if it takes long; its error names who is missing."""
     global _met
     watch = _Watch()
     watch.start()
     try:
         store, rank, world_size = next(met)
+    except RuntimeError as error:
+        if words := watch.absent_words():
+            raise type(error)(f"{first_line(error)} {words}") from None
+        raise
     finally:
         watch.over.set()
     _met = weakref.ref(store)
@@ -76,18 +80,19 @@ def await_folder(url: str, timeout: timedelta | None) -> None:
         time.sleep(0.02)
 
 
-def log_absent(me: str, absent: Sequence[int], seconds: float) -> None:
-    """Logs that ``absent`` ranks have not joined the default group, but for those that are still in torch's rendezvous.
-
-    ``me`` names this rank.
-    """
+def not_met(absent: Sequence[int]) -> list[int]:
+    """Those of the ``absent`` ranks that are not in torch's rendezvous either. Raises `RuntimeError`: the store's."""
     store = _met() if _met is not None else None
-    if absent := [rank for rank in absent if store is None or not store.check([_key(rank)])]:
-        _log.warning(
-            "%s: %s did not come within %g s: start them, with the same address, port and world size. It waits on; "
-            "`unisono doctor` on all hosts finds the cause",
-            *(me, name_ranks(absent), seconds),
-        )
+    return [rank for rank in absent if store is None or not store.check([_key(rank)])]
+
+
+def log_absent(me: str, absent: Sequence[int], seconds: float) -> None:
+    """Logs that ``absent`` ranks have not come to the default group; ``me`` names this one."""
+    _log.warning(
+        "%s: %s did not come within %g s: start them, with the same address, port and world size. It waits on; "
+        "`unisono doctor` on all hosts finds the cause",
+        *(me, name_ranks(absent), seconds),
+    )
 
 
 def _key(rank: int) -> str:
@@ -105,14 +110,33 @@ class _Watch(threading.Thread):
         self._rank, self._size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         self._store: Any = None
         self._why = "not tried"
+        self._absent: list[int] = []  # when last looked
+        self._ended = ""
 
     def run(self) -> None:
-        deadline = time.monotonic() + ABSENT_SECONDS
-        while not self.over.wait(_PAUSE) and time.monotonic() < deadline:
+        deadline, pause = time.monotonic() + ABSENT_SECONDS, _PAUSE
+        while not self.over.wait(pause):
             if self._store is None and self._given():
                 self._connect()
-        if not self.over.is_set():
-            _log.warning("%s", self._words())
+            if self._store is not None:
+                self._look()
+            if pause == _PAUSE and time.monotonic() >= deadline:
+                _log.warning("%s", self._words())
+                pause = _LATER_PAUSE
+
+    def absent_words(self) -> str:
+        """Who has not come to the store, when last looked; empty if that is not known."""
+        remedy = "start them, with this address, port and WORLD_SIZE"
+        return f"{name_ranks(self._absent)} did not come to {self._place()}: {remedy}" if self._absent else ""
+
+    def _look(self) -> None:
+        try:
+            self._absent = [k for k in range(int(self._size)) if not self._store.check([_key(k)])]
+        except RuntimeError as error:
+            self._ended = first_line(error)
+
+    def _place(self) -> str:
+        return f"rank 0's store at MASTER_ADDR {self._address}, port {self._port}"
 
     def _given(self) -> bool:
         return bool(self._address) and all(text.isdecimal() for text in (self._port, self._rank, self._size))
@@ -138,17 +162,15 @@ class _Watch(threading.Thread):
         late = f"within {ABSENT_SECONDS:g} s"
         if not self._given():
             return f"{me}: the other ranks have not come {late}: are all started?"
-        place = f"rank 0's store at MASTER_ADDR {self._address}, port {self._port}"
+        place = self._place()
         if self._store is None:
             return (
                 f"{me} can not reach {place} ({self._why}): is rank 0 started there, and the port open? It goes on "
                 "trying; `unisono doctor` on all hosts finds the cause"
             )
-        try:
-            absent = [k for k in range(int(self._size)) if not self._store.check([_key(k)])]
-        except RuntimeError as error:
-            return f"{me}: {place} does not answer any more ({first_line(error)})"
-        who = name_ranks(absent) if absent else "a rank that has the number of another one"
+        if self._ended:
+            return f"{me}: {place} does not answer any more ({self._ended})"
+        who = name_ranks(self._absent) if self._absent else "a rank that has the number of another one"
         return (
             f"{me}: {who} did not come to {place} {late}: start them, with this address, port and WORLD_SIZE. It waits "
             "on; `unisono doctor` on all hosts finds the cause"

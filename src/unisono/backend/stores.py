@@ -58,6 +58,8 @@ class JobStore:
         self._store: StoreLike | None = store
         self.prefix = prefix
         """Before every key."""
+        self.before = ""
+        """Words on what was so before, for the error of a store that is lost."""
 
     def set(self, key: str, value: str) -> None:
         """Stores a value."""
@@ -86,7 +88,7 @@ class JobStore:
         try:
             yield self._store
         except RuntimeError as error:
-            raise _gone(error) from None
+            raise _gone(error, self.before) from None
 
     def under(self, prefix: str) -> "JobStore":
         """The same store under a further prefix."""
@@ -119,13 +121,13 @@ def announcements(store: StoreLike, epoch: str, label: str) -> JobStore:
     return JobStore(store, f"unisono/{epoch}/named/{label}")
 
 
-def _gone(error: Exception) -> PeerLostError | OSError:
-    """The error of a failed store; `OSError` if this process is at its own limits."""
+def _gone(error: Exception, before: str) -> PeerLostError | OSError:
+    """The error of a failed store, see `JobStore.before`; `OSError` if this process is at its own limits."""
     words = first_line(error)
     for number in (errno.EMFILE, errno.ENFILE):
         if os.strerror(number) in words:
             return OSError(number, os.strerror(number))
     return PeerLostError(
         f"the job's store does not answer ({words}): it lives in the process of rank 0 (or of the launcher), which has "
-        "left; keep that process until all ranks have finished"
+        f"left{before}; keep that process until all ranks have finished"
     )
