@@ -57,7 +57,7 @@ def test_a_file_holds_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("[1", "expected JSON"),
+        ("[1", "is not JSON: "),
         ("{}", "not a topology in JSON .'intra'.: expected topology, hosts, intra, between"),
         ('{"topology": "t", "hosts": [[0, 2]], "intra": {"name": "a", "alpha": 0, "beta": 0}}', "once, got 0,2"),
         ('{"topology": "t", "hosts": [[0], [1]], "intra": {"name": "a", "alpha": 0, "beta": 0}}', "no link between"),

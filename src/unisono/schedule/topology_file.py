@@ -98,4 +98,4 @@ def load_topology(path: Path | None = None) -> Topology:
     except UsageError as problem:
         raise UsageError(f"{path}: {problem}") from None
     except ValueError as problem:
-        raise UsageError(f"{path} is {problem}, expected JSON") from None
+        raise UsageError(f"{path} is not JSON: {problem}") from None
