@@ -54,9 +54,10 @@ def by_backend(rank: int, world_size: int, folder: str, backend: str) -> Any:
             return found, made
 
 
-@pytest.mark.parametrize("backend", ["gloo", "unisono", "own_plain", "own_extended"])
+@pytest.mark.parametrize("backend", ["gloo", "Gloo", "unisono", "own_plain", "OWN_EXTENDED"])
 def test_any_backend_for_cpu_tensors(backend: str, tmp_path: Path) -> None:
-    own = [backend.removeprefix("own_")] * backend.startswith("own")
+    """By its name in any case, as torch takes it."""
+    own = [backend.lower().removeprefix("own_")] * backend.lower().startswith("own")
     sender, *receivers = ranks(3, group=False).run(by_backend, str(tmp_path), backend)
     assert sender == ([1, 2, 3], own)
     assert receivers == [([(1, []), (2, []), (3, [])], own)] * 2

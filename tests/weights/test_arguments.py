@@ -163,6 +163,23 @@ def test_calls(distant: bool) -> None:
         assert said(update.wait, "5") == "timeout='5': expected at least 0 seconds"
 
 
+def test_a_closed_object_s() -> None:
+    sender = weights.Sender(TCP, fill(Net(), 1))
+    receiver = weights.Receiver(sender.address, blank(Net()))
+    update = receiver.pull(background=True)
+    sender.push()
+    update.wait()
+    sender.close()
+    receiver.close()
+    for call in (sender.push, sender.checksums):
+        assert said(call) == f"this sender at {sender.address} was closed: make another"
+    for call in (receiver.pull, receiver.follow, receiver.hold, receiver.checksums, receiver.verify):
+        assert said(call) == f"this receiver at {sender.address} was closed: make another"
+    sender.close()
+    receiver.close()
+    assert [sender.version, receiver.version] == [1, 1]
+
+
 VALUES: list[tuple[Any, str]] = [
     (lambda: weights.fuse(["a", "b"], "c", dim="x"), "dim must be an int, got 'x'"),
     (lambda: weights.split("a", ["b"], sizes="x"), "sizes must be ints, got 'x'"),

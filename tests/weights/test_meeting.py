@@ -106,14 +106,6 @@ def test_a_name_is_one_replica_s() -> None:
         weights.Receiver(sender.address, {}, name="gen").close()
 
 
-def test_closed_objects_say_so() -> None:
-    sender, receiver, _ = pair("tcp://127.0.0.1:0")
-    for thing, call in ((receiver, receiver.pull), (receiver, receiver.hold), (sender, sender.push)):
-        thing.close()
-        with pytest.raises(UsageError, match=r"was closed: make another"):
-            call()
-
-
 def side_by_side(rank: int, world_size: int, folder: str) -> Any:
     """Two meetings at once, each rank a sender in one and a replica in the other; the default groups stay usable."""
     own, other = (f"file://{folder}/{number}" for number in (rank, 1 - rank))

@@ -3,6 +3,7 @@
 Resident memory at its peak, as Linux counts it, in processes of their own.
 """
 
+import ctypes
 import gc
 import re
 from collections.abc import Callable
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from unisono import weights
 from weights.live import apart, raise_flag, replica, trainer, wait_for
 from weights.test_lost import playing
 
 MIB = 1 << 20
+M_MMAP_THRESHOLD = -3  # malloc.h
 BUCKET, MODEL, SLACK = 4 * MIB, 48 * MIB, 6 * MIB
 
 
@@ -39,6 +42,16 @@ def peak(call: Callable[[], object]) -> int:
     before = resident("VmRSS")
     call()
     return resident("VmHWM") - before
+
+
+def rows(count: int) -> dict[str, torch.Tensor]:
+    """A part of the model by rows."""
+    return {f"layer.{i}.weight": torch.ones(512 // count, 1024) for i in range(24)}
+
+
+def columns(count: int) -> dict[str, torch.Tensor]:
+    """A part of the model by columns."""
+    return {f"layer.{i}.weight": torch.ones(512, 1024 // count) for i in range(24)}
 
 
 def warmed(folder: str, role: str) -> None:
@@ -95,6 +108,40 @@ def test_two_buckets_beyond_models_standby_and_snapshot(distant: bool, tmp_path:
             most, kept = each.result()
             assert most < MODEL + 2 * BUCKET + SLACK  # the standby
             assert kept < 2 * MODEL + 2 * BUCKET + SLACK
+
+
+def reshards(folder: str, side: str, rank: int, count: int, bucket: int) -> int:
+    """The peak of a rank of a side, in the first updates and the later ones."""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MIB // 2)  # what is freed is given back at once
+    warmed(folder, f"{side}-{rank}")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{side}", rank=rank, world_size=count)
+    part = rows(count) if side == "sender" else columns(count)
+
+    def update() -> None:
+        address = f"file://{folder}/meeting"
+        if side == "sender":
+            with weights.Sender(address, part, shard={"*": 0}, bucket=bucket, timeout=30.0) as sender:
+                for _ in range(4):
+                    sender.push()
+        else:
+            with weights.Receiver(address, part, shard={"*": 1}, name="gen", timeout=30.0) as receiver:
+                for _ in range(4):
+                    receiver.pull()
+
+    found = peak(update)
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("bucket", [4 * MIB, 12 * MIB, 16 * MIB])
+def test_two_buckets_in_a_reshard_from_4_to_2(bucket: int, tmp_path: Path) -> None:
+    """What a process maps of others counts too: the buckets of all senders, what replicas expose."""
+    sides = [("sender", rank, 4) for rank in range(4)] + [("replica", rank, 2) for rank in range(2)]
+    with playing(tmp_path, *((reshards, *side, bucket) for side in sides)) as processes:
+        found = [process.result() for process in processes]
+    assert max(found[:4]) < 2 * bucket + SLACK
+    assert max(found[4:]) < MODEL // 2 + 2 * bucket + SLACK  # the standby
 
 
 def test_mapped_replicas_have_no_weights_of_their_own(tmp_path: Path) -> None:

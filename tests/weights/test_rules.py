@@ -196,6 +196,10 @@ def test_a_text_that_cannot_be_read_is_refused(text: str, words: str) -> None:
         (lambda: quantize("n", torch.int8, "s"), "n is int64: only floating tensors have scales"),
         (lambda: tie("c", "d"), '"d" matches no tensor'),
         (lambda: ignore("zz"), '"zz" matches no tensor'),
+        (
+            lambda: ignore("*"),
+            'ignore("*"): nothing is left to update: the sender has a.w, b.w, n, the receiver has a.w',
+        ),
     ],
 )
 def test_a_rule_that_does_not_suit_is_named(rule: Callable[[], Rule], words: str) -> None:
@@ -224,6 +228,17 @@ def test_arguments_are_checked_at_once() -> None:
 def test_ignore_may_name_what_only_the_receiver_has() -> None:
     made = plan(whole_layout({"a": Q}), whole_layout({"a": Q, "b": K}), [ignore("b")])
     assert made.nbytes == 8 * 6 * 4
+
+
+def test_rules_that_leave_nothing_to_update_are_named() -> None:
+    sender, receiver = whole_layout({"a": Q}), whole_layout({"b": K})
+    words = 'ignore("a"), ignore("b"): nothing is left to update: the sender has a, the receiver has b: '
+    with pytest.raises(UsageError, match=re.escape(words)):
+        plan(sender, receiver, [ignore("a"), ignore("b")])
+    for each in (sender, receiver):
+        with pytest.raises(UsageError, match="nothing is left to update"):
+            plan(each, whole_layout({}), [ignore("*")])
+    assert plan(whole_layout({}), whole_layout({})).nbytes == 0  # nobody has asked for that to be left out
 
 
 def test_less_travels_when_it_is_quantised_at_the_sender() -> None:

@@ -1,5 +1,6 @@
 """Memory that something else has too: a version is copied into it; an exchange would leave the other behind."""
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ranks import ranks
 from unisono import weights
 from unisono.errors import UpdateError, UsageError
 from unisono.transport.shared_heap import BOUNDS
-from weights.live import Net, blank, fill, wrong
+from weights.live import Net, blank, fill, raise_flag, wait_for, wrong
 
 TCP = "tcp://127.0.0.1:0"
 ALIASES: dict[str, Callable[[nn.Module], Mapping[str, Tensor]]] = {
@@ -65,7 +66,9 @@ def test_a_view_sees_what_the_model_has() -> None:
 
 def test_memory_that_a_mapping_has_too_can_not_be_mapped() -> None:
     model = Net()
-    words = r"can not be mapped: embed.weight shares its memory with another tensor \(a view, a state_dict's"
+    words = (
+        r"can not be mapped: embed.weight shares its memory with another tensor \(a view, a state_dict's\) or process"
+    )
     with (
         weights.Sender(TCP, Net(), timeout=10) as sender,
         weights.Receiver(sender.address, model.state_dict(), timeout=10, mapped=True) as receiver,
@@ -142,3 +145,106 @@ class Running(Net):
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_replica_of_fsdp2_runs_what_it_has_received(whole: bool, tmp_path: Path) -> None:
     assert ranks(3, backend="gloo").run(fsdp, str(tmp_path), whole)[1:] == [[True] * 3] * 2
+
+
+def fsdp_in_threads(rank: int, world_size: int, folder: str, stays_gathered: bool) -> Any:
+    """Rank 0 sends; the others follow, and run a model of FSDP2 under holds meanwhile: a look ends no pass."""
+    receivers, source, last = dist.new_group([1, 2]), Net(), 12
+    inputs, address = torch.tensor([[1, 2, 3]]), f"file://{folder}/meeting"
+    if rank == 0:
+        with weights.Sender(address, source, group="self", timeout=20) as sender:
+            for version in range(1, last + 1):
+                fill(source, version)
+                sender.push()
+            wait_for(folder, "done")
+        return []
+    model, mesh, found = Running(), DeviceMesh("cpu", [1, 2]), dict[int | None, bool]()
+    for layer in (model.up, model.down):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=not stays_gathered)
+    fully_shard(model, mesh=mesh, reshard_after_forward=not stays_gathered)
+    expected = {version: fill(Running(), version)(inputs) for version in range(1, last + 1)}
+    with torch.no_grad():
+        model(inputs)
+    with torch.no_grad(), weights.Receiver(address, model, group=receivers, name="gen", timeout=20) as receiver:
+        model.up.register_forward_hook(lambda *_: time.sleep(0.003))
+        receiver.follow()
+        while last not in found:
+            with receiver.hold() as version:
+                output = model(inputs)
+                if version is not None:
+                    found[version] = found.get(version, True) and torch.equal(output, expected[version])
+        dist.barrier(receivers)
+        raise_flag(folder, "done")
+        receiver.verify()  # of what lies in the shards, gathered or not
+    return [receiver.error, len(found) > last // 2 and all(found.values())]
+
+
+@pytest.mark.parametrize("stays_gathered", [False, True])
+def test_a_replica_of_fsdp2_runs_while_it_follows(stays_gathered: bool, tmp_path: Path) -> None:
+    assert ranks(3, backend="gloo").run(fsdp_in_threads, str(tmp_path), stays_gathered)[1:] == [[None, True]] * 2
+
+
+def test_memory_of_several_processes_stays() -> None:
+    """As a model's that torch.multiprocessing has handed to others, which would run the version before for ever."""
+    source, model = Net(), Net()
+    model.share_memory()
+    before = [each.data_ptr() for each in model.parameters()]
+    with (
+        weights.Sender(TCP, source, timeout=10) as sender,
+        weights.Receiver(sender.address, model, timeout=10) as receiver,
+    ):
+        updated(sender, receiver, source, 1)
+        assert wrong(model, 1) == []
+    assert [each.data_ptr() for each in model.parameters()] == before
+    assert all(each.is_shared() for each in model.parameters())
+
+
+def test_a_model_made_in_inference_mode_runs_after_an_update() -> None:
+    source, tokens = Running(), torch.tensor([1, 2, 3])
+    with torch.inference_mode():
+        model, other = Running(), Running()
+    with (
+        weights.Sender(TCP, source, timeout=10) as sender,
+        weights.Receiver(sender.address, model, timeout=10) as receiver,
+    ):
+        for version in (1, 2):
+            updated(sender, receiver, source, version)
+            with torch.inference_mode():
+                assert torch.equal(model(tokens), source(tokens))
+    words = "can not be mapped: embed.weight was made in inference mode"
+    with (
+        weights.Sender(TCP, source, timeout=10) as sender,
+        weights.Receiver(sender.address, other, timeout=10, mapped=True) as receiver,
+    ):
+        pulled = receiver.pull(background=True)
+        with pytest.raises(UpdateError, match=words):
+            sender.push()
+        with pytest.raises(UsageError, match=words):
+            pulled.wait()
+
+
+@pytest.mark.parametrize("commit", ["swap", "copy"])
+def test_memory_that_was_freed_is_named(commit: str) -> None:
+    """Offloaded, or of an engine that sleeps: reading or writing it would end the process."""
+    source, into = {"a": torch.ones(10), "b": torch.ones(3)}, {"a": torch.zeros(10), "b": torch.zeros(3)}
+    words = "no memory, the storage was freed"
+    with (
+        weights.Sender(TCP, source, timeout=10) as sender,
+        weights.Receiver(sender.address, weights.ModuleEngine(into, commit=commit), timeout=10) as receiver,
+    ):
+        updated(sender, receiver, source, 1)
+        for _ in range(2):
+            source["a"].untyped_storage().resize_(0)
+            with pytest.raises(UsageError, match=words):
+                sender.push()
+            source["a"] = torch.ones(10)
+            into["a"].untyped_storage().resize_(0)
+            pulled = receiver.pull(background=True)
+            with pytest.raises(UpdateError, match=words):
+                sender.push()
+            for call in (pulled.wait, receiver.verify):
+                with pytest.raises(UsageError, match=words):
+                    call()
+            into["a"], into["b"] = torch.zeros(10), torch.zeros(3)
+            updated(sender, receiver, source, receiver.version + 2)
+            assert torch.equal(into["a"], source["a"])

@@ -14,6 +14,7 @@ from unisono.transport.process import OwnThread
 from unisono.weights.lead import Lead
 from unisono.weights.meeting import Listener
 from unisono.weights.parties import Member, Party, read_hello
+from unisono.weights.together import let_show, take_report
 from unisono.weights.wire import HELLO_NBYTES, Broken, Connection, Message, Who
 
 __all__ = ["Coordinator"]
@@ -136,6 +137,8 @@ class Coordinator:
                     self._left(member, str(message.get("words", "")), clean=True)
                     return
                 else:
+                    if message.kind in ("held", "shown", "failed"):
+                        take_report(self.send, member, message)
                     self.lead.on_message(member, message)
         except (Broken, ValueError, KeyError, TypeError, AttributeError):
             if member is None:
@@ -208,6 +211,7 @@ class Coordinator:
         self._drop(member.connection)
         if party.members.get(member.rank) is member:
             del party.members[member.rank]
+        let_show(self.send, party)
         if not clean and not party.lost:
             party.lost = f"{member}: {words}"
         ended = not party.sender and (not party.members or clean)

@@ -1,6 +1,7 @@
 """Engines: what a replica does with the tensors of a version. Three methods; `ModuleEngine` has them for a module."""
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -10,6 +11,7 @@ from unisono.errors import UsageError
 from unisono.weights.arguments import flag
 from unisono.weights.exposed import Exposed
 from unisono.weights.holdings import Holdings, Memory, alone, fresh_like, overlapping
+from unisono.weights.inspection import named_tensors
 from unisono.weights.layout import Layout
 from unisono.weights.published import Place
 from unisono.weights.sharding import Sharding
@@ -90,8 +92,15 @@ class ModuleEngine:
         return self._pointers
 
     def declare(self, shard: Sharding | None) -> None:
-        """What cannot be seen of the module; called by the `Receiver`."""
+        """What cannot be seen of the module; called by the `Receiver`, at all ranks of its side.
+
+        One of FSDP2, whose state_dict shards it again, is looked at here: the next forward pass gathers on all ranks.
+        """
         self._holdings = Holdings(shard)
+        modules = self.module.modules() if isinstance(self.module, nn.Module) else ()
+        if any(each._state_dict_pre_hooks for each in modules):
+            with suppress(UsageError):
+                self.look()
 
     def layout(self) -> Layout:
         """What this rank holds, by looking at the module."""
@@ -200,7 +209,11 @@ class ModuleEngine:
     def commit(self, version: int | None) -> None:
         """Shows what was loaded, or forgets it."""
         loaded, self._loaded = self._loaded, []
-        if version is None or self.in_place:
+        if version is None:
+            return
+        if self._holdings.gathered:
+            named_tensors(self.module)  # shards again, for what was gathered is of the version before
+        if self.in_place:
             return
         with torch.inference_mode(False), torch.no_grad():
             if self._copies and not self.mapped:

@@ -7,9 +7,10 @@ from math import prod
 
 import torch
 
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, UsageError
 from unisono.weights.differences import Difference, show_differences
 from unisono.weights.layout import Layout
+from unisono.weights.patterns import some
 from unisono.weights.regions import Cast, Op, Quantize, Region, Scale, Value
 from unisono.weights.rules import Rule, Table
 
@@ -53,8 +54,9 @@ class Fit:
 def fit(sender: Layout, receiver: Layout, rules: Sequence[Rule] = (), who: str = "the receiver") -> Fit:
     """Map a sender's tensors to a receiver's.
 
-    who: the receiver in messages, e.g. `replica gen-1`. Raises UsageError for a rule that does not suit,
-    MismatchError with every difference: names missing and unexpected, shapes, dtypes, parts that no rank holds.
+    who: the receiver in messages, e.g. `replica gen-1`. Raises UsageError for a rule that does not suit and for rules
+    that leave nothing to update, MismatchError with every difference: names missing and unexpected, shapes, dtypes,
+    parts that no rank holds.
     """
     table = Table({name: _whole(sender, name) for name in sender}, receiver.names)
     for rule in rules:
@@ -91,6 +93,12 @@ def fit(sender: Layout, receiver: Layout, rules: Sequence[Rule] = (), who: str =
     ]
     if found:
         raise MismatchError(show_differences(found, list(table.values), list(receiver.names), who))
+    if table.ignored and not tensors:
+        ignoring = ", ".join(dict.fromkeys(map(str, table.ignored.values())))
+        raise UsageError(
+            f"{ignoring}: nothing is left to update: the sender has {some(sender.names)}, {who} has "
+            f"{some(receiver.names)}: make the pattern narrower"
+        )
     fitted = Fit(tensors, table.scales, ties)
     _check_held(sender, fitted)
     return fitted

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from unisono.errors import UsageError
 from unisono.transport.shared_heap import BOUNDS
 from unisono.transport.shared_tensor import empty
-from unisono.weights.inspection import inspect, local_tensors, named_tensors
+from unisono.weights.inspection import inspect, is_dtensor, local_tensors, named_tensors
 from unisono.weights.layout import Layout
+from unisono.weights.patterns import some
 from unisono.weights.sharding import Sharding
 
 __all__ = ["Holdings", "Memory", "alone", "fresh_like", "overlapping", "signature_of", "starts_of"]
@@ -51,6 +52,7 @@ class Holdings:
         self.local: dict[str, Tensor] = {}
         self.layout: Layout | None = None
         self.text = self.signature = ""
+        self._gathers = False
         self.looks = 0
         """Numbers what was looked at: equal as long as tensors have no memory but that which an engine gave them."""
 
@@ -69,6 +71,10 @@ class Holdings:
         named = named_tensors(source)
         self.layout = inspect(source, shard=self._shard)
         self.local = local_tensors(named)
+        freed = [name for name, tensor in self.local.items() if _freed(tensor)]
+        if freed:
+            self.layout = None  # to be looked at again
+            raise UsageError(f"{some(freed)}: no memory, the storage was freed (offloaded, asleep): give it back first")
         meta = next((name for name, tensor in self.local.items() if tensor.is_meta), None)
         if meta is not None:
             raise UsageError(f"{meta} is a meta tensor, without memory: give the model some, by `to_empty` for one")
@@ -76,6 +82,7 @@ class Holdings:
         self._places = [(each, len(each)) for each in _slots(source)]
         self._keys = [key for each, _ in self._places for key in each]
         self._objects = [value for each, _ in self._places for value in each.values()]
+        self._gathers = isinstance(source, nn.Module) and any(map(is_dtensor, self._objects))
         self._remember()
         self.text = self.layout.to_text()
         self.signature = signature_of(self.text)
@@ -137,13 +144,30 @@ class Holdings:
         tensors = self.own.values()
         return [*map(Tensor.stride, tensors), *map(Tensor.numel, tensors)]
 
+    @property
+    def _in_place(self) -> bool:
+        """True if the source has the objects that were found."""
+        return all(map(is_, chain.from_iterable([each.values() for each, _ in self._places]), self._objects))
+
+    @property
+    def gathered(self) -> bool:
+        """True if a forward pass of FSDP2 has put whole tensors into the module, in place of its shards.
+
+        These are looked at where they lie: to put them back is for all ranks at once, since the next pass would gather
+        on those alone that had.
+        """
+        if not self._gathers or self._in_place:
+            return False
+        objects = chain.from_iterable([each.values() for each, _ in self._places])
+        pairs = zip(objects, self._objects, strict=True)
+        return all(now is own or (is_dtensor(own) and not is_dtensor(now)) for now, own in pairs)
+
     def unchanged(self, source: Any) -> bool:
         """True if `look` would find what it found before."""
         if self.layout is None or source is not self._source or any(len(each) != count for each, count in self._places):
             return False
-        objects = chain.from_iterable([each.values() for each, _ in self._places])
         return (
-            all(map(is_, objects, self._objects))
+            (self._in_place or self.gathered)
             and [key for each, _ in self._places for key in each] == self._keys
             and tuple(map(Tensor.data_ptr, self.own.values())) == self.pointers
             and (
@@ -214,6 +238,14 @@ def fresh_like(tensors: Mapping[str, Tensor], shared: bool = False) -> dict[str,
     return made
 
 
+def _freed(tensor: Tensor) -> bool:
+    """True for elements beyond the end of the storage."""
+    if tensor.is_meta or not tensor.numel():
+        return False
+    last = sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() < (int(tensor.storage_offset()) + int(last) + 1) * tensor.itemsize
+
+
 def _dense(tensor: Tensor) -> bool:
     """True if the elements fill one run of memory, each at a place of its own."""
     order = sorted(zip(tensor.stride(), tensor.shape, strict=True))
@@ -227,12 +259,20 @@ def _dense(tensor: Tensor) -> bool:
 
 
 def alone(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> set[str]:
-    """The names whose memory has no gaps, and is none of another name's but for ties.
+    """The names whose memory has no gaps, and is none of another name's but for ties, or of another process's.
 
-    It may be exchanged unless something else has it too, as `Holdings.seen_elsewhere` finds.
+    It may be exchanged unless something else has it too, as `Holdings.seen_elsewhere` finds. That of torch's inference
+    tensors may not: they would be none in a forward pass.
     """
     common = set(overlapping(tensors, ties))
-    return {name for name, tensor in tensors.items() if ties.get(name, name) not in common and _dense(tensor)}
+    return {
+        name
+        for name, tensor in tensors.items()
+        if ties.get(name, name) not in common
+        and _dense(tensor)
+        and not tensor.is_inference()
+        and not (tensor.device.type == "cpu" and tensor.untyped_storage().is_shared())
+    }
 
 
 def overlapping(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> list[str]:

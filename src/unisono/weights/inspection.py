@@ -23,7 +23,7 @@ from unisono.weights.layout import (
 from unisono.weights.sharding import Shard, Sharding, has_dim, shards_of
 from unisono.weights.side import Side
 
-__all__ = ["inspect", "layout", "local_tensors", "named_tensors"]
+__all__ = ["inspect", "is_dtensor", "layout", "local_tensors", "named_tensors"]
 
 Source = nn.Module | Mapping[str, Tensor]
 
@@ -86,11 +86,12 @@ def local_tensors(source: Source) -> dict[str, Tensor]:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    own = tensor._local_tensor if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    own = tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
     return own.detach()
 
 
-def _is_dtensor(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Any) -> bool:
+    """True for torch's distributed tensors."""
     return hasattr(tensor, "_local_tensor") and hasattr(tensor, "placements")
 
 
@@ -150,7 +151,7 @@ def _tensor(name: str, tensor: Tensor, split: tuple[Split, int] | None, shard: S
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise UsageError(f"{name} is a {kind} tensor: expected a dense one")
     shape = tuple(tensor.shape)
-    if _is_dtensor(tensor):
+    if is_dtensor(tensor):
         return TensorLayout(shape, tensor.dtype, (_of_dtensor(name, tensor),))
     if split is not None:
         return _of_split(shape, tensor.dtype, *split)

@@ -275,7 +275,8 @@ class Lead:
             lengths = [[len(part) for part in each] for each in others]
             data = b"".join(part for each in others for part in each) if party.sender or len(parts) > 1 else b""
             for member in reversed(party.ranks):
-                self._hub.send(member, "decide", data, number=attempt.number, lengths=lengths)
+                about = {"lengths": lengths, "together": party.together}
+                self._hub.send(member, "decide", data, number=attempt.number, **about)
         if not attempt.missing():
             self._all_shown(attempt)
 
@@ -288,9 +289,8 @@ class Lead:
     # What goes wrong
 
     def _failed(self, attempt: Attempt, member: Member, message: Message) -> None:
-        error, text = str(message["error"]), str(message["text"])
-        if not message.get("plain"):
-            text = f"{member} {text}"
+        error = str(message["error"])
+        text = str(message["text"]) if message.get("plain") else f"{member} {message['text']}"
         if attempt.awaited == "shown":
             words = f"version {attempt.version} stands, but {text}; it shows none until the next whole one"
             attempt.problems.append((error or "UpdateError", words))

@@ -44,7 +44,8 @@ class Movement:
 
     def __init__(self, lineup: Lineup, group: Any, limit: int = WINDOW) -> None:
         """``limit``: bytes of a window, at most. Collective. Raises `GroupFailed`."""
-        limit = min(limit, max(2 * lineup.bucket // SLOTS, _LEAST)) if limit == WINDOW else limit
+        if limit == WINDOW:  # a target maps the buckets of all sources
+            limit = min(limit, max(2 * lineup.bucket // (SLOTS * lineup.senders), _LEAST))
         self.lineup, self.plan, self.group, self.rank = lineup, lineup.plan, group, lineup.rank
         self.windows = self._windows(limit, lambda replica: replica not in lineup.mapped)
         self.past = sum(chunk.nbytes for chunk in self.plan.chunks) > CACHED
@@ -70,15 +71,20 @@ class Movement:
     def _may_put(self) -> bool:
         """True if sources may put, and it pays: ranks have a core each, or sources alone keep all cores busy.
 
-        Every chunk must have one target, and what a source maps, of two versions, be no more than two buckets, to a
-        32nd of them.
+        Every chunk must have one target. What a source with a core of its own maps is the replica's model and standby:
+        its share is no more than a bucket, to a 32nd. Sources that outnumber cores map these within two buckets,
+        together with their own, through which the first version goes.
         """
         sent = [0] * self.lineup.senders
         for chunk in self.plan.chunks:
             sent[chunk.source] += chunk.nbytes
         single = all(len(chunk.targets) == 1 for chunk in self.plan.chunks) and not self.lineup.mapped
-        busy = not self.oversubscribed or self.lineup.senders >= (os.cpu_count() or 1)
-        return single and busy and 0 < max(sent) <= self.lineup.bucket + self.lineup.bucket // 32
+        share = max(sent)
+        if not self.oversubscribed:
+            return single and 0 < share <= self.lineup.bucket + self.lineup.bucket // 32
+        own = max((self.slots * half_of(windows) for windows in self.windows if windows), default=0)
+        busy = self.lineup.senders >= (os.cpu_count() or 1)
+        return single and busy and share > 0 and 2 * share + own <= 2 * self.lineup.bucket
 
     def exposed(self, bases: list[Any]) -> dict[int, tuple[int, int]]:
         """What all targets expose in this update, descriptor and file; empty if some do not: all ranks see the same."""

@@ -25,6 +25,9 @@ class Member:
     """What it has reported last in the update under way: ready, fitted, moved, shown."""
     held: bool = False
     """A decided version was not shown in time, and waits for those who hold."""
+    begun: int = 0
+    waits: int = 0
+    """Holds that it had begun when an update was decided, and the number of that while it waits for those of others."""
     signature: str = ""
     text: str = ""
     """A digest of what it holds, and that as it describes it."""
@@ -73,6 +76,11 @@ class Party:
     def ranks(self) -> list[Member]:
         """Its members by rank."""
         return [self.members[rank] for rank in sorted(self.members)]
+
+    @property
+    def together(self) -> bool:
+        """True if its ranks show a version between the same holds: they hold parts, and threads may hold these."""
+        return len(self.members) > 1 and any(member.stats.get("holds") for member in self.ranks)
 
     def compare(self, given: dict[str, Any]) -> None:
         """Notes in ``odds`` what a rank that joins was given otherwise than the first."""

@@ -26,6 +26,7 @@ from unisono.weights.wire import Who
 __all__ = ["Copies", "File", "Place", "check_mappable", "places_of"]
 
 
+_SHARED = "shares its memory with another tensor (a view, a state_dict's) or process, or leaves gaps in it"
 _MOST = 4  # files that are kept for another version
 
 
@@ -59,7 +60,7 @@ def check_mappable(
         elif tensor.device.type != "cpu":
             problem = f"is on {tensor.device}"
         elif each not in free and tensor.numel():
-            problem = "shares its memory with another tensor (a view, a state_dict's), or leaves gaps in it"
+            problem = "was made in inference mode" if tensor.is_inference() else _SHARED
         if problem:
             raise UsageError(f"replica {name!r} can not be mapped: {each} {problem}; leave mapped=True out")
 

@@ -232,6 +232,7 @@ class Receiver:
         for name, given in (("on_update", on_update), ("on_error", on_error)):
             if given is not None and not callable(given):
                 raise UsageError(f"{name}={given!r}: expected a function of one argument, or None")
+        self._part.holds_of.used = True  # from now on versions are shown while others read
         self._follower = OwnThread(
             target=_follow, args=(weakref.ref(self), on_update, on_error), name="unisono weights follow", daemon=True
         )
@@ -279,6 +280,7 @@ class Receiver:
 
         Raises `UsageError` before the first version, or where the sender has ``checksum=False``.
         """
+        self._check_open()
         return {name: show_checksum(value) for name, value in self._part.totals().items()}
 
     def verify(self) -> None:
@@ -286,7 +288,8 @@ class Receiver:
 
         Raises `CorruptionError` with the tensors that differ, `UsageError` if there is nothing to compare with.
         """
-        with self._part.holds_of.hold():
+        self._check_open()
+        with self._part.holds_of.hold(counts=False):
             self._part.verify()
 
     @property

@@ -1,7 +1,7 @@
 """What a rank of a replica does in an update: fit, move into the engine, check, show."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ from unisono.weights.published import check_mappable
 from unisono.weights.sharding import Sharding
 from unisono.weights.target import Arrival, Landing, Target
 from unisono.weights.terms import Terms
+from unisono.weights.together import begin_together, depend
 from unisono.weights.update import Report
 from unisono.weights.wire import Broken, Message, Who
 
@@ -49,7 +50,7 @@ class Receiving(Participant):
         self._target: Target | None = None
         self._described: tuple[str, str] = ("", "")
         self._loading: list[str] = []
-        self._ahead = self._writing = False
+        self._ahead = self._writing = self._depends = False
         self._tables = False  # went ahead of the data of the last update, for which nothing need be exposed
         self._exposed: Exposed | None = None  # memory that sources may write to, until the update is decided
         self._ahead_bases: list[Any] | None = None  # reported ahead
@@ -80,6 +81,7 @@ class Receiving(Participant):
     def fitted(self, movement: Movement) -> None:
         """A new line-up."""
         self.plan, self._target, self.bound = movement.plan, Target(movement), movement.plan.bound()
+        self._depends = depend(movement.plan, movement.lineup.replica)
         if self._mapped:
             lineup = movement.lineup
             if movement.publishing is None or not lineup.here:
@@ -142,6 +144,7 @@ class Receiving(Participant):
             "skipped": len(arrival.skipped),
             "nbytes": arrival.nbytes,
             "moved": arrival.moved,
+            "holds": int(self._depends and self.holds_of.used),
         }
         return stats, target.share.tobytes() if terms.checksum else b""
 
@@ -207,7 +210,7 @@ class Receiving(Participant):
             except Exception as error:
                 self.report_failure(announced["number"], error)
 
-        if not self._writing and not self.holds_of.begin(deadline, late):
+        if not self._writing and not self._begin_to_show(announced, decided, deadline, late):
             words = f"version {version} stands, but threads of replica {self.name!r} still hold the version before"
             raise marked(CollectiveTimeout(f"{words}: it is shown as soon as they leave"))
         try:
@@ -215,6 +218,13 @@ class Receiving(Participant):
         finally:
             self._writing = False
             self.holds_of.done()
+
+    def _begin_to_show(self, announced: Message, decided: Message, deadline: float, late: Callable[[], None]) -> bool:
+        """As `Holds.begin`; ranks that hold parts of tensors show a version between the same holds."""
+        if not decided.get("together"):
+            return self.holds_of.begin(deadline, late, 0)
+        assert self.connection is not None
+        return begin_together(self.connection, self.holds_of, announced["number"], deadline, late)
 
     def _commit(self, version: int, announced: Message, decided: Message) -> None:
         try:
@@ -224,7 +234,8 @@ class Receiving(Participant):
             raise
         target = self._target
         assert target is not None
-        self.holds_of.version, self._shown_by, self._copy = version, self.instance, self._next_copy
+        self.holds_of.shown(version)
+        self._shown_by, self._copy = self.instance, self._next_copy
         self._exposed = None
         self._checked = announced["checksum"]
         if not self._checked:

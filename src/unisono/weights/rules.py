@@ -46,7 +46,8 @@ class Table:
     values: dict[str, Value]
     wanted: Collection[str]
     scales: dict[str, Scale] = field(default_factory=dict)
-    ignored: set[str] = field(default_factory=set)
+    ignored: dict[str, "Rule"] = field(default_factory=dict)
+    """Names of either side that need not be sent or arrive, each with the rule that said so."""
 
     def matches(self, pattern: Pattern, rule: "Rule", more: Collection[str] = ()) -> list[tuple[str, tuple[str, ...]]]:
         """The names that a pattern matches, and what its stars stand for.
@@ -280,8 +281,9 @@ class _Ignore(Rule):
 
     def apply(self, table: Table) -> None:
         for name, _ in table.matches(self.pattern, self, table.wanted):
+            table.ignored[name] = self
             del table.values[name]
-        table.ignored |= {name for name in table.wanted if captures(self.pattern, name) is not None}
+        table.ignored |= {name: self for name in table.wanted if captures(self.pattern, name) is not None}
 
 
 def _dim(dim: int, shape: tuple[int, ...], what: str) -> int:

@@ -259,6 +259,7 @@ class Sender:
 
         Raises `UsageError` before the first push, or with ``checksum=False``.
         """
+        self._check_open()
         if not self._settings["checksum"]:
             raise UsageError("this sender was made with checksum=False: it has none to show")
         if self._part.version is None:
