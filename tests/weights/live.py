@@ -1,8 +1,10 @@
 """Sides of a meeting on the pool's ranks: rank 0 is the trainer, the others are replicas, each a side of its own."""
 
+import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from unisono import weights
 from unisono.weights import lineup
 
-__all__ = ["Net", "apart", "attempt", "blank", "fill", "meeting", "value", "wait_for", "wrong"]
+__all__ = ["Net", "apart", "attempt", "blank", "fill", "forked_with", "meeting", "value", "wait_for", "wrong"]
 
 
 class Net(nn.Module):
@@ -117,3 +119,18 @@ def replica(folder: str, model: Any, name: str = "gen", **given: Any) -> weights
 def trainer(folder: str, model: Any, **given: Any) -> weights.Sender:
     """A sender of one process at the folder's meeting."""
     return weights.Sender(meeting(folder), model, group="self", **{"timeout": 10.0, **given})
+
+
+@contextmanager
+def forked_with(source: Source, version: int) -> Iterator[None]:
+    """A child of this moment, which must hold ``version`` after the block, whatever the block does here."""
+    waits, go = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(waits, 1)
+        os._exit(len(wrong(source, version)))
+    yield
+    os.write(go, b"g")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(waits)
+    os.close(go)

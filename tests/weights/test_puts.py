@@ -15,7 +15,7 @@ from unisono.errors import CorruptionError, UpdateError
 from unisono.weights.packing import Packer
 from unisono.weights.published import places_of
 from unisono.weights.source import Source
-from weights.live import blank, fill, replica, trainer, wrong
+from weights.live import blank, fill, forked_with, replica, trainer, wrong
 
 Pair = tuple[weights.Sender, weights.Receiver]
 
@@ -193,18 +193,10 @@ def test_a_child_keeps_the_version_of_its_birth(puts: list[int], meet: Callable[
     pair = meet(source, into)
     for version in (1, 2, 3):
         push((fill(source, version), pair)[1])
-    waits, go = os.pipe()
-    child = os.fork()
-    if not child:
-        os.read(waits, 1)
-        os._exit(len(wrong(into, 3)))
-    for version in (4, 5, 6):
-        push((fill(source, version), pair)[1])
-        assert wrong(into, version) == []
-    os.write(go, b"g")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    os.close(waits)
-    os.close(go)
+    with forked_with(into, 3):
+        for version in (4, 5, 6):
+            push((fill(source, version), pair)[1])
+            assert wrong(into, version) == []
     assert len(puts) == 5
 
 

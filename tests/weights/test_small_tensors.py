@@ -1,6 +1,5 @@
 """Many small tensors are copied at once into those that serve, which keep their place; larger ones are exchanged."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unisono import weights
-from weights.live import blank, fill, wrong
+from weights.live import blank, fill, forked_with, wrong
 
 TCP = "tcp://127.0.0.1:0"
 
@@ -85,19 +84,11 @@ def test_a_child_keeps_the_version_of_its_birth(updates: Any) -> None:
     for version in (1, 2, 3):
         fill(source, version)
         update()
-    waits, go = os.pipe()
-    child = os.fork()
-    if not child:
-        os.read(waits, 1)
-        os._exit(len(wrong(into, 3)))
-    for version in (4, 5, 6):
-        fill(source, version)
-        update()
-        assert wrong(into, version) == []
-    os.write(go, b"g")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    os.close(waits)
-    os.close(go)
+    with forked_with(into, 3):
+        for version in (4, 5, 6):
+            fill(source, version)
+            update()
+            assert wrong(into, version) == []
 
 
 def test_few_are_exchanged(updates: Any) -> None:
