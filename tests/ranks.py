@@ -40,12 +40,13 @@ from unisono import algorithms
 
 __all__ = ["BACKEND", "FORKS", "HOSTS", "RankFailure", "Ranks", "be_on_host", "ranks"]
 
+COMPILED = os.environ.get("UNISONO_FUSED") != "0"  # make test-gpu runs where compiling every loop takes minutes
 FORKS = multiprocessing.get_context("forkserver")
 """Where every test gets its processes from: the one server has imported what takes long, and the processes share it."""
 FORKS.set_forkserver_preload(
     [
-        "torch._dynamo", "torch.distributed", "pytest", "unisono.runtime.loaded", "unisono.backend.device_group",
-        "unisono.train.job",
+        "torch._dynamo", "torch.distributed", "pytest", "unisono.backend.device_group", "unisono.train.job",
+        *(["unisono.runtime.loaded"] if COMPILED else []),
         *(module.name for module in pkgutil.iter_modules(algorithms.__path__, "unisono.algorithms.")),
     ]
 )  # fmt: skip
@@ -215,7 +216,7 @@ def _serve(rank: int, pipe: connection.Connection, stack_file: str) -> None:
     torch.set_num_threads(1)
     be_on_host(rank)
     # Every other rank uses the compiled loops: both ways are tested, and that they understand each other.
-    os.environ["UNISONO_FUSED"] = "0" if rank % 2 else "now"
+    os.environ["UNISONO_FUSED"] = "now" if COMPILED and rank % 2 == 0 else "0"
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", module=r"torch\.")  # what torch warns itself about is not ours to fix
     # torch 2.11 and 2.12 say so even to those who have chosen (check_invariants=False)
