@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs"),
 ]
 HERE = Path(torch_suite.__file__).parent
-PARTS = 4  # side by side, for a test mostly starts processes
+PARTS = 8  # side by side, for a test mostly starts processes
 
 
 def test_passes_what_nccl_passes() -> None:
