@@ -109,7 +109,7 @@ class DeviceCalls:
 
     def _known(self, name: str, arguments: Sequence[Any], call: Call, launch: Launch | None) -> Kind:
         """A kind of call, from now on known again; ``launch``: None if NCCL carries it."""
-        kind = launch, call, self._group.device_guard.header(call)
+        kind = self.kind(call, launch)
         if name in KNOWN_AGAIN and (known := KNOWN_AGAIN[name](*arguments)) is not None:
             if len(self._kinds) >= _KEPT:
                 self._kinds.clear()

@@ -4,7 +4,7 @@ The waiting thread of a peer compares the number of the meeting, then the header
 the limit, or reads an abort word that is set leaves a record for its host and goes on: a kernel always ends. The first
 record stays; who gives up sets the abort words of all ranks.
 
-The clock and the abort word are read every 256 polls, the word that the host writes every 65,536, some 10 ms: 128
+The clock and the abort word are read every 256 polls, the word that the host writes every 65,536, some 20 ms: 128
 blocks that read host memory at once take 0.1 to 0.2 ms. When they did so every 256 polls, ranks that had once waited so
 long made each other wait in every call from then on, 20 times as long as the call.
 """
