@@ -15,8 +15,8 @@ from weights.live import raise_flag, wait_for
 LAST = 20
 
 
-def trains(folder: str, gap: float) -> list[float]:
-    """Seconds of each push; a tensor's elements are the version's number."""
+def trains(folder: str, until_seen: bool) -> list[float]:
+    """Seconds of each push; a tensor's elements are the version's number. ``until_seen``: by a pass, then the next."""
     model, took = {"w": torch.zeros(4, 6)}, []
     with weights.Sender(f"file://{folder}/meeting", model, group="self", timeout=20) as sender:
         for version in range(1, LAST + 1):
@@ -24,7 +24,8 @@ def trains(folder: str, gap: float) -> list[float]:
             began = time.monotonic()
             sender.push()
             took.append(time.monotonic() - began)
-            time.sleep(gap)
+            if until_seen:
+                wait_for(folder, f"version {version} was seen")
         wait_for(folder, "done")
     return took
 
@@ -38,7 +39,7 @@ def serves(rank: int, world_size: int, folder: str) -> Any:
     """Ranks 1 and 2 answer requests, each a pass over both under a hold, while versions come."""
     receivers = dist.new_group([1, 2])
     if rank == 0:
-        return trains(folder, 0.005)
+        return trains(folder, until_seen=True)
     part, mixed, seen = torch.zeros(2, 6), list[Any](), set()
     with joined(folder, receivers, {"w": part}, shard={"w": 0}) as receiver:
         receiver.follow()
@@ -51,26 +52,27 @@ def serves(rank: int, world_size: int, folder: str) -> Any:
                 found = torch.cat(parts)
                 if rank == 1:
                     time.sleep(0.002)
+                    raise_flag(folder, f"version {version} was seen")
                 if len({*found.tolist(), part[1, 5].item(), float(version or 0)}) > 1:
                     mixed.append((version, found.tolist()))
                 seen.add(version)
         dist.barrier(receivers)
         raise_flag(folder, "done")
         receiver.verify()
-    return mixed, len(seen)
+    return mixed, seen
 
 
 def test_a_pass_over_all_ranks_sees_one_version(tmp_path: Path) -> None:
     _, *replica = ranks(3).run(serves, str(tmp_path))
     assert [mixed for mixed, _ in replica] == [[], []]
-    assert all(seen > LAST // 2 for _, seen in replica)
+    assert all(set(seen) >= {*range(1, LAST + 1)} for _, seen in replica)
 
 
 def holds_on_one(rank: int, world_size: int, folder: str, way: str) -> Any:
     """Rank 1 holds again and again, rank 2 never: it is not waited for, if its tensors are no part of rank 1's."""
     receivers = dist.new_group([1, 2])
     if rank == 0:
-        return trains(folder, 0.0)
+        return trains(folder, until_seen=False)
     part: Any = {"w": torch.zeros(4 if way == "whole" else 2, 6)}
     engine = weights.ModuleEngine(part, standby=False) if way == "in place" and rank == 2 else part
     with joined(folder, receivers, engine, shard=None if way == "whole" else {"w": 0}) as receiver:
