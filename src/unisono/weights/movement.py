@@ -29,7 +29,7 @@ from unisono.weights.prediction import CACHED
 from unisono.weights.publishing import Publishing
 from unisono.weights.scales import local_maxima, scales_of
 from unisono.weights.source import Packing, Source
-from unisono.weights.terms import PACKED, SLOTS, Numbers, Terms, call, followed, half_of, rounds, rows_in
+from unisono.weights.terms import PACKED, SLOTS, Numbers, Terms, call, followed, half_of, rounds, table_in
 from unisono.weights.windows import WINDOW, Window, windows_of
 
 __all__ = ["Movement"]
@@ -157,7 +157,7 @@ class Movement:
         half = half_of(windows)
         self.heaps[source] = heap
         self.buckets[source] = heap[bucket : bucket + SLOTS * half].view(SLOTS, half)
-        self.tables[source] = rows_in(heap, table, windows[-1].stop)
+        self.tables[source] = table_in(heap, table, windows[-1].stop)
         return True
 
     def meet(self, terms: Terms) -> None:

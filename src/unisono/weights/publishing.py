@@ -14,7 +14,7 @@ from unisono.weights.published import Copies, File
 from unisono.weights.published import Place as PlaceInFile
 from unisono.weights.rows import Place, Rows, address_of, contiguous, rows_of
 from unisono.weights.source import Source, words_of
-from unisono.weights.terms import Bound, GroupFailed, Key, Numbers, Terms, call, rounds, rows_in
+from unisono.weights.terms import Bound, GroupFailed, Key, Numbers, Terms, call, rounds, table_in
 from unisono.weights.windows import Window, cut_move
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Publishing:
         elif windows:
             if heap is None or table < 0:
                 return False
-            self.tables[source] = rows_in(heap, table, windows[-1].stop)
+            self.tables[source] = table_in(heap, table, windows[-1].stop)
         return True
 
     def publish(

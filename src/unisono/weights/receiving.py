@@ -141,7 +141,7 @@ class Receiving(Participant):
         self._arrival = arrival
         stats = {
             "tensors": len(arrival.loaded),
-            "skipped": len(arrival.skipped),
+            "skipped": arrival.skipped,
             "nbytes": arrival.nbytes,
             "moved": arrival.moved,
             "holds": int(self._depends and self.holds_of.used),
@@ -335,7 +335,7 @@ class Receiving(Participant):
             tuple(lineup.names),
             (),
             len(arrival.loaded),
-            len(arrival.skipped),
+            arrival.skipped,
             arrival.nbytes,
             arrival.moved,
             0,

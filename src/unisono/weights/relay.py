@@ -61,7 +61,7 @@ class Relay(Movement):
         table[table[:, 0] >= 0, 0] = PACKED
         if terms.tables:
             if summing and terms.checksum:
-                source.sum_all(packing)
+                source.sum_all(packing, table[:, 1])
             for window in source.windows:
                 self._post(0, self._children[window.chunk], window.chunk, table[window.first : window.stop])
         for window in source.windows:
@@ -102,7 +102,7 @@ class Relay(Movement):
 
     def _post(self, half: int, peers: list[int], chunk: int, rows: Numbers) -> None:
         """Sends rows of a table."""
-        tensor = torch.from_numpy(rows).view(-1)
+        tensor = torch.from_numpy(np.ascontiguousarray(rows)).view(-1)
         for peer in peers:
             self._send(half, peer, tensor, 2 * chunk)
 

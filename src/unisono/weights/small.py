@@ -5,6 +5,7 @@ To exchange the memory of one takes as long as to copy some thousand bytes, and 
 
 from collections.abc import Collection, Mapping
 
+import torch
 from torch import Tensor
 
 from unisono.weights.holdings import Memory
@@ -34,8 +35,8 @@ class SmallTensors:
                 self._bind(names, source, target)
             self._rows.move(0, 0)
             others = self._others
-        for name in others:
-            target.tensors[name].copy_(source.tensors[name])
+        if others:
+            torch._foreach_copy_([target.tensors[name] for name in others], [source.tensors[name] for name in others])
 
     def _bind(self, names: list[str], source: Memory, target: Memory) -> None:
         ends = {name: (source.tensors[name], target.tensors[name]) for name in names}

@@ -13,7 +13,7 @@ from unisono.weights.exposed import own_places, put_move, written
 from unisono.weights.packing import Move, Packer, view_of
 from unisono.weights.published import Place
 from unisono.weights.rows import address_of
-from unisono.weights.terms import PACKED, UNCHANGED, Bound, GroupFailed, Key, Numbers, Terms, half_of
+from unisono.weights.terms import PACKED, UNCHANGED, Bound, GroupFailed, Key, Numbers, Terms, half_of, table_in
 from unisono.weights.windows import Item, Window, cut_move
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Packing", "Source", "rebased", "words_of"]
 
-_ROW = 16  # bytes of a row of the table; its second word is the checksum
+_WORD = 8  # bytes of a place, and of a checksum
 
 
 class Packing(NamedTuple):
@@ -52,10 +52,10 @@ class Source:
         self.items: list[Item] = [item for window in windows for item in window.items]
         self._nbytes = np.array([item.nbytes for item in self.items], dtype=np.int64)
         self.bucket = memory(movement.slots, half_of(windows) if windows else 0, dtype=torch.uint8)
-        raw = memory(len(self.items), 2, dtype=torch.int64)
-        raw[:, 0], raw[:, 1] = PACKED, 0
-        self.table: Numbers = raw.numpy()
-        self._raw = raw
+        self._raw = memory(2 * _WORD * len(self.items), dtype=torch.uint8)
+        self.table: Numbers = table_in(self._raw, 0, len(self.items))
+        self.table[:, 0], self.table[:, 1] = PACKED, 0
+        self._sums = np.zeros(len(self.items), dtype=np.int64)  # of a delta, before it is known what targets have
         self._bound: Bound[Packing] = Bound()
         self._putting: Bound[list[Packer]] = Bound()
         self._there: dict[tuple[int, int], Tensor] = {}  # what targets expose, by rank and file, the latest last
@@ -71,8 +71,8 @@ class Source:
         return self._movement.plan.chunks[window.chunk].targets
 
     def sums_of(self, window: Window) -> int:
-        """Where the words of a window's checksums are."""
-        return address_of(self.table) + _ROW * window.first + _ROW // 2
+        """Where the words of a window's checksums are in the table."""
+        return address_of(self.table[:, 1]) + _WORD * window.first
 
     def packing(self, tensors: Mapping[str, Tensor], key: Key, scales: list[dict[str, Tensor]]) -> "Packing":
         """The windows bound to tensors, which ``key`` names with their memory."""
@@ -95,13 +95,13 @@ class Source:
         scales = self._movement.scales(tensors)
         if self._movement.publishing is not None:
             self._movement.publishing.publish(tensors, key, scales, terms, shown or {})
-        self.table[:, 0], self.table[:, 1] = PACKED, 0
+        if compare is None:
+            self.table[:, 1] = 0
         if terms.exposed:
             self._put(tensors, key, scales, terms)
             return
         packing = self.packing(tensors, key, scales)
-        if terms.tables:
-            self._publish(packing, compare)
+        self._publish(packing, terms.tables, compare)
         self._movement.hand_over(self, packing, terms, compare is None)
 
     def _put(
@@ -176,7 +176,7 @@ class Source:
         def some(window: Window, wanted: NDArray[np.bool_]) -> Packer:
             chosen = np.flatnonzero(wanted).tolist()
             moves = rebased([cuts[window.number][number] for number in chosen])
-            words = [_ROW * number for number in chosen]
+            words = [_WORD * number for number in chosen]
             return Packer(moves, tensors, scales[lineup.replica_of(self._targets(window)[0])], words)
 
         packers = [some(window, np.ones(len(window.items), dtype=np.bool_)) for window in self.windows]
@@ -189,14 +189,18 @@ class Source:
             if some.any():
                 yield window, some
 
-    def _publish(self, packing: Packing, compare: Any) -> None:
-        """Writes the table as far as it goes ahead of the data."""
-        table, addresses = self.table, packing.addresses
-        inside = (addresses >= BOUNDS[0]) & (addresses + self._nbytes <= BOUNDS[1]) & (addresses > 0)
-        table[:, 0] = np.where(inside, addresses - BOUNDS[0], PACKED)
+    def _publish(self, packing: Packing, ahead: bool, compare: Any) -> None:
+        """Writes the table as far as it goes ``ahead`` of the data."""
+        places, addresses = np.full(len(self.items), PACKED), packing.addresses
+        if ahead:
+            inside = (addresses >= BOUNDS[0]) & (addresses + self._nbytes <= BOUNDS[1]) & (addresses > 0)
+            places = np.where(inside, addresses - BOUNDS[0], PACKED)
         if compare is not None:
-            self.sum_all(packing)
-            table[compare(table[:, 1]), 0] = UNCHANGED
+            self._sums[:] = 0
+            self.sum_all(packing, self._sums)
+            places[compare(self._sums)] = UNCHANGED
+            _renew(self.table[:, 1], self._sums)
+        _renew(self.table[:, 0], places)
 
     def pack(self, window: Window, packing: Packing, bucket: Tensor, summing: bool) -> int:
         """Packs what of a window goes through the bucket, without gaps; returns how many bytes that is."""
@@ -204,15 +208,21 @@ class Source:
         packer.pack(bucket, self.sums_of(window) if summing else 0, self._movement.past)
         return packer.nbytes
 
-    def sum_all(self, packing: Packing) -> None:
+    def sum_all(self, packing: Packing, sums: Numbers) -> None:
         """Sums everything ahead of the data; what can not be summed where it lies is packed for that."""
         for window in self.windows:
-            packing.packers[window.number].sum(self.bucket[0], self.sums_of(window))
+            packing.packers[window.number].sum(self.bucket[0], address_of(sums) + _WORD * window.first)
+
+
+def _renew(column: Numbers, values: Numbers) -> None:
+    """Writes what is new: what targets have read of the rest stays in their caches."""
+    new = np.flatnonzero(column != values)
+    column[new] = values[new]
 
 
 def words_of(items: Sequence[object]) -> list[int]:
     """The bytes of items' checksums in the table, from the first one's on."""
-    return [_ROW * number for number in range(len(items))]
+    return [_WORD * number for number in range(len(items))]
 
 
 def rebased(moves: Sequence[Move]) -> list[Move]:

@@ -1,7 +1,6 @@
 """What a rank that receives does in a line-up: where its items land, and what is compared once they have."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +22,13 @@ Key = tuple[int, int]  # a source and the number of its window
 
 
 class Arrival(NamedTuple):
-    """What came: names that were loaded, others that were unchanged, their bytes, and what a checksum did not fit.
+    """What came: names that were loaded, how many were unchanged, their bytes, and what a checksum did not fit.
 
     ``nbytes``: of the tensors loaded; ``moved``: from process to process.
     """
 
     loaded: list[str]
-    skipped: list[str]
+    skipped: int
     nbytes: int
     moved: int
     wrong: list[tuple[str, int, int]]
@@ -96,6 +95,7 @@ class Target:
         self._sent = _by_source(mine, self.number, first)
         self.last = self.last_of(self.in_order(movement.windows))
         self.numbers = np.array([self.number[name] for name in self.order], dtype=np.int64)
+        self._every = self._counted(lambda source, items: np.ones(len(items), dtype=np.bool_))
         self._total = sum(map(self._nbytes.__getitem__, self.order))
         self.exposed_places, self.exposed_nbytes = own_places(plan, lineup.replica, self.own)
         """Where tensors lie in what this rank exposes."""
@@ -183,14 +183,19 @@ class Target:
 
     def come(self) -> tuple[list[str], list[str]]:
         """The names of which something was not left out, in order, and those of them of which something was."""
-        here, all_of = np.zeros((2, len(self.names)), dtype=np.int64)
-        for source, (items, numbers, _) in self._sent.items():
-            np.add.at(here, numbers, self._tables[source][items, 0] != UNCHANGED)
-            np.add.at(all_of, numbers, 1)
-        some, every = here[self.numbers] > 0, here[self.numbers] == all_of[self.numbers]
-        if every.all():
+        here = self._counted(lambda source, items: self._tables[source][items, 0] != UNCHANGED)
+        if (here == self._every).all():
             return self.order, []
-        return list(compress(self.order, some)), list(compress(self.order, some & ~every))
+        some = np.flatnonzero(here)
+        partly = some[here[some] < self._every[some]]
+        return [self.order[at] for at in some.tolist()], [self.order[at] for at in partly.tolist()]
+
+    def _counted(self, chosen: Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]) -> NDArray[np.int64]:
+        """How many of the ``chosen`` items of sources each tensor has, in order."""
+        counts = np.zeros(len(self.names), dtype=np.int64)
+        for source, (items, numbers, _) in self._sent.items():
+            counts += np.bincount(numbers[chosen(source, items)], minlength=len(counts))
+        return counts[self.numbers]
 
     def places(self, key: Key) -> NDArray[np.int64]:
         """Where the items of a window lie."""
@@ -211,7 +216,7 @@ class Target:
             last = {} if landing.summing else self.last
             return Binding(unpackers, {key: self.checker(n, landing.tensors) for key, n in last.items()}, {}, {}, [])
 
-        return self._bound.of((landing.put, *landing.key), make)
+        return self._bound.of((landing.put, landing.key), make)
 
     def unpacker(self, moves: Sequence[Move], tensors: Mapping[str, Tensor]) -> Unpacker:
         """Unpacks some items, and sums them by the numbers of their names."""
@@ -250,17 +255,15 @@ class Target:
         return self.windows[key].names if key in self.windows else {}
 
     def _arrival(self, reader: Reader, terms: Terms) -> Arrival:
-        loaded, skipped, nbytes = reader.loaded, list[str](), self._total
-        if len(loaded) < len(self.order):
-            given = set(loaded)
-            nbytes, skipped = sum(map(self._nbytes.__getitem__, loaded)), [n for n in self.order if n not in given]
+        loaded, skipped = reader.loaded, len(self.order) - len(reader.loaded)
+        nbytes = sum(map(self._nbytes.__getitem__, loaded)) if skipped else self._total
         if not terms.checksum:
             return Arrival(loaded, skipped, nbytes, reader.moved, [])
         sums, share = np.zeros_like(self.sums), np.zeros_like(self.share)
         for source, (items, numbers, first) in self._sent.items():
             values = self._tables[source][items, 1].view(np.uint64)
             np.add.at(sums, numbers, values)
-            np.add.at(share, numbers[first], values[first])
+            np.add.at(share, numbers, values * first)
         self.sums, self.share = sums, share
         checked = reader.checked
         differ = checked[reader.found[checked] != sums[checked]].tolist()

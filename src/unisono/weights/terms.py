@@ -25,7 +25,7 @@ __all__ = [
     "followed",
     "half_of",
     "rounds",
-    "rows_in",
+    "table_in",
 ]
 
 PACKED, UNCHANGED = -1, -2
@@ -35,7 +35,7 @@ SLOTS = 16
 """Parts of a bucket, used in turn: half of them are packed while the others are read."""
 T = TypeVar("T")
 Numbers = NDArray[np.int64]
-Key = tuple[int, ...]
+Key = tuple[Any, ...]
 """Names tensors and their memory: equal where all lie as before."""
 
 
@@ -77,21 +77,22 @@ class Bound(Generic[T]):
     """Things made for tensors where they lie, kept while they may lie there again."""
 
     def __init__(self) -> None:
-        self._kept: dict[Key, T] = {}
+        self._kept: list[tuple[Key, T]] = []
 
     def of(self, key: Key, make: Callable[[], T]) -> T:
         """What was made for the tensors and the memory that ``key`` names, or is now."""
-        if key not in self._kept:
-            while len(self._kept) >= _KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = make()
-        return self._kept[key]
+        for known, made in self._kept:
+            if known == key:  # at once where a key of thousands of numbers is the same object; to hash it never is
+                return made
+        del self._kept[: len(self._kept) - _KEPT + 1]
+        self._kept.append((key, make()))
+        return self._kept[-1][1]
 
 
-def rows_in(heap: Tensor, start: int, count: int) -> Numbers:
-    """A table in a source's heap."""
-    rows: Numbers = heap[start : start + 16 * count].view(torch.int64).view(count, 2).numpy()
-    return rows
+def table_in(memory: Tensor, start: int, count: int) -> Numbers:
+    """A table of so many items in memory: its columns follow each other, so that one is read without the other."""
+    columns: Numbers = memory[start : start + 16 * count].view(torch.int64).view(2, count).numpy()
+    return columns.T
 
 
 def half_of(windows: Sequence[Window]) -> int:
