@@ -13,7 +13,7 @@ from unisono.weights.exposed import Exposed
 from unisono.weights.holdings import Holdings, Memory, alone, fresh_like, overlapping
 from unisono.weights.inspection import named_tensors
 from unisono.weights.layout import Layout
-from unisono.weights.published import Place
+from unisono.weights.published import File, Place
 from unisono.weights.sharding import Sharding
 from unisono.weights.small import SmallTensors
 
@@ -135,10 +135,10 @@ class ModuleEngine:
         """The signature and the text of what `look` found."""
         return self._holdings.signature, self._holdings.text
 
-    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """These are to be shown next: views of a published copy, which is let go with the version after it."""
-        self.standby = {name: tensors[name] for name in self._holdings.local if name in tensors}
-        self.mapped, self._pointers = True, ()
+    def adopt(self, file: File, places: Mapping[str, Place]) -> None:
+        """A published copy is to be shown next, and let go with the version after it."""
+        self.land(file, places)
+        self.mapped = True
 
     def expose(self, places: Mapping[str, Place], nbytes: int) -> Exposed | None:
         """Memory that sources may write a version to, of which nothing is shown; None: it must land elsewhere.
@@ -161,7 +161,7 @@ class ModuleEngine:
             self._spans.append((free.bytes.data_ptr(), free.bytes.data_ptr() + nbytes))
         return free
 
-    def land(self, file: Exposed, places: Mapping[str, Place]) -> None:
+    def land(self, file: File, places: Mapping[str, Place]) -> None:
         """The next version lands in this memory."""
         self.standby, self._pointers = file.landing(places, self._holdings.local, self._holdings.looks)
 
@@ -247,10 +247,14 @@ class ModuleEngine:
         few = len(loaded) < len(self.standby) and sum(live[name].nbytes for name in loaded) <= _FEW
         if few and self._own(loaded):
             return set(loaded)  # what is bound to the memory of all tensors stays so
-        copied = set() if self._alone.issuperset(loaded) else set(loaded) - self._alone
-        if not self._ours.issuperset(loaded):
+        copied = set() if self._all_in(self._alone, loaded) else set(loaded) - self._alone
+        if not self._all_in(self._ours, loaded):
             copied |= self.seen_elsewhere & set(loaded)
         return copied
+
+    def _all_in(self, some: set[str], names: list[str]) -> bool:
+        """True if all of these names are in some of the replica's."""
+        return len(some) == len(self._holdings.local) or some.issuperset(names)
 
     def _exchange(self, names: list[str]) -> None:
         """The memory of some tensors and of those tied to them; that which the model came with is given back."""

@@ -9,7 +9,6 @@ still have it.
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from unisono.transport.inference import outside_inference
 from unisono.transport.layout import MEMORY_NAME
-from unisono.weights.holdings import Memory
 from unisono.weights.layout import Part
 from unisono.weights.packing import Move
 from unisono.weights.plan import Plan
@@ -48,9 +46,6 @@ class Exposed(File):
         os.ftruncate(fd, nbytes)
         super().__init__(fd, nbytes, os.fstat(fd).st_ino, shared=True)
         self._forks = _forks
-        self._look = -1
-        self._landing: dict[str, Tensor] = {}
-        self._pointers: tuple[int, ...] | None = None
         self._asked: tuple[tuple[int, ...] | None, bool] = None, False
 
     @property
@@ -66,14 +61,6 @@ class Exposed(File):
             start, given = self.bytes.data_ptr(), np.array(pointers, dtype=np.int64)
             self._asked = pointers, bool(((given >= start) & (given < start + self.bytes.nbytes)).any())
         return self._asked[1]
-
-    def landing(self, places: Mapping[str, Place], names: Iterable[str], look: int) -> Memory:
-        """The tensors that land here, in the order of ``names``, which ``look`` numbers, and where they begin."""
-        if self._look != look or self._pointers is None:
-            tensors = self.tensors(places)
-            self._look, self._landing = look, {name: tensors[name] for name in names if name in tensors}
-            self._pointers = tuple(map(Tensor.data_ptr, self._landing.values()))
-        return Memory(dict(self._landing), self._pointers)
 
 
 @outside_inference

@@ -20,6 +20,7 @@ from unisono.transport.inference import outside_inference
 from unisono.transport.layout import MEMORY_NAME
 from unisono.transport.shared_heap import MAP_NORESERVE
 from unisono.weights.fit import Fit
+from unisono.weights.holdings import Memory
 from unisono.weights.layout import Layout, whole_part
 from unisono.weights.wire import Who
 
@@ -78,6 +79,9 @@ class File:
         self._memory = mmap.mmap(fd, nbytes, flags)
         self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._tensors: dict[str, Tensor] = {}
+        self._look = -1
+        self._landing: dict[str, Tensor] = {}
+        self._pointers: tuple[int, ...] | None = None
 
     def again(self) -> "File":
         """The same with what the file has now, whatever was written to a private mapping."""
@@ -92,6 +96,14 @@ class File:
                 nbytes = prod(shape) * dtype.itemsize
                 self._tensors[name] = self.bytes[start : start + nbytes].view(dtype).view(shape)
         return self._tensors
+
+    def landing(self, places: Mapping[str, Place], names: Iterable[str], look: int) -> Memory:
+        """The tensors in the file in the order of ``names``, which ``look`` numbers, and where they begin."""
+        if self._look != look or self._pointers is None:
+            tensors = self.tensors(places)
+            self._look, self._landing = look, {name: tensors[name] for name in names if name in tensors}
+            self._pointers = tuple(map(Tensor.data_ptr, self._landing.values()))
+        return Memory(dict(self._landing), self._pointers)
 
 
 class Copies:

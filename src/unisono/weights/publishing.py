@@ -129,9 +129,10 @@ class Publishing:
                 self.sum(self._copies[self._kind].made(file.nonce), numbers, found, [number])
         return file
 
-    def tensors(self, file: File) -> dict[str, Tensor]:
-        """At a mapped replica: its tensors in a copy."""
-        return file.tensors(self._copies[self._kind].places)
+    @property
+    def places(self) -> dict[str, PlaceInFile]:
+        """At a mapped replica: where its tensors lie in a copy."""
+        return self._copies[self._kind].places
 
     def sum(
         self, file: File, numbers: Mapping[str, int], found: NDArray[np.uint64], come: Sequence[int] | None = None

@@ -128,8 +128,10 @@ class Receiving(Participant):
         target, module = self._target, self._module
         assert target is not None
         assert module is not None
-        arrival, tensors, self._next_copy = target.receive_published(self._load, terms, not module.takes_any)
-        module.adopt(tensors)
+        assert target.movement.publishing is not None
+        arrival, copy = target.receive_published(self._load, terms, not module.takes_any)
+        self._next_copy = copy.nonce
+        module.adopt(copy, target.movement.publishing.places)
         return arrival
 
     def _reported(self, arrival: Arrival, terms: Terms) -> tuple[dict[str, int], bytes]:

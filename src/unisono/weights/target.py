@@ -1,6 +1,8 @@
 """What a rank that receives does in a line-up: where its items land, and what is compared once they have."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +13,7 @@ from unisono.weights.checksum import Checker, own_blocks
 from unisono.weights.exposed import own_places
 from unisono.weights.movement import Movement
 from unisono.weights.packing import Move, Unpacker
+from unisono.weights.published import File
 from unisono.weights.reading import Reader
 from unisono.weights.terms import UNCHANGED, Bound, Terms
 from unisono.weights.terms import Key as MemoryKey
@@ -156,25 +159,41 @@ class Target:
 
     def receive_published(
         self, load: Callable[[dict[str, Tensor]], None], terms: Terms, every: bool
-    ) -> tuple[Arrival, dict[str, Tensor], int]:
-        """Maps the published copy; returns its tensors and number too. ``every``: checks all, not a share of them."""
+    ) -> tuple[Arrival, File]:
+        """Maps the published copy, and returns it too. ``every``: checks all, not a share of them."""
         movement, publishing = self.movement, self.movement.publishing
         assert publishing is not None
         movement.scales({})
         reader = Reader(self, None, {}, load, terms)
-        number, count = publishing.own_share()
-        mine = self.names if every else self.names[number::count]
-        numbers = {name: self.number[name] for name in mine} if terms.checksum else {}
-        reader.checked = np.array(list(numbers.values()), dtype=np.int64)
-        file = publishing.fetch(terms, {} if every else numbers, reader.found)
+        numbers, checked = self._all_checked if every else self._share_checked
+        if terms.checksum:
+            reader.checked = checked
+        file = publishing.fetch(terms, {} if every or not terms.checksum else numbers, reader.found)
         movement.pass_steps(terms)
-        tensors = publishing.tensors(file)
-        load(tensors)
-        reader.loaded = list(tensors)
-        reader.moved = sum(tensor.nbytes for tensor in tensors.values())
-        if every and numbers:  # as this replica has them: it may have written to its own mapping
+        load(file.tensors(publishing.places))
+        reader.loaded, reader.moved = self.names, self._published_nbytes
+        if every and terms.checksum:  # as this replica has them: it may have written to its own mapping
             publishing.sum(file, numbers, reader.found)
-        return self._arrival(reader, terms), tensors, file.nonce
+        return self._arrival(reader, terms), file
+
+    @cached_property
+    def _all_checked(self) -> tuple[dict[str, int], NDArray[np.int64]]:
+        """The numbers of all names."""
+        return self.number, np.arange(len(self.names), dtype=np.int64)
+
+    @cached_property
+    def _share_checked(self) -> tuple[dict[str, int], NDArray[np.int64]]:
+        """The numbers of those names whose checksums this rank takes of a published copy."""
+        assert self.movement.publishing is not None
+        number, count = self.movement.publishing.own_share()
+        mine = np.arange(number, len(self.names), count, dtype=np.int64)
+        return {self.names[at]: at for at in mine.tolist()}, mine
+
+    @cached_property
+    def _published_nbytes(self) -> int:
+        """Bytes of the tensors in a published copy."""
+        assert self.movement.publishing is not None
+        return sum(prod(shape) * dtype.itemsize for _, shape, dtype in self.movement.publishing.places.values())
 
     def present(self) -> dict[Key, NDArray[np.bool_]]:
         """Which items of each window were not left out."""
