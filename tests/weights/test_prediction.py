@@ -1,10 +1,13 @@
 """The predicted time of a push: from a given table of measured updates, against numbers computed here."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from unisono import tune
+from unisono.bench.result import Row
 from unisono.selection import Measured, Push
 from unisono.weights import layout, plan, prediction
 from unisono.weights.plan import Plan
@@ -86,3 +89,21 @@ def test_without_measured_updates_the_plan_is_simulated() -> None:
     table().save()
     assert made.predict().seconds == push_seconds(made, table(), "update")
     assert made.predict("shared_memory") == ("shared_memory", made.simulate().time, made.bound())
+
+
+def test_a_measured_update_is_the_least_of_each_pass_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = {"to 1": [[5.0, 3.0, 4.0], [6.0, 9.0, 7.0]], "to 1, shared": [[2.0], [1.0]], "to 1, mapped": [[8.0], [8.0]]}
+
+    def launch(settings: Any, report: Any) -> None:
+        assert [case.name for case in settings.cases] == [f"20x10 {way}" for way in took] * 2
+        for number in (0, 1):
+            for way, passes in took.items():
+                given = {"nbytes": 800, "count": 200, "dtype": "float32", "op": "none", "place": "in", "ranks": 2}
+                report(Row(way, "weights", **given, iterations=1, seconds=tuple(passes[number]), bound=0.0))
+
+    monkeypatch.setattr(tune, "_MODELS", ((20, 10),))
+    monkeypatch.setattr(tune, "launch_weights", launch)
+    told = list[Push]()
+    measured = tune.tune_weights(2, told.append)
+    assert {push.way: push.seconds for push in measured.pushes} == {"update": 4.5, "shared": 1.5, "mapped": 8.0}
+    assert [push.seconds for push in told] == [3.0, 2.0, 8.0, 6.0, 1.0, 8.0]
