@@ -1,5 +1,5 @@
 """The compiled loop that copies, sums, or does both in one pass (weights/rows.py has its rows, weights/checksum.py the
-definition of the sums). Needs numba; kept like other loops.
+definition of the sums), and one that prefetches (weights/prefetch.py). Needs numba; kept like other loops.
 """
 
 from collections.abc import Callable
@@ -163,11 +163,35 @@ def _copied_past() -> Callable[..., Any]:
     return inner(copied_past)
 
 
+@intrinsic
+def _prefetch(context: Any, address: Any) -> Any:
+    """Asks for a line that is about to be read; no access, whatever is there."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [place], kind)
+        read, near, data = number(0), number(3), number(1)
+        builder.call(function, [builder.inttoptr(args[0], place), read, near, data])
+        return context.get_dummy_value()
+
+    return types.none(types.intp), build
+
+
+def prefetch(addresses: int, count: int, lines: int) -> Any:
+    """Prefetches so many lines of 64 bytes from each of so many addresses on."""
+    starts = carray(pointer(addresses), count, np.int64)
+    for i in range(count):
+        for line in range(lines):
+            _prefetch(starts[i] + 64 * line)
+    return 0
+
+
 def checksum_loops() -> dict[str, Callable[..., int]]:
     """`moves(table, rows, source, target, weights, sums, past)`: the table of rows, and where its addresses count from.
 
     target: -1 to sum alone, where the source is. weights: of the 1024 32-bit weights, 0 to copy alone. sums: a row's
-    sum is added to the 64-bit word that the row names. past: 1 to store past the caches.
+    sum is added to the 64-bit word that the row names. past: 1 to store past the caches. `prefetch`: see there.
     """
     sum_of, copied_past = _sum_of(), _copied_past()
 
@@ -197,4 +221,4 @@ def checksum_loops() -> dict[str, Callable[..., int]]:
             settle()
         return 0
 
-    return {"moves": moves}
+    return {"moves": moves, "prefetch": prefetch}

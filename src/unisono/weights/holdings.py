@@ -17,6 +17,7 @@ from unisono.transport.shared_tensor import empty
 from unisono.weights.inspection import inspect, is_dtensor, local_tensors, named_tensors
 from unisono.weights.layout import Layout
 from unisono.weights.patterns import some
+from unisono.weights.prefetch import Prefetch
 from unisono.weights.sharding import Sharding
 
 __all__ = ["Holdings", "Memory", "alone", "fresh_like", "overlapping", "signature_of", "starts_of"]
@@ -45,6 +46,7 @@ class Holdings:
         """Where the tensors begin."""
         self._lengths: list[Any] = []
         self._guards: Any = None
+        self._prefetch = Prefetch()
         self._shared: bool | None = None
         self.named: dict[str, Tensor] = {}
         self.own: dict[str, Tensor] = {}
@@ -136,6 +138,7 @@ class Holdings:
         self.pointers = tuple(map(Tensor.data_ptr, self.own.values()))
         self._lengths = self._measured()
         self._guards = _guards_of(list(self.own.values()))
+        self._prefetch = Prefetch(self.own.values())
         self._shared = None
         self.looks = next(_looks)
 
@@ -166,6 +169,7 @@ class Holdings:
         """True if `look` would find what it found before."""
         if self.layout is None or source is not self._source or any(len(each) != count for each, count in self._places):
             return False
+        self._prefetch.begin()
         return (
             (self._in_place or self.gathered)
             and [key for each, _ in self._places for key in each] == self._keys
