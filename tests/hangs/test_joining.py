@@ -103,6 +103,7 @@ def joins_without_files(rank: int, world_size: int, port: int, poor: int) -> Fau
     """One rank may open no file once it has loaded the library and reached the store; it lives on."""
     import unisono.backend.device_group
     import unisono.backend.device_patches
+    import unisono.backend.object_patches
     import unisono.backend.process_group  # noqa: F401
 
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)

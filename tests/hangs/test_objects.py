@@ -1,4 +1,4 @@
-"""Objects that can not be pickled: every rank reads which, of which rank and why, and the group goes on."""
+"""Objects that can not be pickled, or unpickled: the error says which, of which rank and why; the group goes on."""
 
 import datetime
 import pickle
@@ -20,60 +20,68 @@ class Stubborn:
         raise RuntimeError("an open file of mine")
 
 
-def thing(bad: bool) -> Any:
-    return Stubborn() if bad else {"fine": [1, 2]}
+def absent() -> None:
+    raise ValueError("no such file on this rank")
 
 
-def all_gather(rank: int, bad: int, group: Any) -> list[Any]:
+class Absent:
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return absent, ()
+
+
+def all_gather(rank: int, bad: int, spoilt: Any, group: Any) -> list[Any]:
     objects: list[Any] = ["before"] * 3
-    dist.all_gather_object(objects, thing(rank == bad), group=group)
+    dist.all_gather_object(objects, spoilt if rank == bad else {"fine": [1, 2]}, group=group)
     return objects
 
 
-def gather(rank: int, bad: int, group: Any) -> list[Any]:
+def gather(rank: int, bad: int, spoilt: Any, group: Any) -> list[Any]:
     objects: list[Any] = ["before"] * 3
-    dist.gather_object(thing(rank == bad), objects if rank == 1 else None, 1, group)
+    dist.gather_object(spoilt if rank == bad else {"fine": [1, 2]}, objects if rank == 1 else None, 1, group)
     return objects
 
 
-def broadcast(rank: int, bad: int, group: Any) -> list[Any]:
-    objects = [1, thing(rank == bad)] if rank == bad else ["before"] * 2
+def broadcast(rank: int, bad: int, spoilt: Any, group: Any) -> list[Any]:
+    objects = [1, spoilt] if rank == bad else ["before"] * 2
     dist.broadcast_object_list(objects, bad, group=group)
     return objects
 
 
-def scatter(rank: int, bad: int, group: Any) -> list[Any]:
+def scatter(rank: int, bad: int, spoilt: Any, group: Any) -> list[Any]:
     objects: list[Any] = ["before"]
-    dist.scatter_object_list(objects, [1, thing(True), 3] if rank == bad else None, src=bad, group=group)
+    dist.scatter_object_list(objects, [1, spoilt, 3] if rank == bad else None, src=bad, group=group)
     return objects
 
 
-def send(rank: int, bad: int, group: Any) -> list[Any]:
+def send(rank: int, bad: int, spoilt: Any, group: Any) -> list[Any]:
     objects = ["before", "before"]
     if rank == bad:
-        dist.send_object_list([1, thing(True)], 0, group)
+        dist.send_object_list([1, spoilt], 0, group)
     elif rank == 0:
         dist.recv_object_list(objects, bad, group=group)
     return objects
 
 
-KINDS: dict[Callable[[int, int, Any], list[Any]], tuple[str, str]] = {
-    all_gather: ("all_gather_object", "the object"),
-    gather: ("gather_object", "the object"),
-    broadcast: ("broadcast_object_list", "the object no. 1"),
-    scatter: ("scatter_object_list", "the object no. 1"),
-    send: ("(send|recv)_object_list", "the object no. 1"),
+KINDS: dict[Callable[[int, int, Any, Any], list[Any]], tuple[str, str, set[int]]] = {
+    all_gather: ("all_gather_object", "the object", {0, 1, 2}),
+    gather: ("gather_object", "the object", {1}),
+    broadcast: ("broadcast_object_list", "the object no. 1", {0, 1}),
+    scatter: ("scatter_object_list", "the object no. 1", {1}),
+    send: ("(send|recv)_object_list", "the object no. 1", {0}),
 }
+"""With the call, the words for the object of rank 2, and the ranks that receive it."""
 
 
-def unpicklable(rank: int, world_size: int) -> list[list[tuple[Fault, float, str]]]:
+def walk(rank: int, world_size: int, spoilt: type) -> list[list[tuple[Fault, float, str]]]:
     """Each kind with a bad object on rank 2, in the default group and in another; then what still works."""
     told, other = [], dist.new_group([0, 1, 2])
     for group in (None, other):
         found = []
         for kind in KINDS:
             kept: list[Any] = [None] * 3
-            fault = attempt(lambda kind=kind, group=group: kind(rank, 2, group))
+            fault = attempt(lambda kind=kind, group=group: kind(rank, 2, spoilt(), group))
             x = torch.ones(3)
             dist.all_reduce(x, group=group)
             dist.all_gather_object(kept, rank, group)
@@ -84,9 +92,9 @@ def unpicklable(rank: int, world_size: int) -> list[list[tuple[Fault, float, str
 
 
 def test_every_rank_reads_which_object_it_was_and_the_group_goes_on() -> None:
-    for rank, groups in enumerate(ranks(3).run(unpicklable)):
+    for rank, groups in enumerate(ranks(3).run(walk, Stubborn)):
         for found in groups:
-            for (op, what), (fault, total, after) in zip(KINDS.values(), found, strict=True):
+            for (op, what, _), (fault, total, after) in zip(KINDS.values(), found, strict=True):
                 if rank == 1 and "send" in op:  # no part of it
                     fault.says("")
                 else:
@@ -95,6 +103,18 @@ def test_every_rank_reads_which_object_it_was_and_the_group_goes_on() -> None:
                     )
                     fault.says("UsageError", "group can still be used")
                     assert fault.seconds < 1.0
+                assert (total, after) == (9.0, "[0, 1, 2]")
+
+
+def test_who_receives_what_can_not_be_unpickled_reads_whose_it_is_and_the_group_goes_on() -> None:
+    for rank, groups in enumerate(ranks(3).run(walk, Absent)):
+        for found in groups:
+            for (op, what, receivers), (fault, total, after) in zip(KINDS.values(), found, strict=True):
+                words = f"{what} of rank 2 can not be unpickled on rank {rank}: ValueError: no such file on this rank"
+                expected = (
+                    ("UsageError", f"^{op}: {words}. .*the group can still be used$") if rank in receivers else ("",)
+                )
+                fault.says(*expected)
                 assert (total, after) == (9.0, "[0, 1, 2]")
 
 
@@ -111,8 +131,8 @@ def right(rank: int, world_size: int) -> list[Any]:
     """What can be pickled arrives as it is, whatever it is; nothing but the results is written."""
     when = datetime.timedelta(seconds=rank)
     gathered: list[Any] = [None] * 3
-    dist.all_gather_object(gathered, (rank, when, torch.full((2,), rank), thing))
-    assert gathered[2][3] is thing
+    dist.all_gather_object(gathered, (rank, when, torch.full((2,), rank), walk))
+    assert gathered[2][3] is walk
     collected: list[Any] | None = [None] * 3 if rank == 1 else None
     dist.gather_object({rank: when}, collected, dst=1)
     sent = ["a", None, when] if rank == 0 else [0, 0, 0]
@@ -165,7 +185,7 @@ def test_groups_of_other_backends_are_left_to_torch() -> None:
     assert ranks(2, backend="gloo").run(elsewhere) in (["[0, 1] AttributeError"] * 2, ["[0, 1] PicklingError"] * 2)
 
 
-@pytest.mark.parametrize("name", [op for op, _ in KINDS.values() if "(" not in op])
+@pytest.mark.parametrize("name", [op for op, *_ in KINDS.values() if "(" not in op])
 def test_torchs_functions_keep_their_names_and_texts(name: str) -> None:
     function = getattr(dist, name)
     assert function is getattr(dist.distributed_c10d, name)

@@ -1,6 +1,7 @@
 """All that unisono changes in torch and in the interpreter: these at a process's first group.
 
     objects          six torch.distributed functions: an object that can not be pickled is an error on every rank
+                     (object_patches.py)
     sync_batch_norm  nn.SyncBatchNorm.forward, and DDP's check for it: torch refuses CPU tensors before any backend is
                      asked
     excepthook       sys.excepthook: peers read which exception has ended this rank
@@ -32,11 +33,9 @@ torch is imported inside the functions: `import unisono` stays light.
 import functools
 import importlib
 import inspect
-import io
 import os
-import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -125,131 +124,6 @@ def _for_our_groups(original: _Function, ours: Callable[[_Function, inspect.Boun
     return function
 
 
-# Objects. torch pickles before it asks any backend: the rank whose object fails raises, alone, and the others wait for
-# it. Here the objects are pickled first, and a failure travels in place of the object through the exchange that the
-# others make anyway; then all ranks raise the same error, and the group is in step.
-
-
-class _Pickled:
-    """An object that is pickled already: unpickling this gives the object itself."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return pickle.loads, (self.data,)
-
-
-_KINDS = (TypeError, AttributeError, pickle.PicklingError)
-"""Errors of pickle; the error on every rank is one of these too, for programs that expect it."""
-
-
-class _Failure:
-    """Stands for an object that rank ``rank`` (global) could not pickle."""
-
-    def __init__(self, rank: int, what: str, error: Exception) -> None:
-        self.rank, self.what, self.text = rank, what, f"{type(error).__name__}: {error}"
-        self.kind = next((kind for kind in _KINDS if type(error) is kind), TypeError)
-
-
-def _packed(objects: Sequence[Any]) -> list[Any]:
-    """Each object pickled; if one can not be, its failure in place of every object."""
-    import torch.distributed as dist
-
-    packed: list[Any] = []
-    for k, thing in enumerate(objects):
-        file = io.BytesIO()
-        try:
-            dist.distributed_c10d._pickler(file).dump(thing)
-        except Exception as error:
-            named = "the object" if len(objects) == 1 else f"the object no. {k}"
-            return [_Failure(dist.get_rank(), named, error)] * len(objects)
-        packed.append(_Pickled(file.getvalue()))
-    return packed
-
-
-def _refuse(op: str, found: Sequence[Any]) -> None:
-    """Raises if there is a failure among the objects."""
-    failures = dict.fromkeys((f.rank, f.what, f.text) for f in found if isinstance(f, _Failure))
-    if failures:
-        words = "; ".join(f"{what} of rank {rank} can not be pickled: {text}" for rank, what, text in failures)
-        kind = next(f.kind for f in found if isinstance(f, _Failure))
-        raised = type("UsageError", (UsageError, kind), {"__module__": UsageError.__module__})
-        raise raised(f"{op}: {words}. No rank has received anything, and the group can still be used")
-
-
-def _is_root(given: dict[str, Any]) -> bool:
-    """True if this rank is the one that a call's ``src`` or ``group_src`` names; torch's own check follows.
-
-    A rank is asked of the group itself, as torch does: a group whose members have no default group in common numbers
-    them otherwise than theirs do.
-    """
-    import torch.distributed as dist
-
-    group: Any = given.get("group") or dist.group.WORLD
-    root = given.get("group_src")
-    if root is None:
-        try:
-            root = dist.get_group_rank(group, given.get("src") or 0)
-        except ValueError:  # not a member: torch says so
-            return False
-    return bool(group.rank() == root)
-
-
-def _exchange(name: str, gives: str, takes: str, rooted: bool, original: _Function, asked: Any) -> Any:
-    """Calls torch's ``original`` with what is in the argument ``gives`` pickled, then fills the list ``takes``."""
-    named = asked.arguments
-    user, given, single = named.get(takes), named.get(gives), gives == "obj"
-    giving = gives in named and (single or given is not None) and (not rooted or _is_root(named))
-    found = list(user) if user is not None else None
-    if takes:
-        named[takes] = found
-    if giving:
-        packed = _packed([given] if single else given)
-        named[gives] = packed[0] if single else packed
-        if gives == takes or not takes:
-            found = packed
-    result = original(*asked.args, **asked.kwargs)
-    if name == "scatter_object_list":
-        found = (found or [])[:1]
-    _refuse(name, found or [])
-    if user is not None and not (giving and gives == takes):
-        for k, thing in enumerate(found or []):  # item by item as torch does, for what serves as a list
-            user[k] = thing
-    return result
-
-
-def _gather_object(original: _Function, asked: Any) -> None:
-    """The objects go to one rank alone, so that whether all could be pickled is asked of all before."""
-    import torch
-    import torch.distributed as dist
-
-    named, group = asked.arguments, asked.arguments["group"]
-    (named["obj"],) = _packed([named["obj"]])
-    failed = isinstance(named["obj"], _Failure)
-    flags = [torch.empty(1, dtype=torch.long, device="cpu") for _ in range(dist.get_world_size(group))]
-    dist.all_gather(flags, torch.tensor([failed], dtype=torch.long, device="cpu"), group=group)
-    if any(flags):
-        found: list[Any] = [None] * len(flags)
-        plain = inspect.unwrap(dist.distributed_c10d.all_gather_object)
-        plain(found, named["obj"] if failed else None, group)
-        _refuse("gather_object", found)
-    original(*asked.args, **asked.kwargs)
-
-
-def _patch_objects() -> None:
-    def exchange(name: str, gives: str, takes: str, rooted: bool = False) -> None:
-        ours = functools.partial(_exchange, name, gives, takes, rooted)
-        _patch_inner(name, ours)
-
-    exchange("all_gather_object", "obj", "object_list")
-    exchange("broadcast_object_list", "object_list", "object_list", rooted=True)
-    exchange("scatter_object_list", "scatter_object_input_list", "scatter_object_output_list", rooted=True)
-    exchange("send_object_list", "object_list", "")
-    exchange("recv_object_list", "", "object_list")
-    _patch_inner("gather_object", _gather_object)
-
-
 # SyncBatchNorm
 
 
@@ -305,7 +179,8 @@ def _patch_excepthook() -> None:
 
 
 _PATCHES: dict[str, Callable[[], Any]] = {
-    "objects": _patch_objects, "sync_batch_norm": _patch_sync_batch_norm, "excepthook": _patch_excepthook,
+    "objects": lambda: importlib.import_module("unisono.backend.object_patches").patch(_patch_inner),
+    "sync_batch_norm": _patch_sync_batch_norm, "excepthook": _patch_excepthook,
     "devices": lambda: importlib.import_module("unisono.backend.device_patches").patch(_put),
 }  # fmt: skip
 
