@@ -1,14 +1,23 @@
-"""What is passed on when ranks give up one after another: always who was lost first, however long the texts."""
+"""What is passed on when ranks give up one after another: always who was lost first, however long the texts.
+
+How long a rank that ends over a lost one stays for its end.
+"""
 
 import os
+import subprocess
 import sys
 import threading
+import time
+
+import pytest
 
 from unisono.errors import CollectiveTimeout, PeerLostError
 from unisono.runtime.monitor import Loss
 from unisono.runtime.task import copy_error, first_line
 from unisono.transport.layout import EXIT_NOTE, Layout
+from unisono.transport.process import Identity, alive, start_time
 from unisono.transport.segment import create
+from unisono.watch import exit_notes
 from unisono.watch.exit_notes import as_sentence, exit_note, lost, read_exit_note
 
 DEAD = Loss("rank 2 (pid 80 on node1) is dead: killed by SIGKILL")
@@ -105,3 +114,17 @@ def test_a_text_that_is_written_again_while_it_is_read_is_never_torn() -> None:
         sys.setswitchinterval(interval)
     assert set(read) <= whole | {""}
     assert segment.text(0, EXIT_NOTE) == ""
+
+
+@pytest.mark.parametrize(("starved", "limit", "ended"), [(True, 60.0, True), (True, 0.1, False), (False, 60.0, False)])
+def test_the_time_in_which_a_lost_peer_waits_for_a_core_is_granted(
+    monkeypatch: pytest.MonkeyPatch, starved: bool, limit: float, ended: bool
+) -> None:
+    monkeypatch.setattr(exit_notes, "_ENDING", 0.1)
+    monkeypatch.setattr(exit_notes, "_BUSY", limit)
+    monkeypatch.setattr(exit_notes, "run_delay", lambda peer: time.monotonic() if starved else 0.0)
+    with subprocess.Popen(["sleep", "0.6"]) as child:
+        peer = Identity(child.pid, start_time(child.pid))
+        exit_notes.follow([peer])
+        exit_notes.stay()
+        assert alive(peer) is not ended

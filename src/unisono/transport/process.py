@@ -16,6 +16,7 @@ __all__ = [
     "cores",
     "fate",
     "pin",
+    "run_delay",
     "start_time",
     "stopped",
     "ticks",
@@ -123,6 +124,20 @@ def alive(identity: Identity) -> bool:
         raise
     except OSError:
         return True
+
+
+def run_delay(identity: Identity) -> float:
+    """Seconds that the main thread of a process has been ready to run and waited for a core; 0.0 if that is not known.
+
+    The kernel's name for it, in its documentation of ``schedstat``.
+    """
+    try:
+        with open(f"/proc/{identity.pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except TimeoutError:  # a signal handler's
+        raise
+    except (OSError, IndexError):
+        return 0.0
 
 
 def pin(rank: int, world_size: int) -> list[int]:

@@ -9,7 +9,8 @@ A rank that fails over the loss of a peer ends after that peer, so that launcher
 torchrun polls its ranks, takes for the first failure the one with the earliest time, to the second, and among equals
 the one that it found ended first; ``multiprocessing`` takes the first process that it finds ended. A rank reads of a
 lost peer as soon as that says so or is dead, while the peer may take long to end, and longer to be seen. So a rank that
-ends over it stays until that process has been collected, or this one is ended.
+ends over it stays until that process has been collected, or this one is ended. On a busy machine an interpreter takes
+many seconds to end, most of which it waits for a core: they do not count against the time that a lost peer has for it.
 
 The time of a failure that went through torch's ``record`` is that in its error file; of any other it is when torchrun
 has found the process ended, which may be later than what a rank that read of it has recorded. So that is put off too.
@@ -24,7 +25,7 @@ from contextlib import suppress
 
 from unisono.errors import PeerLostError
 from unisono.runtime.monitor import Loss
-from unisono.transport.process import Identity, alive, uncollected
+from unisono.transport.process import Identity, alive, run_delay, uncollected
 
 __all__ = ["as_sentence", "exit_note", "follow", "lost", "put_off", "read_exit_note", "short", "stay"]
 
@@ -81,25 +82,32 @@ def lost(what: str, losses: Sequence[Loss]) -> PeerLostError:
     return error
 
 
-_ENDING = 5.0  # s from the loss on: how long a lost peer may take to end
+_ENDING = 5.0  # s from the loss on: how long a lost peer may take to end while it does not wait for a core
+_BUSY = 60.0  # s: how much longer, if it does
 _SEEN = 2.0  # s from its end on: how long its parent may take to collect it
 _PAUSE = 0.005  # s
 
-_lost: dict[Identity, float] = {}  # when this process read of it
+_lost: dict[Identity, tuple[float, float]] = {}  # when this process read of it, and its run delay then
 _dated = 0  # s since the epoch: the time that this process's recorded failure has been given
 
 
 def follow(peers: Iterable[Identity]) -> None:
     """Records processes as lost to this one, which does not end by an error before them."""
     for peer in peers:
-        _lost.setdefault(peer, time.monotonic())
+        _lost.setdefault(peer, (time.monotonic(), run_delay(peer)))
+
+
+def _deadline(peer: Identity) -> float:
+    """Until when a lost peer may take to end, as far as is known by now."""
+    read, delay = _lost[peer]
+    return read + _ENDING + min(max(0.0, run_delay(peer) - delay), _BUSY)
 
 
 def put_off() -> None:
     """Dates a recorded failure of this process a second ahead if it has lost peers of late."""
     global _dated
     path, moment = os.environ.get("TORCHELASTIC_ERROR_FILE"), int(time.time()) + 1
-    if path and moment > _dated and any(time.monotonic() < read + _ENDING + _SEEN for read in _lost.values()):
+    if path and moment > _dated and any(time.monotonic() < _deadline(peer) + _SEEN for peer in _lost):
         _dated = moment
         with suppress(OSError, ValueError, LookupError, TypeError):  # nothing is recorded, or not by torch
             _date(path, moment)
@@ -118,17 +126,17 @@ def stay() -> None:
     """Returns once the lost peers have ended and been collected, or have had the time for it; a second time at once."""
     put_off()
     try:
-        ended = [peer for peer, read in _lost.items() if _until_not(alive, peer, read + _ENDING)]
-        deadline = time.monotonic() + _SEEN
+        ended = [peer for peer in _lost if _until_not(alive, peer, _deadline)]
+        seen = time.monotonic() + _SEEN
         for peer in ended:
-            _until_not(uncollected, peer, deadline)
+            _until_not(uncollected, peer, lambda _: seen)
     finally:
         _lost.clear()
 
 
-def _until_not(true: Callable[[Identity], bool], peer: Identity, deadline: float) -> bool:
-    """True once it is true of the process no more, False at the deadline."""
-    while (still := true(peer)) and time.monotonic() < deadline:
+def _until_not(true: Callable[[Identity], bool], peer: Identity, deadline: Callable[[Identity], float]) -> bool:
+    """True once it is true of the process no more, False at its deadline."""
+    while (still := true(peer)) and time.monotonic() < deadline(peer):
         time.sleep(_PAUSE)
         put_off()
     return not still
