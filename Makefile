@@ -13,8 +13,8 @@ QUICK_OTHERS := $(addprefix tests/,drawing selection simulation topo verificatio
 # All tests, in three parts of about equal length, side by side: what starts ranks that fail, hang and end, and mostly
 # waits, and commands; what starts programs and groups; and the rest, where a new test is by itself. What measures time
 # comes after them, with nothing beside it.
-UNIT_FAILING := $(addprefix tests/,hangs watch cli test_examples.py)
-UNIT_GROUPS := $(addprefix tests/,backend weights runtime frameworks train docs test_launch.py)
+UNIT_FAILING := $(addprefix tests/,hangs watch cli docs test_examples.py)
+UNIT_GROUPS := $(addprefix tests/,backend weights runtime frameworks train test_launch.py)
 UNIT_MEASURING := $(addprefix tests/,traces cli/test_signals.py) \
 	$(patsubst %,tests/bench/test_%.py,measure mpi speed_guard weights_guard)
 IGNORED = $(addprefix --ignore=,$(UNIT_FAILING) $(UNIT_GROUPS) $(UNIT_MEASURING))

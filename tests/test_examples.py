@@ -124,10 +124,18 @@ def on_ranks_run(rank: int, world_size: int, example: Example, backend: str, por
     return printed.getvalue()
 
 
-CASES = [(example, backend) for example in EXAMPLES for backend in example.backends]
+ELSEWHERE = {"04_pipeline.py", "05_operator_split.py", "06_three_dimensions.py", "08_parameter_server.py"}
+"""Files that show what tests/parallel runs on Gloo too."""
+CASES = [
+    pytest.param(
+        example, backend, id=f"{example.file}-{backend}",
+        marks=[pytest.mark.soak] if backend == "gloo" and example.file in ELSEWHERE else [],
+    )
+    for example in EXAMPLES for backend in example.backends
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("example", "backend"), CASES, ids=[f"{e.file}-{b}" for e, b in CASES])
+@pytest.mark.parametrize(("example", "backend"), CASES)
 def test_example(example: Example, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     printed = ranks(example.world_size, group=False).run(on_ranks_run, example, backend, free_port())[0]

@@ -45,7 +45,8 @@ def changed(places):
 
 at_torch = changed(places())
 folder, codes = sys.argv[1], []
-for patches in json.loads(sys.argv[2]):  # each in a child of its own, which has imported torch
+import unisono.backend.process_group  # what a first group imports
+for patches in json.loads(sys.argv[2]):  # each in a child of its own
     if os.fork() == 0:
         break
     codes.append(os.waitstatus_to_exitcode(os.wait()[1]))

@@ -39,7 +39,7 @@ def bench(rank: int, world_size: int, settings: Settings, fused: str, meeting: s
 @pytest.mark.parametrize("way", FLOORS)
 def test_faster_than_gloo(way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     contenders, floors = (Contender("unisono"), Contender("gloo")), FLOORS[way]
-    settings = Settings(COLLECTIVES, 2, listed=SIZES, contenders=contenders, runs=9, warm_up=2, seconds=0.2)
+    settings = Settings(COLLECTIVES, 2, listed=SIZES, contenders=contenders, runs=9, warm_up=2, seconds=0.1)
     told = ranks(2, group=False).run(bench, settings, FUSED[way], str(tmp_path / "meeting"))[0]
     rows = [row for row in told if isinstance(row, Row)]
     ratios: dict[str, list[float]] = {name: [] for name in COLLECTIVES}

@@ -25,7 +25,7 @@ def bench(rank: int, world_size: int, settings: WeightSettings, meeting: str) ->
 
 def test_faster_than_a_loop_and_not_far_from_one_broadcast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = ((300, 7000), (300, 100))
-    settings = WeightSettings(models, (1,), delta=0.01, reshard=((1, 1),), runs=5, seconds=1.0)
+    settings = WeightSettings(models, (1,), delta=0.01, reshard=((1, 1),), runs=5, seconds=0.5)
     rows = ranks(2, group=False).run(bench, settings, str(tmp_path / "meeting"))[0]
     assert [row.wrong for row in rows if row.contender == "weights"] == [0] * 8
     best = {(row.collective, row.contender): min(row.seconds) for row in rows}

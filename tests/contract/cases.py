@@ -20,7 +20,7 @@ __all__ = ["MANY", "STREAMS", "circles"]
 SHAPES = ((7,), (3, 5), (), (1,), (0,), (1000,), (2, 3, 4), (4, 0))
 KiB, MiB = 1 << 10, 1 << 20
 BOUNDARIES = (4 * KiB, 8 * KiB, 16 * KiB, 64 * KiB, 256 * KiB, MiB)
-MANY = 4  # ranks, above which a case takes so long on few cores that the axes are walked with fewer shapes and roots
+MANY = 3  # ranks, above which a case takes so long on few cores that the axes are walked with fewer shapes and roots
 IN_PLACE = ("broadcast", "all_reduce", "reduce", "barrier")
 
 

@@ -54,13 +54,14 @@ POINTS = [(operation, stream) for operation in OPERATIONS for stream in streams_
 
 
 def points() -> Iterator[ParameterSet]:
-    """Every operation with every stream, at every world size; above four ranks at five and eight by turns.
+    """Every operation with every stream, at every world size; of those above three ranks, at one of them by turns.
 
-    Either is a world that does not fit its cores, and both meet every operation and every stream. The other turns are
-    soaked.
+    Each is a world that does not fit two cores, and meets every stream, and every operation that has data. The other
+    turns are soaked.
     """
+    large = [world_size for world_size in WORLD_SIZES if world_size > MANY]
     for world_size, (turn, point) in itertools.product(WORLD_SIZES, enumerate(POINTS)):
-        soaked = world_size > MANY and (turn + (world_size == WORLD_SIZES[-1])) % 2
+        soaked = world_size in large and turn % len(large) != large.index(world_size)
         marks = [pytest.mark.soak] if soaked else []
         yield pytest.param(world_size, *point, marks=marks, id="-".join([f"{world_size}-ranks", *point]))
 

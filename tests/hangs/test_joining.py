@@ -152,16 +152,6 @@ def test_a_rank_that_fails_while_it_joins_is_not_waited_for(tmp_path: Any) -> No
     assert fault.seconds < 2.0
 
 
-def test_two_processes_claim_one_rank(tmp_path: Any) -> None:
-    faults, pids = join(tmp_path, [(0, 3), (1, 3), (1, 3)], 9.0)  # a claimant may start late
-    for claimant in faults[1:]:
-        assert claimant is not None
-        twice = "rank 1 of the default group is claimed twice"
-        claimant.says("UsageError", twice, *(rf"pid {pid}\b" for pid in pids[1:]))
-    assert faults[0] is not None
-    assert faults[0].kind in ("CollectiveTimeout", "PeerLostError")  # by whether the claimants have ended by then
-
-
 def joins_in_another_version(rank: int, world_size: int, meeting: str) -> Fault:
     if rank == 1:
         Layout.RECORD *= 2  # type: ignore[misc]

@@ -16,7 +16,7 @@ from unisono.parallel.mesh import (
     save_mesh_checkpoint,
 )
 
-STEPS = 2
+STEPS = 1
 PAIRS = [
     (ParallelDims(dp=2, tp=2), ParallelDims(pp=2, tp=2), "zb-v"),
     (ParallelDims(pp=2, tp=2), ParallelDims(tp=4), "zb-v"),

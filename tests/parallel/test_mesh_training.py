@@ -36,7 +36,7 @@ def meshes(world_size: int, axes: int) -> list[ParallelDims]:
 
 
 FOUR = [Case(shape) for shape in meshes(4, axes=4)]  # ten
-EIGHT = [Case(shape) for shape in meshes(8, axes=3)]  # ten
+EIGHT = [Case(shape, steps=3) for shape in meshes(8, axes=3)]  # ten
 OTHER_SCHEDULES = [
     Case(ParallelDims(tp=2, pp=2), "zb-v", 4),
     Case(ParallelDims(dp=2, pp=2), "interleaved", 4),

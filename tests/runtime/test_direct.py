@@ -119,10 +119,10 @@ def test_the_bits_of_staged_calls(world_size: int, tmp_path: Path) -> None:
         assert len(together) > 8
 
 
-def by_every_algorithm(rank: int, world_size: int, count: int) -> list[str]:
+def by_every_algorithm(rank: int, world_size: int, count: int, step: int) -> list[str]:
     """Algorithms that give something else on shared tensors than on others, or change what they shall only read."""
     wrong, data = [], inputs(torch.float32, count * world_size, world_size)[rank]
-    for entry in list_algorithms():
+    for entry in list_algorithms()[::step]:
         if entry.simulation_only or entry.collective not in OF_ALL_SHARED:
             continue
         found = []
@@ -158,8 +158,8 @@ def by_every_algorithm(rank: int, world_size: int, count: int) -> list[str]:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_algorithm_on_shared_tensors(world_size: int) -> None:
-    for count in (5, 300_000):
-        assert ranks(world_size).run(by_every_algorithm, count) == [[]] * world_size
+    for count, step in (5, 1), (300_000, world_size - 1):  # every second of the large ones on three ranks
+        assert ranks(world_size).run(by_every_algorithm, count, step) == [[]] * world_size
 
 
 def in_several_rounds(rank: int, world_size: int) -> bool:

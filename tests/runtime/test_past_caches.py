@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from unisono.runtime import words as w
 from unisono.runtime.past_caches import STATE_WORDS, staging_copy
 from unisono.runtime.torch_ops import _PRIMITIVES
 from unisono.torch_names import all_gather_single
-from unisono.transport.layout import Layout
+from unisono.transport.layout import LINE, Layout
 from unisono.transport.process import cores
 
 KIB = 1 << 10
@@ -119,16 +120,17 @@ def in_turn(rank: int, world_size: int, nbytes: int) -> tuple[list[float], list[
         dist.broadcast(x, 0)
         brought.extend(x.unique().tolist())
 
-    def places(value: float) -> list[int]:
-        mark, end = torch.tensor([value] * 2).numpy().tobytes(), layout.stages + 2 * world_size * layout.area
-        at = bytes(segment.raw[layout.stages : end]).find(mark)
-        return [at] if at >= 0 else []
+    def places(*values: float) -> list[int]:
+        staged = bytearray(segment.raw[layout.stages : layout.stages + 2 * world_size * layout.area])
+        starts = torch.frombuffer(staged, dtype=torch.float32)[:: LINE // 4]
+        first = dict(zip(*(x.tolist() for x in numpy.unique(starts.numpy(), return_index=True)), strict=True))
+        return [LINE * first[value] for value in values if value in first]
 
     dist.barrier()
     for call in range(count):
         broadcast(nbytes + call + 0.5)
     dist.barrier()
-    found = [at for call in range(count) for at in places(nbytes + call + 0.5)]
+    found = places(*(nbytes + call + 0.5 for call in range(count)))
     dist.barrier()
     broadcast(nbytes - 0.5)
     dist.barrier()

@@ -21,7 +21,7 @@ def over_a_group(rank: int, world_size: int) -> list[str]:
     return [line[:400] for line in over(transport, cases)]
 
 
-KEPT = [(2, "unisono"), (3, "gloo"), (3, "unisono"), (4, "gloo"), (8, "unisono")]
+KEPT = [(2, "unisono"), (3, "gloo"), (3, "unisono"), (4, "gloo")]
 """What a message carries is the transport's, how many ranks there are the loopback's: test_every_algorithm.py."""
 SOAKED = [
     pytest.param(n, backend, marks=pytest.mark.soak)

@@ -120,7 +120,7 @@ def test_a_pull_that_leaves_an_update_gives_it_up(pair: Pair, monkeypatch: pytes
     thread.start()
     known(sender)
     with pytest.raises(UpdateError, match="the update still waits"):
-        sender.push()
+        sender.push(timeout=2.0)
     thread.join()
     assert caught
     assert receiver.version == 1
