@@ -1,8 +1,10 @@
 """Messages of one rank: posted ones, arriving ones, and the head that precedes their bytes."""
 
+import ctypes
 import struct
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -117,6 +119,16 @@ class Arriving:
     def taken(self) -> bool:
         """True if the rest of it is needed."""
         return self.refused or self.message is not None
+
+    def withdraw(self, keep: bool) -> None:
+        """Its receive has failed; with ``keep``, what came of it is kept for another, as of an unexpected message."""
+        message, self.message = self.message, None
+        if message is None or not keep:
+            return
+        with suppress(UnisonoError):  # the tensor has lost its memory: the message is dropped
+            source, unexpected = message.address(), np.empty(self.nbytes, np.uint8)
+            ctypes.memmove(unexpected.ctypes.data, source, self.moved)
+            self.unexpected = unexpected
 
 
 @dataclass

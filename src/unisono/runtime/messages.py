@@ -30,7 +30,6 @@ from unisono.runtime.rejected_messages import RejectedMessages
 from unisono.runtime.task import MIN_PATIENCE_NS, Task, interruption, patience_for
 from unisono.transport.futex import SPIN_NS
 from unisono.transport.inference import outside_inference
-from unisono.transport.layout import LEFT
 from unisono.transport.process import Identity
 from unisono.transport.ring import Ring
 from unisono.transport.segment import Segment
@@ -51,6 +50,7 @@ class MessageQueue(CallQueue):
         self.rejected = RejectedMessages(segment, rank, global_ranks, label, self._out)
         self._control = MessageControl(segment, rank)
         self._seen = 0  # the count of this rank's bell before the last poll of the rings
+        self._broken_off = False  # in the midst of a step: what a loop has moved may not be counted
 
     def busy(self) -> bool:
         """True if any message is under way."""
@@ -372,28 +372,23 @@ class MessageQueue(CallQueue):
     def lost(self) -> list[str]:
         """Words on messages to this rank that it has never received, and on its own to ranks that have left before.
 
-        Reported once: by the rank that leaves last.
+        Reported once: by the rank that leaves last. After a step that was broken off nothing tells where a head lies.
         """
         with self._lock:
-            others = self._pending.unclaimed(range(len(self._in)), self._global_ranks, in_ring=True)
-            for inbox in self._in:
-                inbox.ring.opened(len(inbox.in_ring()))
-            mine = [
-                f"{ring.unopened()} to rank {self._global_ranks[peer]}"
-                for peer, ring in enumerate(self._out)
-                if ring.unopened() and self._segment.state(peer) == LEFT
-            ]
-        me = f"rank {self._global_ranks[self._rank]} leaves {self._label}"
-        lines = [f"{me} and has never received {listed(others)}"] if others else []
-        return lines + [f"{me}; of its messages, these were never received: {', '.join(mine)}"] * bool(mine)
+            return [] if self._broken_off else self._pending.lost(self._global_ranks, self._label)
 
     def _fail(self, task: Task, error: UnisonoError) -> None:
         assert isinstance(task, Message)
-        partly_sent = self._pending.remove(task) and not isinstance(error, PeerLostError)
+        lost = isinstance(error, PeerLostError)
+        partly_sent = self._pending.remove(task, keep=self.failed is None and not lost) and not lost
         self.monitor.failed(error, task.call_id)
         self._end(task, error)
         if partly_sent:  # half a message lies in the ring: nothing can follow it, here or there
-            self._abort(error)
+            super()._abort(error)
+
+    def _abort(self, error: UnisonoError) -> None:
+        self._broken_off = True
+        super()._abort(error)
 
     def _fail_all(self, error: UnisonoError) -> None:
         for message in self._under_way():

@@ -7,6 +7,7 @@ from unisono.runtime.message import Arriving, Inbox, Message
 from unisono.runtime.mirrored_rings import MirroredRings
 from unisono.runtime.network import Network
 from unisono.transport import futex
+from unisono.transport.layout import LEFT
 from unisono.transport.ring import Ring
 from unisono.transport.segment import Segment
 
@@ -25,7 +26,7 @@ class PendingMessages:
 
     def __init__(self, segment: Segment, rank: int) -> None:
         size, layout = segment.layout.world_size, segment.layout
-        self._rank = rank
+        self._segment, self._rank = segment, rank
         self.outgoing = [Ring(segment, rank, peer) for peer in range(size)]
         self.inboxes = [Inbox(Ring(segment, peer, rank)) for peer in range(size)]
         self.bells = [
@@ -79,7 +80,8 @@ class PendingMessages:
         if message.sends:
             certain = self.outgoing[peers[0]].unwanted()
         else:
-            certain = message in self.posted and all(self.inboxes[p].ring.idle() for p in self.sources(message))
+            sources = [self.inboxes[peer] for peer in self.sources(message)]
+            certain = message in self.posted and all(i.ring.idle() and i.current is None for i in sources)
         return peers[0] if certain and len(peers) == 1 else None
 
     def send(self, message: Message, peer: int) -> None:
@@ -94,13 +96,16 @@ class PendingMessages:
         if not queue:
             del self.sends[message.peer]
 
-    def remove(self, message: Message) -> bool:
-        """Takes a message out that has failed; whether a part of it lies in the ring, behind which nothing can go."""
+    def remove(self, message: Message, keep: bool) -> bool:
+        """Takes a message out that has failed; whether a part of it lies in the ring, behind which nothing can go.
+
+        ``keep``: another receive may take what a failed one has left half way.
+        """
         if message in self.posted:
             self.posted.remove(message)
         for inbox in self.inboxes:
             if inbox.current is not None and inbox.current.message is message:
-                inbox.current.message = None
+                inbox.current.withdraw(keep)
         if message.peer is None or message not in self.sends.get(message.peer, ()):
             return False
         self.sent(message)
@@ -121,6 +126,20 @@ class PendingMessages:
             for peer in peers
             for each in (*self.inboxes[peer].unclaimed(), *(self.inboxes[peer].in_ring() if in_ring else ()))
         ]
+
+    def lost(self, global_ranks: Sequence[int], label: str) -> list[str]:
+        """Words on messages that this rank has never received, and on its own to ranks that have left, each once."""
+        others = self.unclaimed(range(len(self.inboxes)), global_ranks, in_ring=True)
+        for inbox in self.inboxes:
+            inbox.ring.opened(len(inbox.in_ring()))
+        mine = [
+            f"{ring.unopened()} to rank {global_ranks[peer]}"
+            for peer, ring in enumerate(self.outgoing)
+            if ring.unopened() and self._segment.state(peer) == LEFT
+        ]
+        me = f"rank {global_ranks[self._rank]} leaves {label}"
+        lines = [f"{me} and has never received {listed(others)}"] if others else []
+        return lines + [f"{me}; of its messages, these were never received: {', '.join(mine)}"] * bool(mine)
 
     def jobs(
         self, place: Callable[[Message], int], place_of: Callable[[Arriving, Ring], int]
