@@ -177,7 +177,7 @@ def judged(faults: tuple[Fault, Fault], killed: float, victim: int, pid: int) ->
 
 
 @pytest.mark.timeout(200)  # a tenth of a second a round on a calm machine of two cores
-@pytest.mark.parametrize("rounds", [12, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [20, pytest.param(200, marks=pytest.mark.soak)])
 def test_rounds_of_two_launchers_at_the_same_time(tmp_path: Path, rounds: int) -> None:
     with Job(launch, 2, str(tmp_path), rounds, group=False) as job:
         results = job.results(180)

@@ -23,10 +23,10 @@ def walks(rank: int, world_size: int, *args: Any) -> tuple[int, list[str], str]:
     return result
 
 
-def test_a_thousand_small_calls() -> None:
-    results = ranks(4).run(walks, 1000, 11, timeout=100)
+def test_two_thousand_small_calls() -> None:
+    results = ranks(4).run(walks, 2000, 11, timeout=100)
     assert [(wrong, alarm) for _, wrong, alarm in results] == [([], "")] * 4
-    assert min(calls for calls, _, _ in results) > 250
+    assert min(calls for calls, _, _ in results) > 500
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
